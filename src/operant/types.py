@@ -1,0 +1,255 @@
+"""The nouns of the library. Everything else is a function between two of them.
+
+Shape letters, the same in every file:
+B rows, T tokens of a row, E episodes, A actions of an episode, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+End = Literal["stop", "length", "world", "cut"]
+"""Why a reply or an episode ended.
+
+`stop`: a stop token or string; `length`: the task's own length limit; `world`: the environment;
+`cut`: a step limit cut the episode, so the value of the next state follows.
+"""
+
+
+class OperantError(ValueError):
+    """A mistake that the user can mend: the message names the value, the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to attempt: `Task("imdb/17", "The film was", target=1)`."""
+
+    id: str
+    prompt: str | list[dict[str, str]] | list[int]
+    """Text, chat messages, or token ids that are used as they are."""
+    target: Any = None
+    """What a reward needs to judge the attempt."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One generated reply: `Completion([40, 12, 0], [-1.2, -0.3, -2.0], None, "stop", 3)`."""
+
+    action: list[int]
+    """The ids, the stop token included."""
+    logprobs: list[float]
+    """[len(action)] under the distribution that was sampled from."""
+    values: list[float] | None
+    """[len(action)] the critic's value of the state before each token, where decoding knows it."""
+    end: End
+    version: int
+    """Of the weights that spoke."""
+    allowed: list[list[int]] | None = None
+    """For truncated sampling alone: the ids that could be drawn at each position."""
+    states: Tensor | None = None
+    """Trunk states, for `policy/` alone."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One reply and exactly what the policy saw before it."""
+
+    prompt: list[int]
+    action: list[int]
+    logprobs: list[float] | None = None
+    """None where the reply was not sampled here: one forward pass fills them in."""
+    values: list[float] | None = None
+    end: End = "stop"
+    version: int = 0
+    allowed: list[list[int]] | None = None
+    states: Tensor | None = None
+    reward: float = 0.0
+    """Paid by the world on the last token of the reply."""
+    next_value: float = 0.0
+    """Value of the state that follows a cut episode; 0 where the episode ended."""
+    options: list[list[int]] | None = None
+    """For a choice among given replies: their ids."""
+    chosen: int | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt at one task. Attempts at the same task of one step share `group`."""
+
+    task: Task
+    group: int
+    turns: list[Turn]
+    texts: list[str]
+    """The replies as text, cut before a stop string, without the stop token."""
+    end: End = "stop"
+    info: dict[str, Any] = field(default_factory=dict)
+    query: str = ""
+    """The first prompt as text."""
+
+    @property
+    def reply(self) -> str:
+        """The last reply."""
+        return self.texts[-1]
+
+    @property
+    def text(self) -> str:
+        """Query and replies, joined."""
+        return self.query + "".join(self.texts)
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of the last reply."""
+        return self.turns[-1].action
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The attempt as chat messages."""
+        given = self.task.prompt
+        asked = given if isinstance(given, list) and given and isinstance(given[0], dict) else None
+        start = list(asked) if asked else [{"role": "user", "content": self.query}]
+        return start + [{"role": "assistant", "content": text} for text in self.texts]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A world's answer to one reply.
+
+    `fresh=False`: `text` is appended after the reply, whose ids stay as they are.
+    `fresh=True`: `text` is a whole new prompt (a memory that forgets) and opens a new row of the same episode.
+    """
+
+    text: str = ""
+    fresh: bool = False
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    options: list[str] | None = None
+    """Replies to choose among; None: the policy speaks freely."""
+
+
+class Env(Protocol):
+    """Many episodes, any live subset at a time. A slot is an integer that names one episode."""
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]: ...
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]: ...
+
+
+class Engine(Protocol):
+    """Prompts to completions. `keys` are the counters of the random numbers, one int a prompt."""
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Any, keys: Sequence[int]) -> list[Completion]: ...
+
+    def choose(
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Any, keys: Sequence[int]
+    ) -> list[tuple[int, Completion]]: ...
+
+    def sync(self, policy: Any, version: int) -> None: ...
+
+
+Score = float | Mapping[str, float] | Sequence[float] | None
+RewardFn = Callable[[list[Rollout]], Sequence[Score]]
+"""Judges attempts: one entry a rollout, a float, named floats, one float per action token, or None (abstains)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens and, at each token, everything known about it.
+
+    Every [B, T] field talks about the token at the same place: `logprobs[b, t]` is the log-probability of
+    `tokens[b, t]` given `tokens[b, :t]`, `values[b, t]` the value of the state before that token. Nothing is
+    shifted outside `policy/`. Rows of one episode are in order of time.
+    """
+
+    tokens: Tensor
+    """[B, T] int."""
+    mask: Tensor
+    """[B, T] bool: not padding. From lengths, never from ids."""
+    actions: Tensor
+    """[B, T] bool: chosen by the policy."""
+    rewards: Tensor
+    """[B, T] 0 where nothing is paid."""
+    turns: Tensor
+    """[B, T] int: which turn of the episode; -1 off actions."""
+    episodes: Tensor
+    """[B] int: consecutive numbers 0..E-1."""
+    groups: Tensor
+    """[B] int."""
+    bootstrap: Tensor
+    """[E] value of the state that follows the last action: 0 where the episode ended."""
+    logprobs: Tensor | None = None
+    """[B, T] under the sampling policy; 0 off actions."""
+    raw_logprobs: Tensor | None = None
+    """[B, T] as `logprobs`, before any truncation: what KL is measured with."""
+    ref_logprobs: Tensor | None = None
+    """[B, T] under the reference, untruncated."""
+    kl: Tensor | None = None
+    """[B, T] what the reward's KL term charges, before its coefficient."""
+    values: Tensor | None = None
+    """[B, T]"""
+    advantages: Tensor | None = None
+    """[B, T]"""
+    returns: Tensor | None = None
+    """[B, T]"""
+    weights: Tensor | None = None
+    """[B, T] how much each action counts; sums to 1 over an optimizer step (all ranks together)."""
+    allowed: tuple[Tensor, Tensor] | None = None
+    """Ragged: ids [N] and offsets [B * T + 1] of the tokens that could be drawn."""
+    states: Any = None
+    """Trunk states, for `policy/` alone."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def with_(self, **updates: Any) -> "Batch":
+        return replace(self, **updates)
+
+    def rows(self, index: Tensor | slice) -> "Batch":
+        """Some rows of the batch, trimmed to the longest of them.
+
+        `episodes` keep their numbers, and `bootstrap` stays whole, so that an episode is known wherever it lies.
+        """
+        width = int(self.mask[index].any(0).nonzero().max()) + 1 if len(self.mask[index]) else 0
+        picked: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor) and f.name != "bootstrap":
+                value = value[index]
+                picked[f.name] = value[:, :width] if value.ndim == 2 else value
+        if self.allowed is not None:
+            picked["allowed"] = _pick_ragged(self.allowed, self.tokens.shape, index, width)
+        return replace(self, states=None, **picked)
+
+
+def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, width: int) -> tuple[Tensor, Tensor]:
+    ids, offsets = ragged
+    places = torch.arange(shape[0] * shape[1]).view(shape)[index][:, :width].flatten()
+    pieces = [ids[offsets[p] : offsets[p + 1]] for p in places.tolist()]
+    lengths = torch.tensor([0, *map(len, pieces)])
+    return torch.cat(pieces) if pieces else ids[:0], lengths.cumsum(0)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """One forward pass of a policy over a batch, each [B, T] or None; 0 off actions.
+
+    No vocabulary-sized tensor leaves `policy/`.
+    """
+
+    logprobs: Tensor
+    raw_logprobs: Tensor
+    """Temperature-scaled and untruncated; the same object as `logprobs` where sampling is pure."""
+    entropy: Tensor | None = None
+    logsumexp: Tensor | None = None
+    """Of the scaled logits: the soft value of the state."""
+    values: Tensor | None = None
+    kl: dict[str, Tensor] | None = None
+    """Exact divergences from `against`, by name: `reverse` KL(policy || against), `forward` the other."""
+
+
+AdvantageFn = Callable[[Batch], Batch]
+LossFn = Callable[[Outputs, Batch], dict[str, Tensor]]
