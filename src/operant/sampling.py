@@ -1,0 +1,279 @@
+"""One object that both samples and scores, and the counters that its random numbers come from.
+
+Whatever `Sampling` does to the logits before a token is drawn (temperature, stop tokens that may not come yet, a mask
+over the vocabulary), it does again when the token is scored, so a ratio with unchanged weights is 1. What cuts the
+distribution (top-k, top-p, min-p) is refused in training unless `truncation="stored"`: then the ids that could be
+drawn travel with every action.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operant.types import OperantError
+
+STREAMS = {"train": 1, "evaluate": 2, "probe": 3}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. The default is pure sampling: the policy's own distribution."""
+
+    temperature: float = 1.0
+    """Divides the logits, in sampling and in every score."""
+    max_tokens: int = 32
+    """The task's own length limit, in tokens of the reply."""
+    min_tokens: int = 0
+    """Stop tokens are masked, for policy and reference alike, until the reply has this many tokens."""
+    fixed_length: bool = False
+    """Always `max_tokens` tokens: nothing stops a reply, as in Ziegler et al. (2019)."""
+    stop_tokens: tuple[int, ...] = ()
+    """Ids that end a reply; they belong to it. Empty: the policy's own end-of-sequence token."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a reply: the ids keep the whole last token, the text is cut before the string."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens that together have this probability; 1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
+    truncation: str | None = None
+    """`stored` allows top-k, top-p and min-p in training: the allowed ids of each action travel along."""
+    banned: tuple[int, ...] = ()
+    """Ids that are never drawn and have probability 0 in every score."""
+
+    def __post_init__(self) -> None:
+        for name in ("stop_tokens", "stop_strings", "banned"):
+            value = getattr(self, name)
+            alone = isinstance(value, (int, str)) and not isinstance(value, bool)
+            object.__setattr__(self, name, (value,) if alone else tuple(value or ()))
+        checks = [
+            ("temperature", self.temperature > 0, "must be above 0; top_k=1 is greedy decoding"),
+            ("max_tokens", self.max_tokens >= 1, "must be at least 1: every reply has an action"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"must lie in 0..max_tokens={self.max_tokens}"),
+            ("top_k", self.top_k >= 0, "must be 0 (off) or a number of tokens"),
+            ("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]; 1 is off"),
+            ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1); 0 is off"),
+            ("truncation", self.truncation in (None, "stored"), "must be None or 'stored'"),
+            ("stop_strings", all(self.stop_strings), "must not hold an empty string"),
+        ]
+        for name, good, rule in checks:
+            if not good:
+                raise OperantError(f"sampling.{name}={getattr(self, name)!r}: it {rule}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens that the policy could say are never drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def stops(self) -> frozenset[int]:
+        return frozenset() if self.fixed_length else frozenset(self.stop_tokens)
+
+    def for_training(self) -> "Sampling":
+        """Refuse what would make ratios and KL wrong; returns self."""
+        if self.truncates and self.truncation != "stored":
+            names = [f"{n}={getattr(self, n)}" for n in ("top_k", "top_p", "min_p") if getattr(self, n) not in (0, 1)]
+            raise OperantError(
+                f"sampling.{', '.join(names)}: truncated sampling gives a biased ratio and a negative KL in training; "
+                "use top_k=0, top_p=1, min_p=0, or truncation='stored' to carry the allowed tokens along"
+            )
+        return self
+
+    def warning(self) -> str | None:
+        """What this sampling does to the KL estimate, in a sentence; None where it is unbiased."""
+        if not self.truncates:
+            return None
+        return (
+            "replies come from a truncated distribution (top_k, top_p or min_p), and KL is measured between the whole "
+            "ones: its estimate is biased and may be negative"
+        )
+
+    def adjust(self, logits: Tensor, places: Tensor | int) -> Tensor:
+        """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32, untruncated."""
+        out = logits.float()
+        if self.temperature != 1:
+            out = out / self.temperature
+        if self.banned:
+            out = out.index_fill(-1, torch.tensor(self.banned, device=out.device), -torch.inf)
+        if self.min_tokens and self.stops:
+            early = torch.as_tensor(places, device=out.device) < self.min_tokens
+            columns = torch.zeros(out.shape[-1], dtype=torch.bool, device=out.device)
+            columns[list(self.stops)] = True
+            out = out.masked_fill(early.reshape(-1, 1) & columns, -torch.inf)
+        return out
+
+    def kept(self, adjusted: Tensor) -> Tensor | None:
+        """[N, V] bool: the tokens that can be drawn; None where nothing is truncated."""
+        if not self.truncates:
+            return None
+        keep = torch.ones_like(adjusted, dtype=torch.bool)
+        if self.top_k:
+            best = adjusted.topk(min(self.top_k, adjusted.shape[-1]), dim=-1)
+            keep = torch.zeros_like(keep).scatter(-1, best.indices, True)
+        probs = adjusted.softmax(-1)
+        if self.top_p < 1:
+            ordered, order = probs.sort(-1, descending=True, stable=True)
+            before = ordered.cumsum(-1) - ordered
+            keep &= torch.zeros_like(keep).scatter(-1, order, before < self.top_p)
+        if self.min_p:
+            keep &= probs >= self.min_p * probs.max(-1, keepdim=True).values
+        return keep & adjusted.isfinite()
+
+    @staticmethod
+    def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
+        """Ids [N] at `uniforms` [N] (float64) of the distributions that `scores` [N, V] (logits) give, by inverse CDF."""
+        weights = (scores - scores.max(-1, keepdim=True).values).double().exp()
+        cumulative = weights.cumsum(-1)
+        target = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+        # A uniform next to 1 may round past the end: step back to the last token that has any mass.
+        last = (weights > 0).long().cumsum(-1).argmax(-1)
+        return torch.minimum(ids, last)
+
+
+# --- random numbers from counters -------------------------------------------------------------------------------------
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele et al., 2014) on uint64."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def counter(*parts: int | str) -> int:
+    """A 64-bit number that depends on every part and on nothing else: not on the process, the order or the batch."""
+    state = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        if isinstance(part, str):
+            part = int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "little")
+        state = _mix(state ^ np.uint64(int(part) & 0xFFFFFFFFFFFFFFFF))
+    return int(state[0])
+
+
+def task_key(seed: int, stream: str, step: int, task_id: str, sample: int = 0, turn: int = 0) -> int:
+    """The counter of one reply. `stream` keeps training, evaluation and probes apart; the last two use step 0 always."""
+    if stream != "train":
+        step = 0
+    return counter(seed, STREAMS[stream], step, task_id, sample, turn)
+
+
+def uniforms(keys: Sequence[int] | np.ndarray, place: int | np.ndarray) -> Tensor:
+    """float64 [N] in [0, 1): the random number of each key [N] at a place of its reply."""
+    start = np.asarray(keys, dtype=np.uint64)
+    bits = _mix(start ^ _mix(np.broadcast_to(np.asarray(place, dtype=np.uint64), start.shape).copy()))
+    return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+# --- stop strings and text --------------------------------------------------------------------------------------------
+
+
+class StopTable:
+    """Which tokens could complete a stop string, so that only replies that end in one are decoded and looked at."""
+
+    def __init__(self, tokenizer: Any, strings: tuple[str, ...]):
+        self.tokenizer, self.strings = tokenizer, strings
+        self.flags = np.zeros(len(tokenizer), dtype=bool)
+        for token in range(len(tokenizer)):
+            self.flags[token] = self._could_end(tokenizer.decode([token]))
+
+    def _could_end(self, piece: str) -> bool:
+        # A piece alone may lose its leading space, and half a character decodes as U+FFFD: both are looked at.
+        pieces = (piece, " " + piece)
+        return "\ufffd" in piece or any(
+            s in p or any(p.startswith(s[k:]) for k in range(len(s))) for s in self.strings for p in pieces
+        )
+
+    def ends(self, action: Sequence[int]) -> bool:
+        """Whether the reply's text now holds a stop string."""
+        if action[-1] < len(self.flags) and not self.flags[action[-1]]:
+            return False
+        text = self.tokenizer.decode(list(action))
+        return any(s in text for s in self.strings)
+
+
+_tables: dict[tuple[int, tuple[str, ...]], StopTable] = {}
+
+
+def stop_table(tokenizer: Any, strings: tuple[str, ...]) -> StopTable:
+    """The table of a tokenizer and its stop strings, made once."""
+    key = (id(tokenizer), strings)
+    if key not in _tables or _tables[key].tokenizer is not tokenizer:
+        _tables[key] = StopTable(tokenizer, strings)
+    return _tables[key]
+
+
+def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sampling: Sampling) -> str:
+    """The reply as text: without its stop token, cut before a stop string."""
+    ids = list(action[:-1] if action and action[-1] in sampling.stops else action)
+    # Decoded behind its prompt, so that a leading space that a tokenizer drops at the start of a text is kept.
+    before = tokenizer.decode(list(prompt), skip_special_tokens=True)
+    whole = tokenizer.decode(list(prompt) + ids, skip_special_tokens=True)
+    text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids, skip_special_tokens=True)
+    if sampling.fixed_length:
+        return text
+    cuts = [text.index(s) for s in sampling.stop_strings if s in text]
+    return text[: min(cuts)] if cuts else text
+
+
+# --- transformers' names ----------------------------------------------------------------------------------------------
+
+_NEUTRAL = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "repetition_penalty": (1, None),
+    "length_penalty": (1, None),
+    "no_repeat_ngram_size": (0, None),
+    "typical_p": (1, None),
+    "epsilon_cutoff": (0, None),
+    "eta_cutoff": (0, None),
+    "renormalize_logits": (False, None),
+    "use_cache": (True, False, None),
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "early_stopping": (False, None),
+}
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
+
+
+@lru_cache
+def _known_names() -> tuple[str, ...]:
+    own = tuple(f.name for f in fields(Sampling))
+    return own + tuple(_RENAMED) + tuple(_NEUTRAL) + ("do_sample", "min_length", "max_length")
+
+
+def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Sampling:
+    """`base` with transformers' generation arguments (or our own names) laid over it.
+
+    Masks never come from ids here, so `pad_token_id` is accepted and has nothing to do.
+    Raises: OperantError for an unknown name (with the nearest) and for what could not be scored exactly.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        if name not in _known_names():
+            near = difflib.get_close_matches(name, _known_names(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise OperantError(f"generation argument {name!r} is unknown{hint}")
+        if name in _NEUTRAL:
+            if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
+                raise OperantError(f"{name}={value!r} changes the distribution in a way that cannot be scored; drop it")
+        elif name == "do_sample":
+            changes |= {} if value else {"top_k": 1}
+        elif name == "min_length":
+            if value is not None and value > 0:
+                raise OperantError(f"min_length={value} counts the prompt too; say min_new_tokens, or min_length=-1")
+        elif name == "max_length":
+            raise OperantError(f"max_length={value} counts the prompt too; say max_new_tokens")
+        elif value is not None:
+            changes[_RENAMED.get(name, name)] = int(value) if name in ("top_k", "max_new_tokens") else value
+    return replace(base, **changes)
