@@ -1,0 +1,59 @@
+# Everything that a person types. Each target makes the environment that it needs, once.
+PYTHON ?= python3
+VENV   ?= .venv
+PEER   ?= .venv-trl
+TORCH  := torch==2.13.0
+# Tests are small models: many workers of one thread each beat one worker of many threads.
+WORKERS ?= 2
+
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test slow check format parity bench docs clean
+
+demo: $(READY)  ## PPO makes movie reviews positive, with models that come with the package
+	$(BIN)/operant train sentiment
+
+test: $(READY)  ## the everyday suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist worksteal $(ARGS)
+
+slow: $(READY)  ## the tests that take minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist worksteal $(ARGS)
+
+check: $(READY)  ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY)  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+parity: $(READY) $(PEER)/.ready  ## hold PPO's numbers to TRL 0.11.4's own functions
+	OPERANT_TRL_PYTHON=$(PEER)/bin/python $(BIN)/python -m pytest -q -rP tests/test_parity_trl.py
+
+bench: $(READY)  ## measure: benchmarks/README.md says what and for how long
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(READY)  ## write the pages that are made from the code
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove environments and caches; runs/ stays
+	rm -rf $(VENV) $(PEER) build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and by its version: a range would take another build, with gigabytes of extras.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("operant needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "Making $(VENV): torch, transformers and the tools; once, a few minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,vader]"
+	@touch $(READY)
+
+$(PEER)/.ready: tests/parity/requirements.txt
+	@echo "Making $(PEER): TRL 0.11.4 and what it needs; once"
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip install -q $(TORCH)
+	$(PEER)/bin/python -m pip install -q -r tests/parity/requirements.txt
+	@touch $@

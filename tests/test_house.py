@@ -1,0 +1,253 @@
+"""The rules that the code keeps as a whole: the order of the rooms, and habits that prevent whole families of faults.
+
+A rule is a function from source to complaints. Each is held to a sample that breaks it, so that it can fail.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "operant"
+FILES = sorted(PACKAGE.rglob("*.py"))
+LEVELS = [
+    "types tally",
+    "sampling kl chat distributed workers hub",
+    "policy data batch labels",
+    "engines envs rewards losses advantages",
+    "rollout observe updates run checkpoint tracking",
+    "algorithms evaluate",
+    "learner",
+    "config",
+    "build",
+    "trainer label",
+    "cli __main__",
+]
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms.split()}
+EXTRAS = """vaderSentiment datasets peft accelerate wandb tensorboard trackio mlflow vllm ray deepspeed textworld
+jericho gymnasium sacrebleu rouge_score evaluate nltk bitsandbytes scipy sklearn pandas matplotlib plotly fastapi
+uvicorn tyro"""
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(source: str, package: tuple[str, ...] = ("operant",)) -> list[tuple[int, str]]:
+    """(line, room) of every import of the package's own, also inside functions; "" is the package itself."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            names = [alias.name for alias in node.names] if base == ["operant"] else [None]
+            found += [(node.lineno, [*base, name] if name in LEVEL else base) for name in names]
+    return [(line, parts[1] if len(parts) > 1 else "") for line, parts in found if parts and parts[0] == "operant"]
+
+
+def climbs(room: str, source: str, package: tuple[str, ...] = ("operant",)) -> list[str]:
+    """Imports that do not go down."""
+    complaints = []
+    for line, target in imported_rooms(source, package):
+        if target == room:
+            continue
+        if target not in LEVEL:
+            complaints.append(f"line {line}: imports {target or 'the package itself'!r}, which has no level")
+        elif LEVEL[target] >= LEVEL[room]:
+            complaints.append(f"line {line}: {room} (level {LEVEL[room]}) imports {target} (level {LEVEL[target]})")
+    return complaints
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
+    room = room_of(path)
+    if room == "__init__":  # the public names, from anywhere
+        return
+    assert room != "builtin", "builtin/ holds data, no code"
+    assert room in LEVEL, f"{room} is a new room: give it a level here and in docs/design.md"
+    package = ("operant", *path.relative_to(PACKAGE).parts[:-1])
+    assert climbs(room, path.read_text(encoding="utf-8"), package) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "package"),
+    [
+        ("kl", "from operant.policy.policy import Policy", ("operant",)),
+        ("kl", "import operant.sampling", ("operant",)),
+        ("losses", "def f():\n    from operant import advantages", ("operant",)),
+        ("engines", "from ..rollout import play", ("operant", "engines")),
+        ("batch", "from .learner import Learner", ("operant",)),
+        ("data", "from operant import Task", ("operant",)),
+        ("run", "from operant.mystery import x", ("operant",)),
+    ],
+)
+def test_climbing_imports_are_seen(room: str, source: str, package: tuple[str, ...]) -> None:
+    assert len(climbs(room, source, package)) == 1
+
+
+def test_going_down_and_staying_in_the_room_are_fine() -> None:
+    assert climbs("policy", "from .logprobs import f\nfrom operant.types import Batch", ("operant", "policy")) == []
+    assert climbs("learner", "from operant import losses, kl\nfrom operantx import y") == []
+
+
+# --- habits -----------------------------------------------------------------------------------------------------
+
+
+def calls(source: str) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+
+
+def called(call: ast.Call) -> str:
+    """The name of what is called: `open`, `torch.load`; `.mean` where the owner is an expression."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id
+    if isinstance(call.func, ast.Attribute):
+        owner = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
+        return f"{owner}.{call.func.attr}"
+    return ""
+
+
+def masks_from_ids(source: str) -> list[str]:
+    """Masks come from lengths: comparing ids with the padding id loses a genuine end of text."""
+    lines = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare) and re.search(r"\bpad(ding)?_(token_)?id\b", ast.unparse(node))
+    ]
+    return [line for line in lines if re.search(r"!=|==", line)]
+
+
+def averages(source: str) -> list[str]:
+    """Losses average nothing: `total` does, with weights that know the whole optimizer step."""
+    means = {"mean", "nanmean", "average"}
+    return [ast.unparse(call) for call in calls(source) if called(call).split(".")[-1] in means]
+
+
+def opens_without_encoding(source: str) -> list[str]:
+    """The platform's encoding is nobody's choice."""
+    found = []
+    for call in calls(source):
+        name, owner = called(call).split(".")[-1], called(call).split(".")[0]
+        if name not in {"open", "read_text", "write_text"} or owner in {"os", "webbrowser", "tarfile", "zipfile"}:
+            continue
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        modes = [arg.value for arg in given if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        binary = name == "open" and any(re.fullmatch(r"[rwax+]*b[rwax+]*", mode) for mode in modes)
+        if not binary and all(keyword.arg not in {"encoding", None} for keyword in call.keywords):
+            found.append(ast.unparse(call))
+    return found
+
+
+def unpickles(source: str) -> list[str]:
+    """Nothing from disk or network is unpickled."""
+    loaders = {"load", "loads", "Unpickler"}
+    pairs = {tuple(called(call).split(".")): call for call in calls(source)}
+    return [ast.unparse(call) for (owner, *name), call in pairs.items() if owner in PICKLERS and set(name) & loaders]
+
+
+PICKLERS = {"torch", "pickle", "dill", "cloudpickle", "joblib"}
+
+
+def salted_hashes(source: str) -> list[str]:
+    """Python's `hash` of a text differs from process to process."""
+    return [ast.unparse(call) for call in calls(source) if called(call) == "hash"]
+
+
+def imports_torch_distributed(source: str) -> list[str]:
+    """`distributed.py` alone knows ranks."""
+    forms = r"^\s*(?:import|from) torch\.distributed.*|^\s*from torch import .*\bdistributed\b.*"
+    return re.findall(forms, source, re.M)
+
+
+def renders_chat(source: str) -> list[str]:
+    """`chat.py` alone renders messages."""
+    return [ast.unparse(call) for call in calls(source) if called(call).endswith(".apply_chat_template")]
+
+
+RULES = {
+    masks_from_ids: (FILES, "mask = ids != tokenizer.pad_token_id"),
+    averages: ([PACKAGE / "losses.py"], "loss = (ratio * advantages).mean()"),
+    opens_without_encoding: (FILES, "open('b.txt')\nPath('x').open('w')"),
+    unpickles: (FILES, "torch.load('weights.pt')"),
+    salted_hashes: (FILES, "seed = hash((seed, task.id))"),
+    imports_torch_distributed: ([f for f in FILES if f.name != "distributed.py"], "import torch.distributed as dist"),
+    renders_chat: ([f for f in FILES if f.name != "chat.py"], "tokenizer.apply_chat_template(messages)"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_habit(rule) -> None:
+    files, _ = RULES[rule]
+    complaints = {str(f.relative_to(PACKAGE)): rule(f.read_text(encoding="utf-8")) for f in files if f.exists()}
+    assert {name: found for name, found in complaints.items() if found} == {}, rule.__doc__
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_habit_sees_its_fault(rule) -> None:
+    _, fault = RULES[rule]
+    assert len(rule(fault)) == len(fault.splitlines())
+
+
+def test_binary_files_and_named_encodings_are_fine() -> None:
+    fine = "open(p, 'rb')\nopen(p, encoding='utf-8')\np.open('wb')\np.read_text(encoding='utf-8')\nos.open(p, 0)"
+    assert opens_without_encoding(fine) == []
+
+
+# --- the package from outside -----------------------------------------------------------------------------------
+
+# Hides packages from `find_spec` as well as from `import`: a package that asks whether another is there hears no.
+HIDE = """
+import importlib.machinery, sys
+hidden, finder = set({names!r}.split()), importlib.machinery.PathFinder
+original = finder.find_spec
+def find_spec(fullname, path=None, target=None):
+    return None if fullname.split(".")[0] in hidden else original(fullname, path, target)
+finder.find_spec = find_spec
+"""
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def test_import_without_any_extra() -> None:
+    every_module = """
+import importlib, pkgutil, operant
+for name in getattr(operant, "__all__", []):
+    getattr(operant, name)
+for module in pkgutil.walk_packages(operant.__path__, "operant."):
+    if not module.name.endswith("__main__") and not module.name.startswith("operant.builtin"):
+        importlib.import_module(module.name)
+print("fine")
+"""
+    assert run_python(HIDE.format(names=EXTRAS) + every_module) == "fine"
+
+
+def test_hidden_packages_are_hidden() -> None:
+    code = "import importlib.util\nprint(importlib.util.find_spec('rich'))"
+    assert run_python(HIDE.format(names="rich") + code) == "None"
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    code = "import operant\nprint(*operant.__all__)\nfor name in operant.__all__: getattr(operant, name)"
+    names = run_python(code).split()
+    assert names == sorted(names)
+    assert len(names) == len(set(names)) > 0
+
+
+def test_the_command_line_answers_without_torch() -> None:
+    code = """
+import contextlib, io, sys
+from operant.cli import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main(["--help"])
+print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "pyarrow", "numpy"}))
+"""
+    assert run_python(code) == "", "`operant --help` must not pay for these imports"
