@@ -88,6 +88,8 @@ class Rollout:
     info: dict[str, Any] = field(default_factory=dict)
     query: str = ""
     """The first prompt as text."""
+    following: list[int] | None = None
+    """Of a cut episode: the prompt that would have come next, whose value is the bootstrap."""
 
     @property
     def reply(self) -> str:

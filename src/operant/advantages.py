@@ -1,0 +1,141 @@
+"""How much better than expected was each action? Pure functions over [E, A], and the road from [B, T] and back.
+
+The recursions run over the actions of an episode alone, pressed together: what the policy did not choose takes no
+part, so neither padding nor a world's words can decay a reward or move a mean.
+"""
+
+import torch
+from torch import Tensor
+
+from operant import distributed
+from operant.types import Batch, OperantError
+
+
+def gae(rewards: Tensor, values: Tensor, next_values: Tensor, discounts: Tensor, lambdas: Tensor) -> Tensor:
+    """Generalised advantage estimation (arXiv:1506.02438, equation 16), all arguments [E, A].
+
+    delta_a = r_a + discount_a * next_value_a - value_a;  A_a = delta_a + discount_a * lambda_a * A_{a+1}.
+    `discounts[e, a]` stands between action a and the next one, so it alone says where turns and episodes end.
+    """
+    surprise = rewards + discounts * next_values - values
+    decay = discounts * lambdas
+    advantages = torch.zeros_like(rewards)
+    ahead = torch.zeros_like(rewards[:, 0])
+    for a in reversed(range(rewards.shape[1])):
+        advantages[:, a] = ahead = surprise[:, a] + decay[:, a] * ahead
+    return advantages
+
+
+def by_turn(turns: Tensor, inside: float, between: float) -> Tensor:
+    """A rate for each action [E, A]: `inside` before another token of its turn, `between` at the end of a turn."""
+    following = torch.cat([turns[:, 1:], torch.full_like(turns[:, :1], -1)], 1)
+    return torch.where(turns < 0, 0.0, torch.where(following == turns, inside, between))
+
+
+def whiten(x: Tensor, where: Tensor, *, unbiased: bool = False, shift_mean: bool = True) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) over the places `where` holds, on all ranks together; 0 elsewhere.
+
+    Two passes in float64. `unbiased`: divide by n - 1, as TRL and RL4LMs do. `shift_mean=False` keeps the mean.
+    """
+    picked = x[where].double()
+    count = distributed.total_float(float(picked.numel()))
+    if count == 0:
+        return torch.zeros_like(x)
+    mean = distributed.total_float(float(picked.sum())) / count
+    square = distributed.total_float(float(((picked - mean) ** 2).sum()))
+    variance = square / max(count - unbiased, 1.0)
+    scaled = (picked - mean) / (variance + 1e-8) ** 0.5 + (0.0 if shift_mean else mean)
+    return torch.zeros_like(x).masked_scatter(where, scaled.to(x.dtype))
+
+
+def group_relative(returns: Tensor, groups: Tensor, *, scale: bool = True) -> Tensor:
+    """Centre (and scale) each return [E] by the returns of its group (arXiv:2402.03300): by group, not by position.
+
+    Two passes in float64: a constant group is exactly 0, and so is a group of one.
+    """
+    index = torch.unique(groups, return_inverse=True)[1]
+    x = returns.double()
+    size = int(index.max()) + 1
+    count = x.new_zeros(size).index_add(0, index, torch.ones_like(x))
+    # The mean of equal numbers may be off by a rounding; measured from one of them it cannot be.
+    anchor = x.new_zeros(size).scatter(0, index, x)
+    gap = x - anchor[index]
+    centred = gap - (x.new_zeros(size).index_add(0, index, gap) / count)[index]
+    if scale:
+        std = (x.new_zeros(size).index_add(0, index, centred**2) / count).sqrt()
+        centred = centred / (std[index] + 1e-6)
+    return centred.to(returns.dtype)
+
+
+# --- between [B, T] and [E, A] ----------------------------------------------------------------------------------------
+
+
+def episode_index(batch: Batch) -> Tensor:
+    """Flat places of each episode's actions in order of time [E, A]; -1 is padding."""
+    row, column = batch.actions.nonzero(as_tuple=True)
+    order = torch.argsort(batch.episodes[row], stable=True)
+    flat = (row * batch.tokens.shape[1] + column)[order]
+    counts = torch.bincount(batch.episodes[row], minlength=len(batch.bootstrap))
+    return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts.tolist())), batch_first=True, padding_value=-1)
+
+
+def gather(x: Tensor, index: Tensor, fill: float = 0) -> Tensor:
+    """[B, T] -> [E, A]."""
+    return torch.where(index >= 0, x.flatten()[index.clamp(min=0)], fill)
+
+
+def scatter(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """[E, A] -> [B, T], 0 off actions."""
+    out = x.new_zeros(shape).flatten()
+    out[index[index >= 0]] = x[index >= 0]
+    return out.view(shape)
+
+
+def with_gae(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    turn_gamma: float = 1.0,
+    turn_lam: float | None = None,
+    whiten_scope: str = "rollout",
+    unbiased: bool = False,
+    whiten_rewards: bool = False,
+) -> Batch:
+    """Token-level GAE over whole episodes.
+
+    `gamma` stands between the tokens of a reply, `gamma * turn_gamma` between the last token of a turn and the next
+    turn, or the bootstrapped state of a cut episode; `turn_lam` (None: `lam`) is lambda there. `whiten_scope`:
+    rollout | minibatch (the update does it, after the cut) | none. `whiten_rewards` scales rewards, mean kept.
+    """
+    if whiten_scope not in ("rollout", "minibatch", "none"):
+        raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
+    for name, rate in {"gamma": gamma, "lam": lam, "turn_gamma": turn_gamma, "turn_lam": turn_lam or 0.0}.items():
+        if not 0 <= rate <= 1:
+            raise OperantError(f"advantage.{name}={rate}: it must lie in 0..1")
+    rewards = batch.rewards
+    if whiten_rewards:
+        rewards = whiten(rewards, batch.actions, unbiased=unbiased, shift_mean=False)
+    index = episode_index(batch)
+    turns, values = gather(batch.turns, index, -1), gather(batch.values, index)
+    lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam)
+    advantages = gae(
+        gather(rewards, index),
+        values,
+        next_values(values, (index >= 0).sum(1), batch.bootstrap),
+        by_turn(turns, gamma, gamma * turn_gamma),
+        lambdas,
+    )
+    shape = batch.tokens.shape
+    returns = scatter(advantages + values, index, shape)
+    spread = scatter(advantages, index, shape)
+    if whiten_scope == "rollout":
+        spread = whiten(spread, batch.actions, unbiased=unbiased)
+    return batch.with_(advantages=spread, returns=returns)
+
+
+def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:
+    """[E, A] the value after each action: the next one's, and `bootstrap` [E] after the last."""
+    ahead = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
+    last = (lengths - 1).clamp(min=0)[:, None]
+    return ahead.scatter(1, last, bootstrap.to(values)[:, None])

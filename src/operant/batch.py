@@ -1,0 +1,143 @@
+"""Rollouts to rows of tokens; which rows belong together; how much each action counts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant import distributed
+from operant.types import Batch, OperantError, Rollout, Turn
+
+
+def collate(rollouts: Sequence[Rollout], scores: Sequence[float | Sequence[float]], *, joined: bool = True) -> Batch:
+    """Lay rollouts out as rows, paying each score on the episode's last action (a list: one float per action).
+
+    A turn whose prompt extends the row so far joins that row (never where `joined` is False: encoder-decoders); any
+    other turn, after a memory that forgets, opens a new row of the same episode.
+    """
+    if not rollouts:
+        raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
+    rows: list[dict[str, Any]] = []
+    for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+        _lay(rows, episode, rollout, _paid(rollout, score), joined)
+    turns = _rectangle(rows, "turns", -1)
+    lengths = torch.tensor([len(row["tokens"]) for row in rows])
+    sampled = all(turn.logprobs is not None for r in rollouts for turn in r.turns)
+    valued = all(turn.values is not None for r in rollouts for turn in r.turns)
+    batch = Batch(
+        tokens=_rectangle(rows, "tokens", 0),
+        mask=torch.arange(turns.shape[1]) < lengths[:, None],
+        actions=turns >= 0,
+        rewards=_rectangle(rows, "rewards", 0.0),
+        turns=turns,
+        episodes=torch.tensor([row["episode"] for row in rows]),
+        groups=torch.tensor([row["group"] for row in rows]),
+        bootstrap=torch.tensor([r.turns[-1].next_value for r in rollouts], dtype=torch.float32),
+        logprobs=_rectangle(rows, "logprobs", 0.0) if sampled else None,
+        values=_rectangle(rows, "values", 0.0) if valued else None,
+    )
+    return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
+
+
+def _paid(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
+    """One reward per action of the rollout: the world's, and the score's."""
+    counts = [len(turn.action) for turn in rollout.turns]
+    if 0 in counts:
+        raise OperantError(f"task {rollout.task.id!r}: a reply has no tokens; every reply needs at least one action")
+    paid = [0.0] * sum(counts)
+    end = -1
+    for count, turn in zip(counts, rollout.turns, strict=True):
+        end += count
+        paid[end] += turn.reward
+    if isinstance(score, (int, float)):
+        paid[-1] += float(score)
+    elif len(score) == len(paid):
+        paid = [a + float(b) for a, b in zip(paid, score, strict=True)]
+    else:
+        raise OperantError(
+            f"task {rollout.task.id!r}: {len(score)} rewards for {len(paid)} action tokens; "
+            "a per-token reward gives one float for each token of the reply"
+        )
+    return paid
+
+
+def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[float], joined: bool) -> None:
+    row: dict[str, Any] | None = None
+    spent = 0
+    for index, turn in enumerate(rollout.turns):
+        if row is None or not joined or turn.prompt[: len(row["tokens"])] != row["tokens"]:
+            row = {name: [] for name in ("tokens", "logprobs", "values", "rewards", "turns", "allowed")}
+            row |= {"episode": episode, "group": rollout.group}
+            rows.append(row)
+        shown = turn.prompt[len(row["tokens"]) :]
+        n, blank = len(turn.action), [0.0] * len(shown)
+        _check(turn, rollout)
+        row["tokens"] += shown + turn.action
+        row["logprobs"] += blank + (turn.logprobs or [0.0] * n)
+        row["values"] += blank + (turn.values or [0.0] * n)
+        row["rewards"] += blank + paid[spent : spent + n]
+        row["turns"] += [-1] * len(shown) + [index] * n
+        if turn.allowed is not None:
+            row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
+        spent += n
+
+
+def _check(turn: Turn, rollout: Rollout) -> None:
+    for name in ("logprobs", "values", "allowed"):
+        given = getattr(turn, name)
+        if given is not None and len(given) != len(turn.action):
+            raise OperantError(
+                f"task {rollout.task.id!r}: {len(given)} {name} for {len(turn.action)} action tokens; "
+                "give one per token, or none"
+            )
+
+
+def _rectangle(rows: list[dict[str, Any]], name: str, fill: float) -> Tensor:
+    dtype = torch.float32 if isinstance(fill, float) else torch.long
+    pieces = [torch.tensor(row[name], dtype=dtype) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True, padding_value=fill)
+
+
+def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(shape[1])]
+    ids = torch.tensor([i for piece in pieces for i in piece], dtype=torch.long)
+    return ids, torch.tensor([0, *map(len, pieces)]).cumsum(0)
+
+
+# --- what is cut together, and what counts how much -------------------------------------------------------------------
+
+
+def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
+    """The rows that stay together, as lists of row numbers. `pair`: two neighbouring episodes."""
+    size = {"episode": 1, "pair": 2}.get(unit)
+    if size is None:
+        raise OperantError(f"unit {unit!r} is unknown: 'episode' or 'pair'")
+    held: dict[int, list[int]] = {}
+    for row, episode in enumerate(batch.episodes.tolist()):
+        held.setdefault(episode // size, []).append(row)
+    return list(held.values())
+
+
+def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) -> Tensor:
+    """How much each action counts [B, T]; over all ranks they sum to 1 (`horizon`: to the mean length over `horizon`).
+
+    `token`: a mean over tokens. `episode`: over episodes of the mean over their tokens. `sequence`: over episodes of
+    the sum over their tokens. `horizon`: over episodes of the sum divided by a fixed length (Dr. GRPO).
+    """
+    actions = batch.actions.double()
+    index = torch.unique(batch.episodes, return_inverse=True)[1]
+    counts = actions.new_zeros(int(index.max()) + 1 if len(index) else 0).index_add(0, index, actions.sum(1))
+    episodes = distributed.total_float(float((counts > 0).sum()))
+    match per:
+        case "token":
+            weights = actions / distributed.total_float(float(counts.sum()))
+        case "episode":
+            weights = actions / counts[index].clamp(min=1)[:, None] / episodes
+        case "sequence":
+            weights = actions / episodes
+        case "horizon":
+            weights = actions / (episodes * (horizon or 1))
+        case _:
+            raise OperantError(f"per={per!r} is unknown: token, episode, sequence or horizon")
+    return weights.float()

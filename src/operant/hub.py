@@ -1,0 +1,134 @@
+"""Where a model's name leads: a folder, a model that comes with the package, or the Hugging Face Hub.
+
+    find_model("./my-model")          # the folder itself
+    find_model("builtin:reviews-lm")  # a folder inside the package
+    find_model("gpt2")                # the folder in the Hub's cache, downloaded first where the Hub can be reached
+
+What is returned is always a folder, so nothing after this line talks to a network. Left alone, transformers would try
+for most of a minute before it said that there is no Hub; here the first contact has a deadline of a few seconds.
+"""
+
+import difflib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from operant.types import OperantError
+
+BUILTIN = Path(__file__).parent / "builtin"
+CONNECT_SECONDS = 3.0
+"""How long the Hub may take to answer the first request."""
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+"""Files of a model that are downloaded: no pickles, no code."""
+
+
+def find_model(name: str | os.PathLike[str]) -> str:
+    """The folder of a model: `name` is a folder, `builtin:NAME` or a Hub name.
+
+    Raises: OperantError where there is none, within five seconds.
+    """
+    text = os.fspath(name)
+    if text.startswith("builtin:"):
+        return str(_builtin_model(text.removeprefix("builtin:")))
+    if Path(text).expanduser().exists():
+        return str(_own_folder(Path(text).expanduser()))
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) or text.startswith("."):
+        raise OperantError(f"model {text!r}: there is no such folder; {_what_can()}")
+    return _cached(text) or _download(text)
+
+
+def builtin_models() -> list[str]:
+    """Names of the models that come with the package."""
+    return sorted(p.parent.name for p in BUILTIN.glob("*/config.json"))
+
+
+def offline() -> bool:
+    """Whether the user has said that there is no Hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "on", "true", "yes")
+
+
+def reach(kind: str, name: str, ask: Callable[[], Any]) -> None:
+    """Ask the Hub about a `kind` ("model" or "dataset") with our own deadline.
+
+    Raises: OperantError where the Hub does not know the name, does not answer in time, or is not to be asked.
+    """
+    if offline():
+        raise _unreachable(kind, name, "HF_HUB_OFFLINE is set and the cache does not hold it")
+    failure: list[BaseException] = []
+    answered = threading.Event()
+
+    def work() -> None:
+        try:
+            ask()
+        except Exception as error:
+            failure.append(error)
+        answered.set()
+
+    # A thread of our own, because looking up a host name has no timeout: one that hangs is left behind.
+    threading.Thread(target=work, daemon=True).start()
+    if not answered.wait(CONNECT_SECONDS):
+        raise _unreachable(kind, name, f"the Hub did not answer in {CONNECT_SECONDS:.0f} seconds")
+    if failure:
+        status = getattr(getattr(failure[0], "response", None), "status_code", None)
+        if status in (401, 403, 404):
+            why = f"{kind} {name!r}: the Hub has no such {kind}, or not for you; check the name, or `hf auth login`"
+            raise OperantError(why) from failure[0]
+        raise _unreachable(kind, name, f"{type(failure[0]).__name__}: {failure[0]}"[:160]) from failure[0]
+
+
+def _unreachable(kind: str, name: str, reason: str) -> OperantError:
+    return OperantError(f"{kind} {name!r} is not on this machine and cannot be had offline ({reason}); {_what_can()}")
+
+
+def _what_can() -> str:
+    names = " ".join(f"builtin:{n}" for n in builtin_models()) or "the built-in models of a complete install"
+    return f"what can: a folder of your own, {names}"
+
+
+def _builtin_model(name: str) -> Path:
+    folder = BUILTIN / name
+    if name not in builtin_models():
+        near = difflib.get_close_matches(name, builtin_models(), 1)
+        hint = f"; did you mean 'builtin:{near[0]}'?" if near else ""
+        known = ", ".join(f"builtin:{n}" for n in builtin_models()) or "none in this install"
+        raise OperantError(f"model 'builtin:{name}' does not exist{hint} (built-in models: {known})")
+    return folder
+
+
+def _own_folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise OperantError(f"model {str(path)!r} is a file; give the folder that holds config.json")
+    if not (path / "config.json").exists():
+        raise OperantError(f"model {str(path)!r}: the folder has no config.json, so it is no transformers model")
+    return path
+
+
+def _cached(name: str) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json")
+    folder = Path(config).parent if isinstance(config, str) else None
+    return str(folder) if folder and _has_weights(folder) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether every weight file is there: a download that was cut short leaves a config alone, or some shards."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return all((folder / shard).exists() for shard in shards)
+    return any(folder.glob("*.safetensors"))
+
+
+def _download(name: str) -> str:
+    from huggingface_hub import HfApi, snapshot_download
+
+    reach("model", name, lambda: HfApi().model_info(name, timeout=CONNECT_SECONDS))
+    folder = snapshot_download(name, allow_patterns=WANTED)
+    if not _has_weights(Path(folder)):
+        raise OperantError(f"model {name!r} has no safetensors weights on the Hub; convert it and give its folder")
+    return folder

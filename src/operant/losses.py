@@ -1,0 +1,81 @@
+"""One pure function per objective: (Outputs, Batch) -> named [B, T] tensors, one of them `loss`.
+
+None of them averages anything: `total` does, with `batch.weights`, so how a batch is cut changes nothing. The other
+names are metrics; each is averaged over action tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from operant.types import Batch, Outputs
+
+
+def total(x: Tensor, batch: Batch) -> Tensor:
+    """The weighted sum of a [B, T] (or [B]) tensor: the only place where a loss becomes one number."""
+    weights = batch.weights if x.ndim == 2 else batch.weights.sum(1)
+    # Off actions a tensor may hold anything; 0 * nan is nan, so it is cut out rather than multiplied away.
+    return (torch.where(weights != 0, x, 0.0) * weights).sum()
+
+
+def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
+    """Cross-entropy of the actions: supervised training."""
+    return {"loss": -out.logprobs}
+
+
+def clipped(
+    out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, dual_clip: float | None = None
+) -> dict[str, Tensor]:
+    """The clipped surrogate, max(-A r, -A clip(r, 1 - low, 1 + high)) (arXiv:1707.06347, equation 7).
+
+    `dual_clip` c > 1 bounds the loss of a bad action that became likely by -A c (arXiv:1912.09729, equation 5).
+    """
+    log_ratio = out.logprobs - batch.logprobs
+    ratio = torch.exp(log_ratio)
+    free, held = -batch.advantages * ratio, -batch.advantages * ratio.clamp(1 - low, 1 + high)
+    loss = torch.maximum(free, held)
+    if dual_clip is not None:
+        loss = torch.where(batch.advantages < 0, torch.minimum(loss, -batch.advantages * dual_clip), loss)
+    return {
+        "loss": loss,
+        "policy/loss": loss.detach(),
+        "policy/clip_fraction": (held > free).float(),
+        "policy/approx_kl": 0.5 * log_ratio.detach() ** 2,
+        "policy/old_new_kl": -log_ratio.detach(),
+        "policy/ratio_mean": ratio.detach(),
+    }
+
+
+def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -> dict[str, Tensor]:
+    """Half the squared error of the critic, clipped around the old value (arXiv:1707.06347's code; None: plain)."""
+    error = (out.values - batch.returns) ** 2
+    held = error
+    if value_clip is not None:
+        near = batch.values + (out.values - batch.values).clamp(-value_clip, value_clip)
+        held = (near - batch.returns) ** 2
+    loss = 0.5 * torch.maximum(error, held)
+    return {
+        "loss": loss,
+        "value/loss": loss.detach(),
+        "value/error": error.detach(),
+        "value/prediction": out.values.detach(),
+        "value/clip_fraction": (held > error).float(),
+    }
+
+
+def ppo(
+    out: Outputs,
+    batch: Batch,
+    *,
+    clip: float = 0.2,
+    value_clip: float | None = 0.2,
+    value_coef: float = 0.1,
+    entropy_coef: float = 0.0,
+    dual_clip: float | None = None,
+) -> dict[str, Tensor]:
+    """Proximal policy optimisation: clipped surrogate + value_coef * value error - entropy_coef * entropy."""
+    policy = clipped(out, batch, low=clip, high=clip, dual_clip=dual_clip)
+    value = value_error(out, batch, value_clip=value_clip)
+    loss = policy.pop("loss") + value_coef * value.pop("loss")
+    if entropy_coef:
+        loss = loss - entropy_coef * out.entropy
+    return {"loss": loss, **policy, **value}

@@ -1,0 +1,46 @@
+"""The value head: what a state is worth, on top of a language model's last hidden state."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from operant.types import OperantError
+
+
+@dataclass(frozen=True)
+class ValueOptions:
+    """The critic: a head on the policy's own states, or a network of its own."""
+
+    layers: int = 1
+    """1: linear. 2: Linear, ReLU, Linear with twice the width."""
+    init: str = "zero"
+    """zero | normal (std 0.2, as TRL's) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
+    detach: bool = False
+    """Keep the value loss out of the language model's weights."""
+    critic: str | None = None
+    """`copy` (of the policy) or the name of a model: a separate critic network."""
+
+    def __post_init__(self) -> None:
+        if self.layers not in (1, 2):
+            raise OperantError(f"value.layers={self.layers}: it must be 1 (linear) or 2 (an MLP)")
+        if self.init not in ("zero", "normal", "small"):
+            raise OperantError(f"value.init={self.init!r}: it must be zero, normal or small")
+
+
+class ValueHead(nn.Module):
+    """[..., D] -> [...], in float32 whatever the language model computes in."""
+
+    def __init__(self, width: int, options: ValueOptions = ValueOptions()):
+        super().__init__()
+        self.detach = options.detach
+        last = nn.Linear(width if options.layers == 1 else 2 * width, 1)
+        std = {"zero": 0.0, "normal": 0.2, "small": (last.in_features + 1) ** -0.5}[options.init]
+        nn.init.normal_(last.weight, std=std) if std else nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        inner = [] if options.layers == 1 else [nn.Linear(width, 2 * width), nn.ReLU()]
+        self.net = nn.Sequential(*inner, last).float()
+
+    def forward(self, states: Tensor) -> Tensor:
+        with torch.autocast(states.device.type, enabled=False):
+            return self.net((states.detach() if self.detach else states).float()).squeeze(-1)

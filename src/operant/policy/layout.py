@@ -1,0 +1,75 @@
+"""How rows are handed to a model: the one shift by one of the library, and the split for encoder-decoders.
+
+`[B, T]` comes in; what the model is called with, and which of its states stand before an action, go out. A causal model
+at t - 1 predicts the token at t. An encoder-decoder reads what stands before the first action as its source, and
+predicts the rest from a start token.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant.types import Batch
+
+Select = Callable[[Tensor], Tensor]
+"""[B, T', D] -> [N, D]: the states before the N actions of the batch, rows first."""
+
+
+def causal(batch: Batch) -> tuple[dict[str, Tensor], Select]:
+    """Arguments for a decoder-only model."""
+    kwargs = {"input_ids": batch.tokens}
+    lengths = batch.mask.sum(1)
+    if not bool((batch.mask == (torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None])).all()):
+        # Padding on the left: positions start at the first real token. On the right, nothing needs to be said:
+        # no token looks ahead, and the default positions are the true ones.
+        kwargs |= {"attention_mask": batch.mask.long(), "position_ids": positions(batch.mask)}
+    return kwargs, lambda hidden: hidden[:, :-1][batch.actions[:, 1:]]
+
+
+def encoder_decoder(batch: Batch, start: int) -> tuple[dict[str, Tensor], Select]:
+    """Arguments for an encoder-decoder: every row is one source and one reply, which the decoder sees after `start`."""
+    tokens, first = batch.tokens, batch.actions.int().argmax(1)
+    source = batch.mask & (torch.arange(tokens.shape[1], device=tokens.device) < first[:, None])
+    target = batch.mask & ~source
+    source_ids, source_mask = compact(tokens, source)
+    target_ids, target_mask = compact(tokens, target)
+    acted, _ = compact(batch.actions, target)
+    shifted = torch.cat([torch.full_like(target_ids[:, :1], start), target_ids[:, :-1]], 1)
+    kwargs = {"input_ids": source_ids, "attention_mask": source_mask.long(), "decoder_input_ids": shifted}
+    return kwargs, lambda hidden: hidden[acted & target_mask]
+
+
+def positions(mask: Tensor) -> Tensor:
+    """[B, T] position of each token among the real ones of its row."""
+    return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+def compact(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """The kept places of each row, moved to its start: ([B, W], mask [B, W])."""
+    lengths = keep.sum(1)
+    mask = torch.arange(max(int(lengths.max()), 1), device=x.device) < lengths[:, None]
+    out = x.new_zeros(mask.shape)
+    out[mask] = x[keep]
+    return out, mask
+
+
+def pad(rows: Sequence[Sequence[int]], side: str, device: Any = None) -> tuple[Tensor, Tensor]:
+    """Ids as a rectangle and its mask; what stands under the padding is 0 and never looked at."""
+    width = max(map(len, rows))
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        tokens[i, place] = torch.tensor(row, dtype=torch.long)
+        mask[i, place] = True
+    return tokens.to(device), mask.to(device)
+
+
+def places(batch: Batch) -> Tensor:
+    """[B, T] the index of each token within its reply; meaningless off actions."""
+    column = torch.arange(batch.turns.shape[1], device=batch.turns.device).expand_as(batch.turns)
+    begins = torch.ones_like(batch.actions)
+    begins[:, 1:] = batch.turns[:, 1:] != batch.turns[:, :-1]
+    return column - torch.where(begins, column, 0).cummax(1).values

@@ -1,0 +1,211 @@
+"""The model in training: any causal or encoder-decoder language model of transformers, with or without a value head.
+
+    policy = Policy(AutoModelForCausalLM.from_pretrained("gpt2"), tokenizer, value=ValueOptions())
+    out = policy.forward(batch, sampling)     # Outputs, each [B, T]
+
+No class knows an architecture. Hidden states are caught where they enter the output head, so the head runs at action
+positions alone, and a probe of three rows (`probe.py`) finds out at construction which ways of computing agree.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from operant.policy import layout
+from operant.policy.heads import ValueHead, ValueOptions
+from operant.policy.logprobs import score
+from operant.policy.probe import Modes, probe
+from operant.sampling import Sampling
+from operant.types import Batch, OperantError, Outputs
+
+PURE = Sampling()
+
+
+class Policy(nn.Module):
+    """A transformer that chooses tokens, and optionally values states.
+
+    Raises: OperantError where the model has no output head, or where no way of computing log-probs agrees with itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        value: ValueOptions | None = None,
+        critic: "Policy | None" = None,
+        modes: Modes | None = None,
+    ):
+        super().__init__()
+        self.model, self.tokenizer, self.critic = model, tokenizer, critic
+        self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.head = model.get_output_embeddings()
+        if self.head is None:
+            raise OperantError(f"{type(model).__name__} has no output head: a policy needs a language-model head")
+        self.vocabulary = int(self.head.weight.shape[0])
+        width = int(self.head.weight.shape[1])
+        self.value_head = ValueHead(width, value).to(self.device) if value is not None and critic is None else None
+        self.version = 0
+        self.eval()
+        self.modes = modes or probe(self)
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def has_values(self) -> bool:
+        return self.value_head is not None or self.critic is not None
+
+    @property
+    def context(self) -> int | None:
+        """The longest row, in tokens; None where positions have no limit."""
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        limit = getattr(text, "max_position_embeddings", None)
+        return int(limit) if limit and limit > 0 and not self.encoder_decoder else None
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The model's own end-of-sequence ids."""
+        given = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        given = self.config.eos_token_id if given is None else given
+        if given is None and self.tokenizer is not None:
+            given = self.tokenizer.eos_token_id
+        return () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
+
+    @property
+    def start_token(self) -> int:
+        """What an encoder-decoder's replies begin after."""
+        start = self.config.decoder_start_token_id
+        if start is None:
+            raise OperantError("the encoder-decoder's config has no decoder_start_token_id: set it before training")
+        return int(start)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that an optimizer moves."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def train(self, mode: bool = True) -> "Policy":
+        """Scoring is a function of weights and tokens: dropout stays off whatever is asked."""
+        return super().train(False)
+
+    # --- one forward pass over a batch --------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        batch: Batch,
+        sampling: Sampling = PURE,
+        *,
+        against: "Policy | None" = None,
+        entropy_gradient: bool = False,
+    ) -> Outputs:
+        """Log-probs, entropy, logsumexp and values at every action of the batch, and with `against` the exact KL.
+
+        Each [B, T], 0 off actions. `logprobs` are those of the distribution that was sampled from (`batch.allowed`),
+        `raw_logprobs` the untruncated ones.
+        """
+        states = self.states(batch)
+        other = None
+        if against is not None:
+            with torch.no_grad():
+                other = (against.logits, against.states(batch))
+        scored = score(
+            self.logits,
+            states,
+            batch.tokens[batch.actions],
+            layout.places(batch)[batch.actions],
+            sampling,
+            vocabulary=self.vocabulary,
+            allowed=_at_actions(batch),
+            against=other,
+            entropy_gradient=entropy_gradient,
+        )
+        spread = {k: _scatter(v, batch.actions) for k, v in scored.items()}
+        kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
+        if batch.allowed is None:
+            spread["raw_logprobs"] = spread["logprobs"]
+        return Outputs(**spread, values=self._values(batch, states), kl=kl)
+
+    def values(self, batch: Batch) -> Tensor | None:
+        """[B, T] the critic's values alone; None without a critic."""
+        return self._values(batch, self.states(batch) if self.value_head is not None else None)
+
+    def _values(self, batch: Batch, states: Tensor | None) -> Tensor | None:
+        if self.critic is not None:
+            return self.critic.values(batch)
+        return _scatter(self.value_head(states), batch.actions) if self.value_head is not None else None
+
+    def states(self, batch: Batch) -> Tensor:
+        """[N, D] the hidden state before each action, as it enters the output head; rows first."""
+        if not self.modes.padded and len(batch) > 1:
+            return torch.cat([self.states(batch.rows(slice(i, i + 1))) for i in range(len(batch))])
+        if self.encoder_decoder:
+            kwargs, select = layout.encoder_decoder(batch, self.start_token)
+        else:
+            kwargs, select = layout.causal(batch)
+        with self._catching(select) as caught:
+            self._call(**kwargs, use_cache=False)
+        return caught["states"]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[N, D] -> [N, V]: the output head and whatever the model does to its logits after it."""
+        return self.modes.finish(self.head(states))
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    def prefill(self, prompts: list[list[int]]) -> "Decoding":
+        """Read prompts, once; the result steps token by token."""
+        from operant.policy.decoding import Decoding
+
+        return Decoding(self, prompts)
+
+    def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
+        """[B, D] the state at the last place of every row, and the cache."""
+        with self._catching(lambda hidden: hidden[:, -1]) as caught:
+            out = self._call(**kwargs, use_cache=True)
+        return caught["states"], getattr(out, "past_key_values", None)
+
+    @contextmanager
+    def _catching(self, select: layout.Select) -> Iterator[dict[str, Tensor]]:
+        """Take the states on their way into the output head; the head itself is given nothing to do."""
+        caught: dict[str, Tensor] = {}
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            caught["states"] = select(args[0])
+            return (args[0][:1, :0],)
+
+        handle = self.head.register_forward_pre_hook(hook)
+        try:
+            yield caught
+        finally:
+            handle.remove()
+
+    def _call(self, **kwargs: Any) -> Any:
+        if self.model.training:  # somebody called model.train() on the inner model
+            self.model.eval()
+        return self.model(**kwargs)
+
+
+def _scatter(x: Tensor, where: Tensor) -> Tensor:
+    """[N] -> [B, T], 0 elsewhere."""
+    return torch.zeros(where.shape, dtype=x.dtype, device=x.device).masked_scatter(where, x)
+
+
+def _at_actions(batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """`batch.allowed` for the actions alone: off actions its pieces are empty, so only the offsets change."""
+    if batch.allowed is None:
+        return None
+    ids, offsets = batch.allowed
+    lengths = offsets.diff()[batch.actions.flatten().cpu()]
+    return ids, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+

@@ -1,0 +1,136 @@
+"""Three rows tell which ways of computing a model's states agree with the plainest one.
+
+The plainest way is one row at a time, unpadded and uncached. Against it are held: rows padded on the right (training),
+rows padded on the left (reading prompts), and decoding with a cache. A way that differs is not used; a model whose
+logits are not a function of the states that enter its head is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from operant.policy import layout
+from operant.types import OperantError
+
+if TYPE_CHECKING:
+    from operant.policy.policy import Policy
+
+TOLERANCE = 2e-3
+"""Of the largest state; far above the rounding of float32, far below the least of the faults looked for."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What the probe allows."""
+
+    padded: bool = True
+    """Rows of unequal length side by side, padded on the right."""
+    left: bool = True
+    """Prompts padded on the left."""
+    cached: bool = True
+    """Decoding with a key-value cache."""
+    finish: Callable[[Tensor], Tensor] = lambda logits: logits
+    """What the model does to its logits after the head."""
+
+
+@torch.no_grad()
+def probe(policy: "Policy") -> Modes:
+    """Try every way on three rows of unequal length. Raises: OperantError where the logits cannot be explained."""
+    from operant.policy.decoding import Decoding
+
+    policy.modes = Modes()
+    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    plain = [_plain(policy, row) for row in rows]
+    finish = _finish(policy, rows[0])
+
+    def agrees(compute: Callable[[], list[Tensor]]) -> bool:
+        try:
+            return all(_close(a, b) for a, b in zip(compute(), plain, strict=True))
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+            return False
+
+    left = agrees(lambda: list(Decoding(policy, rows).states[:, None]))
+    policy.modes = Modes(left=left)
+    return Modes(
+        padded=agrees(lambda: _padded(policy, rows)),
+        left=left,
+        cached=agrees(lambda: [_cached(policy, row) for row in rows]),
+        finish=finish,
+    )
+
+
+def _rows(vocabulary: int, step: int) -> list[list[int]]:
+    """Ids spread over the vocabulary, the same for every run."""
+    return [[(7 + 13 * i + 29 * j) % vocabulary for j in range(n)] for i, n in enumerate((step, step + 3, step + 1))]
+
+
+def _plain(policy: "Policy", row: list[int]) -> Tensor:
+    """[1, D] the state at the end of one row, alone."""
+    return policy.last_states(**_feed(policy, row))[0]
+
+
+def _feed(policy: "Policy", row: list[int]) -> dict[str, Tensor]:
+    feed = {"input_ids": torch.tensor([row], device=policy.device)}
+    if policy.encoder_decoder:
+        feed["decoder_input_ids"] = torch.tensor([[policy.start_token]], device=policy.device)
+    return feed
+
+
+def _padded(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
+    tokens, mask = layout.pad(rows, "right", policy.device)
+    kwargs: dict[str, Any] = {"input_ids": tokens}
+    if policy.encoder_decoder:
+        start = torch.full((len(rows), 1), policy.start_token, device=policy.device)
+        kwargs |= {"attention_mask": mask.long(), "decoder_input_ids": start}
+        ends = torch.zeros(len(rows), dtype=torch.long)
+    else:
+        ends = mask.sum(1) - 1
+    with policy._catching(lambda hidden: hidden[torch.arange(len(rows)), ends]) as caught:
+        policy._call(**kwargs, use_cache=False)
+    return list(caught["states"][:, None])
+
+
+def _cached(policy: "Policy", row: list[int]) -> Tensor:
+    """The state at the end of a row of which the last tokens were fed one by one."""
+    from operant.policy.decoding import Decoding
+
+    if policy.encoder_decoder:  # one step past the start token and back is the same comparison on the decoder's side
+        decoding = Decoding(policy, [row])
+        decoding.step(torch.tensor([row[0]], device=policy.device))
+        feed = _feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
+        whole = policy.last_states(**{k: v.to(policy.device) for k, v in feed.items()})[0]
+        return _plain(policy, row) if _close(decoding.states, whole) else torch.full_like(whole, torch.nan)
+    decoding = Decoding(policy, [row[:-1]])
+    decoding.step(torch.tensor(row[-1:], device=policy.device))
+    return decoding.states
+
+
+def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
+    """Explain the model's logits by the states that entered its head."""
+    config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
+    cap, divide, times = (getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale"))
+    candidates: list[Callable[[Tensor], Tensor]] = [lambda logits: logits]
+    if isinstance(cap, (int, float)) and cap:
+        candidates.append(lambda logits: torch.tanh(logits / cap) * cap)
+    if isinstance(divide, (int, float)) and divide:
+        candidates.append(lambda logits: logits / divide)
+    if isinstance(times, (int, float)) and times:
+        candidates.append(lambda logits: logits * times)
+    truth = policy.model(**_feed(policy, row)).logits[:, -1].float()
+    mine = policy.head(_plain(policy, row)).float()
+    for candidate in candidates:
+        if _close(candidate(mine), truth):
+            return candidate
+    raise OperantError(
+        f"{type(policy.model).__name__}: its logits are not a known function of its last hidden states, so log-probs "
+        "could not be exact; load another architecture, or report this one"
+    )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    scale = b.abs().max().clamp(min=1e-6)
+    limit = TOLERANCE if b.dtype == torch.float32 else 20 * TOLERANCE
+    return bool(((a - b).abs().max() / scale) < limit)

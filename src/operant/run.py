@@ -1,0 +1,182 @@
+"""The run folder: everything that a run leaves behind.
+
+    runs/sentiment/
+      config.yaml                  complete and resolved
+      metrics.jsonl                one object a step
+      rollouts/step-00012.parquet  what was said, one row a turn
+      checkpoints/  export/  report.html  log.txt
+      lock                         who writes here now
+
+    with RunFolder.create("runs/sentiment", config) as folder:
+        folder.log(1, {"reward/mean": 0.52})
+        folder.rollouts(1, rows)
+
+Trackers are copies of this folder; the folder is the record.
+"""
+
+import io
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from operant import files, lock
+from operant.types import OperantError
+
+_PROBE = 1 << 20  # bytes: a disk with less room than this could not hold a report
+
+
+class RunFolder:
+    """An open run folder, held by this process until `close()`. Made by `create` or `open`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.config = dict(config)
+        self.metrics_path = path / "metrics.jsonl"
+        self.rollouts_path = path / "rollouts"
+        self.checkpoints = path / "checkpoints"
+        self.export = path / "export"
+        self.report = path / "report.html"
+        self.log_path = path / "log.txt"
+
+    @classmethod
+    def create(cls, out: str | Path, config: Mapping[str, Any], *, needs: int = 0) -> "RunFolder":
+        """A new folder at `out`, or at `out-2`, `out-3` ... where a run lies there already.
+
+        `needs`: bytes that the run is going to write; a disk with less room is refused now, not in an hour.
+        Raises `OperantError` when nothing can be written there.
+        """
+        text = _dump(config)
+        path = _claim(Path(out))
+        try:
+            _probe(path, needs)
+            files.write(path / "config.yaml", text)
+        except OperantError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """The folder of an earlier run, to go on with it. Follow with `cut_after` of the step resumed from."""
+        path = Path(path)
+        config = read_config(path)
+        left = lock.take(path / "lock")
+        folder = cls(path, config)
+        if left:
+            folder.say(f"took over from process {left['pid']}, which ended without closing this run")
+        return folder
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one step to `metrics.jsonl`. A number that is not finite is written as null."""
+        files.append(self.metrics_path, {"step": step} | {k: v for k, v in metrics.items() if k != "step"})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """What was logged so far, one mapping a step."""
+        return files.records(self.metrics_path)
+
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write what was said at a step: one row a turn, as `tracking.rows.rows` makes them."""
+        with files.explained(self.rollouts_path):
+            self.rollouts_path.mkdir(exist_ok=True)
+        files.write(self.rollouts_path / f"step-{step:05d}.parquet", _parquet(rows))
+
+    def cut_after(self, step: int) -> None:
+        """Forget the steps after `step`: on resume they are played again, and must not stand there twice."""
+        kept = [record for record in self.metrics() if record["step"] <= step]
+        files.write(self.metrics_path, "".join(files.strict_json(record) + "\n" for record in kept))
+        for file in self.rollouts_path.glob("step-*.parquet"):
+            if int(re.findall(r"\d+", file.stem)[0]) > step:
+                with files.explained(file, "delete"):
+                    file.unlink()
+
+    def say(self, text: str) -> None:
+        """Add a line with the time to `log.txt`."""
+        files.append_text(self.log_path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def close(self) -> None:
+        """Let go of the folder, so that another process may open it."""
+        lock.release(self.path / "lock")
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The configuration that a run folder was made with."""
+    path = Path(path)
+    file = path / "config.yaml"
+    if not file.is_file():
+        runs = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))
+        have = f"runs in {path.parent}: {', '.join(runs)}" if runs else f"no run lies in {path.parent}"
+        raise OperantError(f"{path} is no run folder: it has no config.yaml; {have}")
+    with files.explained(file, "read"), open(file, encoding="utf-8") as opened:
+        try:
+            return yaml.safe_load(opened)
+        except yaml.YAMLError as error:
+            raise OperantError(f"{file} is no YAML: {error}; mend it by hand") from error
+
+
+def _dump(config: Mapping[str, Any]) -> str:
+    try:
+        return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=120)
+    except yaml.YAMLError as error:
+        raise OperantError(
+            f"the configuration cannot be written: {error}; use numbers, strings, lists, mappings"
+        ) from error
+
+
+def _claim(out: Path) -> Path:
+    """Make and lock the first folder of `out`, `out-2`, `out-3` ... that holds nothing yet."""
+    if out.name in ("", ".."):
+        out = out.resolve()
+    number = 1
+    while True:
+        path = out if number == 1 else out.with_name(f"{out.name}-{number}")
+        with files.explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                if not path.is_dir() or any(path.iterdir()):
+                    number += 1
+                    continue
+        if lock.take_free(path / "lock"):  # another run may have been quicker
+            return path
+        number += 1
+
+
+def _probe(path: Path, needs: int) -> None:
+    """Raise now, and not after an hour of training, where the disk takes nothing."""
+    probe = path / "probe"
+    files.write(probe, bytes(_PROBE))
+    free = shutil.disk_usage(path).free
+    probe.unlink()
+    if free < needs:
+        raise OperantError(
+            f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
+            "or choose a folder on another disk with --out"
+        )
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # The schema of pyarrow comes from the first row alone, and a reward may be absent there.
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {n: pa.array([row.get(n) for row in rows], pa.float64() if _is_reward(n) else None) for n in names}
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _is_reward(name: str) -> bool:
+    return name == "reward" or name.startswith("reward/")
