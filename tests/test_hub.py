@@ -1,0 +1,132 @@
+"""A name becomes a folder, or says within seconds what can be had instead."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from operant import hub
+from operant.types import OperantError
+
+
+def a_model(folder: Path, *, weights: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def builtin(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "BUILTIN", tmp_path / "builtin")
+    return a_model(tmp_path / "builtin" / "reviews-lm")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty Hub cache; returns a function that puts a snapshot of `name` into it."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def put(name: str, **files: str) -> Path:
+        root = tmp_path / "cache" / ("models--" + name.replace("/", "--"))
+        (root / "refs").mkdir(parents=True)
+        (root / "refs" / "main").write_text("abc", encoding="utf-8")
+        snapshot = root / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        for file, text in files.items():
+            (snapshot / file.replace("__", ".")).write_text(text, encoding="utf-8")
+        return snapshot
+
+    return put
+
+
+def test_a_folder_is_itself(tmp_path):
+    folder = a_model(tmp_path / "mine")
+    assert hub.find_model(folder) == str(folder)
+
+
+def test_a_folder_without_config_and_a_missing_one_are_told_apart(tmp_path):
+    with pytest.raises(OperantError, match=r"no config\.json"):
+        hub.find_model(tmp_path)
+    with pytest.raises(OperantError, match="no such folder"):
+        hub.find_model(str(tmp_path / "nothing"))
+    with pytest.raises(OperantError, match="no such folder"):
+        hub.find_model("./nothing")
+
+
+def test_builtin_names(builtin):
+    assert hub.find_model("builtin:reviews-lm") == str(builtin)
+    with pytest.raises(OperantError, match="did you mean 'builtin:reviews-lm'"):
+        hub.find_model("builtin:review-lm")
+
+
+def test_offline_is_respected_at_once_and_says_what_can(builtin, cache, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("the network was asked"))
+    with pytest.raises(OperantError, match=r"'gpt2' .* cannot be had offline .*folder.*builtin:reviews-lm"):
+        hub.find_model("gpt2")
+
+
+def test_the_cache_serves_offline_but_not_half_a_download(cache, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    whole = cache("a/whole", config__json="{}", model__safetensors="")
+    assert hub.find_model("a/whole") == str(whole)
+    cache("a/half", config__json="{}")
+    with pytest.raises(OperantError, match="cannot be had offline"):
+        hub.find_model("a/half")
+    shards = json.dumps({"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}})
+    cache("a/shards", **{"config__json": "{}", "model.safetensors.index__json": shards, "model-1__safetensors": ""})
+    with pytest.raises(OperantError, match="cannot be had offline"):
+        hub.find_model("a/shards")
+
+
+def test_a_hub_that_hangs_is_left_after_the_deadline(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.2)
+    never = threading.Event()
+    start = time.monotonic()
+    with pytest.raises(OperantError, match="did not answer"):
+        hub.reach("model", "gpt2", lambda: never.wait(30))
+    assert time.monotonic() - start < 5
+    never.set()
+
+
+def test_a_refused_name_is_no_network_trouble(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    class NotFound(Exception):
+        response = type("Response", (), {"status_code": 404})
+
+    def ask():
+        raise NotFound("404")
+
+    with pytest.raises(OperantError, match="no such model"):
+        hub.reach("model", "gpt3", ask)
+
+    def broken():
+        raise ConnectionError("name resolution")
+
+    with pytest.raises(OperantError, match=r"cannot be had offline .ConnectionError"):
+        hub.reach("model", "gpt2", broken)
+
+
+def test_what_is_downloaded_holds_no_pickles_and_no_code(cache, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    asked = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, timeout: asked.append((name, timeout)))
+
+    def snapshot(name, allow_patterns):
+        asked.append(allow_patterns)
+        return str(a_model(tmp_path / "down"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert hub.find_model("a/b") == str(tmp_path / "down")
+    assert asked[0] == ("a/b", hub.CONNECT_SECONDS)
+    assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in asked[1])
