@@ -1,16 +1,14 @@
 """Writing to disk: a file is whole or it is not there, and a write that is refused says so in a sentence.
 
-    with explained(path):
-        ...                              # an OSError in here becomes an OperantError
-    write(path, text_or_bytes)           # whole, or the old file stays
-    append(path, {"step": 3, "x": 1.0})  # one strict JSON object a line
-    records(path)                        # [{"step": 3, "x": 1.0}]; a torn last line is left out
+`explained(path)` turns an `OSError` of its block into an `OperantError`; `write` replaces a file as a whole; `append`
+adds one strict JSON object as a line, and `records` reads such lines.
 """
 
 import errno
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +28,8 @@ def explained(path: str | Path, doing: str = "write") -> Iterator[None]:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise OperantError(f"cannot {doing} {path}: {reason}; {_remedy(error.errno)}") from error
+        remedy = "check that it is there and that you may read it" if doing == "read" else _remedy(error.errno)
+        raise OperantError(f"cannot {doing} {path}: {reason}; {remedy}") from error
 
 
 def _remedy(code: int | None) -> str:
@@ -114,3 +113,14 @@ def records(path: str | Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise OperantError(f"{path}, line {number} is no JSON ({error.msg}); delete that line") from error
     return found
+
+
+def step_name(step: int) -> str:
+    """`step-00012`: sorts as text in the order of steps."""
+    return f"step-{step:05d}"
+
+
+def step_of(path: str | Path) -> int | None:
+    """The step in a name that `step_name` began; None for any other name."""
+    found = re.match(r"step-(\d+)(\.\w+)?$", Path(path).name)
+    return int(found[1]) if found else None

@@ -15,7 +15,6 @@ Trackers are copies of this folder; the folder is the record.
 """
 
 import io
-import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -83,14 +82,14 @@ class RunFolder:
         """Write what was said at a step: one row a turn, as `tracking.rows.rows` makes them."""
         with files.explained(self.rollouts_path):
             self.rollouts_path.mkdir(exist_ok=True)
-        files.write(self.rollouts_path / f"step-{step:05d}.parquet", _parquet(rows))
+        files.write(self.rollouts_path / f"{files.step_name(step)}.parquet", _parquet(rows))
 
     def cut_after(self, step: int) -> None:
         """Forget the steps after `step`: on resume they are played again, and must not stand there twice."""
         kept = [record for record in self.metrics() if record["step"] <= step]
         files.write(self.metrics_path, "".join(files.strict_json(record) + "\n" for record in kept))
         for file in self.rollouts_path.glob("step-*.parquet"):
-            if int(re.findall(r"\d+", file.stem)[0]) > step:
+            if (files.step_of(file) or 0) > step:
                 with files.explained(file, "delete"):
                     file.unlink()
 
@@ -148,8 +147,12 @@ def _claim(out: Path) -> Path:
                 if not path.is_dir() or any(path.iterdir()):
                     number += 1
                     continue
-        if lock.take_free(path / "lock"):  # another run may have been quicker
-            return path
+        try:
+            if lock.take_free(path / "lock"):  # another run may have been quicker
+                return path
+        except OperantError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         number += 1
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Tally:
-    """Sums, counts and extremes by name. A name that ends in `_max` or `_min` keeps the extreme."""
+    """Sums, counts, spreads and extremes by name."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, float]] = {}
@@ -38,8 +38,8 @@ class Tally:
             self._spread(name, (float(len(flat)), mean, sum((x - mean) ** 2 for x in flat)))
 
     def extreme(self, name: str, value: float) -> None:
-        """Keep the largest (`..._max`) or smallest (`..._min`) value seen."""
-        choose = max if name.endswith("_max") else min
+        """Keep the largest value seen, or the smallest where the name ends in `_min`."""
+        choose = min if name.endswith("_min") else max
         self.extremes[name] = choose(self.extremes.get(name, value), float(value))
 
     def merge(self, other: "Tally") -> "Tally":

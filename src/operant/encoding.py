@@ -1,0 +1,151 @@
+"""Nested state to tensors and JSON and back, losslessly, and the folder that holds both.
+
+Lists stand as themselves, dicts as `{"dict": [[key, value], ...]}` (so that the key 0 of an optimizer does not come
+back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor that two names share is written once.
+"""
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from operant import files
+from operant.types import OperantError
+
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+
+
+class Bag:
+    """Tensors by name; one that is there already keeps its first name."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._places: dict[tuple[Any, ...], str] = {}
+
+    def add(self, value: Tensor, name: str) -> str:
+        """The name under which `value` lies in the bag now. Raises `OperantError` where it is not finite."""
+        value = value.detach()
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise _not_finite(name)
+        while name in self.tensors:  # {"a.b": x, "a": {"b": y}} makes one name of two
+            name += "'"
+        place = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
+        first = self._places.setdefault(place, name) if value.numel() else name
+        self.tensors.setdefault(first, value)
+        return first
+
+
+def encode(value: Any, name: str, bag: Bag) -> Any:
+    """`value` as JSON; its tensors go into `bag` under names that begin with `name`.
+
+    Raises `OperantError` with the name of what is not finite, or of a type that cannot be written.
+    """
+    if isinstance(value, Tensor):
+        return {"tensor": bag.add(value, name)}
+    if isinstance(value, dict):
+        return {"dict": [[_key(k, name), encode(v, f"{name}.{k}", bag)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        items = [encode(v, f"{name}.{i}", bag) for i, v in enumerate(value)]
+        return {"tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _not_finite(name)
+        return float(value)
+    if value is None or type(value) in (bool, int, str):
+        return value
+    kind = type(value).__name__
+    raise OperantError(f"{name} is a {kind}, which no checkpoint holds; make it a tensor, number, string, list or dict")
+
+
+def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that `encode` was given. Tensors are on the CPU."""
+    if isinstance(value, list):
+        return [decode(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "tuple":
+        return tuple(decode(v, tensors) for v in inner)
+    return {k: decode(v, tensors) for k, v in inner}
+
+
+def _key(key: Any, name: str) -> Any:
+    if type(key) in (str, int, bool) or key is None:
+        return key
+    raise OperantError(f"{name} has the key {key!r}, a {type(key).__name__}; use a string or a whole number")
+
+
+def _not_finite(name: str) -> OperantError:
+    return OperantError(f"{name} holds NaN or infinity, so no checkpoint is written; go on from the last one")
+
+
+def write_folder(folder: Path, bag: Bag, content: Any, about: dict[str, Any]) -> None:
+    """Write the three files and bring them to the disk, the manifest last. Raises `OSError`."""
+    folder.mkdir()
+    _write_tensors(folder / _TENSORS, bag.tensors)
+    files.write(folder / _STATE, json.dumps(content, allow_nan=False))
+    written = [folder / _TENSORS, folder / _STATE]
+    facts = {path.name: {"size": path.stat().st_size, "sha256": _hash(path)} for path in written}
+    files.write(folder / _MANIFEST, json.dumps(about | {"files": facts}, indent=2))
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(_separate(tensors), path)
+    except SafetensorError as error:  # it hides the number of the system's error in its text
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else None, str(error)) from error
+    with open(path, "rb") as file:
+        files.sync(file.fileno())
+
+
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors wants them: contiguous, each the only user of its memory. Copies only where they are not."""
+    separate, seen = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.cpu().contiguous()
+        memory = tensor.untyped_storage()
+        if memory.nbytes() != tensor.nbytes or memory.data_ptr() in seen:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    return separate
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
+    """Manifest, content and tensors of a folder that `verify` found whole."""
+    content = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    return _manifest(folder), content, load_file(folder / _TENSORS)
+
+
+def verify(folder: Path, *, hashes: bool = True) -> str | None:
+    """What is wrong with a written folder; None where it is whole. `hashes=False` looks at sizes alone."""
+    try:
+        for name, fact in _manifest(folder)["files"].items():
+            if (folder / name).stat().st_size != fact["size"]:
+                return f"{name} has {(folder / name).stat().st_size} bytes, not {fact['size']}"
+            if hashes and _hash(folder / name) != fact["sha256"]:
+                return f"{name} was changed since it was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{_MANIFEST} cannot be read"
+    return None
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,172 @@
+"""From what a reward said to numbers that may be trained on.
+
+A reward is a guest: it may raise, abstain, or answer nonsense. `judge` is the door: what comes through it is a finite
+float, a list of finite floats (one per action token of the last reply), or None (the attempt is left out).
+
+    judged = judge(reward, rollouts)
+    judged.scores                # [0.81, None, ...]
+    judged.parts["sentiment"]    # [0.92, None, ...] as the part said it, before its weight
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from operant.tally import Tally
+from operant.types import OperantError, RewardFn, Rollout
+
+Total = float | list[float] | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a reward said of some rollouts, checked."""
+
+    scores: list[Total]
+    """The totals: None abstains; a list has one number per action token of the last reply."""
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+    """By name, as said: before weights; a part that spoke per token is summed."""
+    used: list[Total] | None = None
+    """The totals as the trainer uses them, where they were processed (see `scaling`)."""
+
+    @property
+    def abstained(self) -> list[bool]:
+        """Which rollouts are to be dropped: nobody judged them."""
+        return [score is None for score in self.scores]
+
+    def report(self, tally: Tally) -> None:
+        """Count means, spread and abstentions into `tally`."""
+        report(tally, "reward", self.scores)
+        tally.add("reward/abstained", sum(self.abstained), len(self.scores))
+        if self.used is not None:
+            report(tally, "reward/used", self.used)
+        for name, values in self.parts.items():
+            said = [v for v in values if v is not None]
+            tally.mean(f"reward/{name}/mean", said)
+            if len(said) < len(values):
+                tally.add(f"reward/{name}/abstained", len(values) - len(said), len(values))
+
+
+def report(tally: Tally, name: str, scores: list[Total]) -> None:
+    """Mean and standard deviation of the attempts that were judged."""
+    totals = [sum(s) if isinstance(s, list) else s for s in scores if s is not None]
+    tally.mean(f"{name}/mean", totals)
+    tally.spread(f"{name}/std", totals)
+
+
+def name_of(reward: Any) -> str:
+    """What a reward is called in metrics and messages."""
+    return getattr(reward, "__name__", None) or type(reward).__name__
+
+
+def judge(reward: RewardFn, rollouts: list[Rollout], name: str | None = None) -> Judged:
+    """Ask `reward` about `rollouts`, and check every answer.
+
+    Raises: OperantError that names the reward, the sample and the remedy, for an exception inside the reward, a wrong
+    number of answers, NaN, infinity, a string, or a per-token list of the wrong length.
+    """
+    name = name or name_of(reward)
+    if not rollouts:
+        return Judged([])
+    if hasattr(reward, "judged"):
+        return reward.judged(rollouts)
+    answers = _ask(reward, rollouts, name)
+    checked = [_check(answer, rollout, name) for answer, rollout in zip(answers, rollouts)]
+    named: dict[str, None] = {part: None for _, said in checked for part in said}
+    parts = {part: [said.get(part) for _, said in checked] for part in named}
+    return Judged([total for total, _ in checked], parts or {name: [None] * len(rollouts)})
+
+
+def check(reward: RewardFn) -> None:
+    """Load what the reward needs (a model, a package), so that a mistake shows before training and not during it."""
+    if hasattr(reward, "check"):
+        reward.check()
+
+
+# --- one reward -------------------------------------------------------------------------------------------------------
+
+
+def _ask(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[Any]:
+    try:
+        answers: Any = reward(rollouts)
+        listed = list(answers) if _is_list(answers) else None
+    except OperantError:
+        raise
+    except Exception as error:
+        culprit = _culprit(reward, rollouts, error)
+        whose = _sample(culprit) if culprit else f"{len(rollouts)} rollouts, the first {_sample(rollouts[0])}"
+        raise OperantError(
+            f"reward {name!r} raised {type(error).__name__}: {error} while judging {whose}; "
+            "mend the reward, or let it return None for samples that it cannot judge"
+        ) from error
+    if listed is None or len(listed) != len(rollouts):
+        said = f"{len(listed)} scores" if listed is not None else f"a {type(answers).__name__}"
+        raise OperantError(
+            f"reward {name!r} returned {said} for {len(rollouts)} rollouts (the first: {_sample(rollouts[0])}); "
+            "return a list with one entry a rollout, None for those that it does not judge"
+        )
+    return listed
+
+
+def _is_list(answers: Any) -> bool:
+    alone = isinstance(answers, (str, bytes, Mapping)) or getattr(answers, "ndim", 1) == 0
+    return isinstance(answers, Iterable) and not alone
+
+
+def _culprit(reward: RewardFn, rollouts: list[Rollout], error: Exception) -> Rollout | None:
+    """The sample that the reward fails on, by halving; None where the failure does not come back."""
+
+    def fails(some: list[Rollout]) -> bool:
+        try:
+            answers: Any = reward(some)
+            _is_list(answers) and list(answers)  # a generator fails only when it is read
+        except Exception as again:
+            return type(again) is type(error) and str(again) == str(error)
+        return False
+
+    while len(rollouts) > 1:
+        half = len(rollouts) // 2
+        rollouts = rollouts[:half] if fails(rollouts[:half]) else rollouts[half:]
+    return rollouts[0] if fails(rollouts) else None
+
+
+def _check(answer: Any, rollout: Rollout, name: str) -> tuple[Total, dict[str, float | None]]:
+    """One answer as (total, parts)."""
+    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    if answer is None:
+        return None, {}
+    if isinstance(answer, Mapping):
+        parts = {str(k): None if v is None else _number(v, rollout, f"{name}/{k}") for k, v in answer.items()}
+        said = [v for v in parts.values() if v is not None]
+        return (math.fsum(said) if said else None), parts
+    if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
+        numbers = [_number(v, rollout, name) for v in answer]
+        if len(numbers) != len(rollout.ids):
+            wrong = f"{len(numbers)} numbers where the last reply has {len(rollout.ids)} action tokens"
+            raise _refused(name, wrong, rollout, "return one float, or one number per action token")
+        return numbers, {name: math.fsum(numbers)}
+    number = _number(answer, rollout, name)
+    return number, {name: number}
+
+
+def _number(value: Any, rollout: Rollout, name: str) -> float:
+    remedy = "return a finite float, or None to leave the sample out"
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, (int, float)):
+        raise _refused(name, f"{value!r}, a {type(value).__name__}", rollout, remedy)
+    if not math.isfinite(value):
+        raise _refused(name, str(float(value)), rollout, remedy)
+    return float(value)
+
+
+def _refused(name: str, said: str, rollout: Rollout, remedy: str) -> OperantError:
+    return OperantError(f"reward {name!r} returned {said[:80]} for {_sample(rollout)}; {remedy}")
+
+
+def _sample(rollout: Rollout) -> str:
+    return f"task {rollout.task.id!r} (query {_short(rollout.query)}, reply {_short(rollout.reply)})"
+
+
+def _short(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")

@@ -1,0 +1,67 @@
+"""Rewards that need nothing but the reply. Each is made by a function of its setting.
+
+    letters("e")([rollout])   # [7.0]: seven times the letter e
+"""
+
+import re
+from collections.abc import Callable
+
+from operant.types import OperantError, RewardFn, Rollout
+
+
+def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
+    """A reward called `name` that looks at one rollout at a time."""
+
+    def reward(rollouts: list[Rollout]) -> list[float]:
+        return [score(rollout) for rollout in rollouts]
+
+    reward.__name__ = reward.__qualname__ = name
+    return reward
+
+
+def letters(wanted: str) -> RewardFn:
+    """How often the letters of `wanted` stand in the reply, upper or lower case."""
+    if not wanted:
+        raise OperantError("reward 'letters' needs a letter, as in letters:e")
+    found = set(wanted.lower())
+    return each("letters", lambda rollout: float(sum(c in found for c in rollout.reply.lower())))
+
+
+def length(setting: str | int) -> RewardFn:
+    """How far the reply's length in tokens (its stop token included) is from what is wanted, as a share of it: <= 0.
+
+    `20`: exactly 20 tokens are best. `<=20`: only tokens above 20 cost something.
+    """
+    match = re.fullmatch(r"\s*(<=|max)?\s*([1-9]\d*)\s*", str(setting))
+    if not match:
+        raise OperantError(f"reward 'length:{setting}': give a number of tokens (length:20) or a limit (length:<=20)")
+    limit, wanted = bool(match[1]), int(match[2])
+
+    def score(rollout: Rollout) -> float:
+        over = len(rollout.ids) - wanted
+        return -(max(over, 0) if limit else abs(over)) / wanted
+
+    return each("length", score)
+
+
+def pattern(regex: str) -> RewardFn:
+    """1 where the regular expression is found in the reply, else 0."""
+    try:
+        compiled = re.compile(regex)
+    except re.error as error:
+        raise OperantError(f"reward 'pattern:{regex}' is no regular expression: {error}") from error
+    return each("pattern", lambda rollout: float(compiled.search(rollout.reply) is not None))
+
+
+def repetition(n: str | int = 3) -> RewardFn:
+    """Minus the share of the reply's word `n`-grams that repeat an earlier one: 0 where all differ, towards -1."""
+    if not str(n).strip().isdecimal() or int(n) < 1:
+        raise OperantError(f"reward 'repetition:{n}': give the length of the n-grams in words, as in repetition:3")
+    size = int(n)
+
+    def score(rollout: Rollout) -> float:
+        words = rollout.reply.lower().split()
+        grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+        return len(set(grams)) / len(grams) - 1 if grams else 0.0
+
+    return each("repetition", score)

@@ -1,0 +1,74 @@
+"""Adam with either placement of epsilon, and the learning rate as a function of progress."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from operant.types import OperantError
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """How the weights move."""
+
+    lr: float = 1e-5
+    schedule: str = "constant"
+    """constant | linear (to 0) | cosine (to 0)."""
+    warmup: float = 0.0
+    """Share of the run over which the rate rises from 0."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    eps_placement: str = "torch"
+    """torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as OpenAI's code had."""
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise OperantError(f"optimizer.lr={self.lr}: it must be at least 0")
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise OperantError(f"optimizer.schedule={self.schedule!r}: it must be constant, linear or cosine")
+        if self.eps_placement not in ("torch", "tensorflow"):
+            raise OperantError(f"optimizer.eps_placement={self.eps_placement!r}: it must be torch or tensorflow")
+        if not 0 <= self.warmup < 1:
+            raise OperantError(f"optimizer.warmup={self.warmup}: it must lie in [0, 1)")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            raise OperantError(f"optimizer.max_grad_norm={self.max_grad_norm}: it must be above 0, or none")
+
+
+def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
+    """AdamW over what is trainable; vectors and biases are not decayed."""
+    moved = [p for p in policy.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in moved if p.ndim > 1], [p for p in moved if p.ndim <= 1]
+    groups = [
+        {"params": params, "weight_decay": decay}
+        for params, decay in ((matrices, options.weight_decay), (vectors, 0.0))
+        if params
+    ]
+    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+
+
+def rate(options: OptimizerOptions, progress: float) -> float:
+    """The learning rate at `progress` in [0, 1] of the run."""
+    if progress < options.warmup:
+        return options.lr * progress / options.warmup
+    left = 1 - progress
+    shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    return options.lr * shape[options.schedule]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions) -> None:
+    """One step. The tensorflow placement is the torch one with eps / sqrt(1 - beta2^t)."""
+    if options.eps_placement == "tensorflow":
+        for group in optimizer.param_groups:
+            state = optimizer.state.get(group["params"][0], {})
+            t = int(state["step"]) + 1 if "step" in state else 1
+            group["eps"] = options.eps / math.sqrt(1 - options.betas[1] ** t)
+    optimizer.step()
