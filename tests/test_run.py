@@ -1,0 +1,189 @@
+"""The run folder: numbering, the lock, the record, and disks that refuse."""
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from operant import files
+from operant.run import RunFolder, read_config
+from operant.types import OperantError
+
+
+@contextmanager
+def largest_file(size):
+    """A disk that takes no file larger than `size` bytes."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def test_a_new_run_never_writes_into_an_old_folder(tmp_path):
+    out = tmp_path / "runs" / "sentiment"
+    made = []
+    for seed in range(3):
+        with RunFolder.create(out, {"seed": seed}) as folder:
+            folder.log(1, {"reward/mean": float(seed)})
+            made.append(folder.path.name)
+    assert made == ["sentiment", "sentiment-2", "sentiment-3"]
+    assert [read_config(tmp_path / "runs" / name)["seed"] for name in made] == [0, 1, 2]
+
+
+def test_an_empty_folder_is_used_and_a_foreign_one_is_not(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "novel.txt").write_text("chapter one", encoding="utf-8")
+    assert RunFolder.create(tmp_path / "empty", {}).path == tmp_path / "empty"
+    assert RunFolder.create(tmp_path / "mine", {}).path == tmp_path / "mine-2"
+
+
+def test_config_is_written_whole_and_in_order(tmp_path):
+    config = {"seed": 3, "policy": {"name": "gpt2", "stops": ["é\n", "#"]}, "kl": {"target": None, "coef": 1e-5}}
+    folder = RunFolder.create(tmp_path / "x", config)
+    text = (folder.path / "config.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == config
+    assert list(yaml.safe_load(text)) == ["seed", "policy", "kl"]
+    with pytest.raises(OperantError, match="configuration cannot be written"):
+        RunFolder.create(tmp_path / "y", {"reward": object()})
+    assert not (tmp_path / "y").exists()
+
+
+def test_metrics_are_strict_json_with_null_for_what_is_not_finite(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.log(1, {"a": 0.1, "b": float("nan"), "c": float("inf"), "step": 1})
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    (line,) = (folder.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line, parse_constant=refuse) == {"step": 1, "a": 0.1, "b": None, "c": None}
+
+
+def test_a_line_is_on_disk_before_the_run_is_closed(tmp_path):
+    code = "import os, sys; from operant.run import RunFolder\n"
+    code += "RunFolder.create(sys.argv[1], {}).log(1, {'a': 0.5}); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
+    assert killed.returncode == -9
+    assert RunFolder.open(tmp_path / "x").metrics() == [{"step": 1, "a": 0.5}]
+
+
+def test_resume_cuts_what_is_played_again_and_a_torn_line(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    for step in range(1, 6):
+        folder.log(step, {"a": step / 3})
+        folder.rollouts(step, [{"reply": "hello", "reward": 1.0}])
+    with open(folder.metrics_path, "a", encoding="utf-8") as file:
+        file.write('{"step": 6, "a": 2.')
+    assert [m["step"] for m in folder.metrics()] == [1, 2, 3, 4, 5]
+    folder.cut_after(3)
+    folder.log(4, {"a": 9.0})
+    assert folder.metrics() == [{"step": s, "a": s / 3} for s in (1, 2, 3)] + [{"step": 4, "a": 9.0}]
+    assert sorted(p.name for p in folder.rollouts_path.iterdir()) == [f"step-0000{s}.parquet" for s in (1, 2, 3)]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n', encoding="utf-8")
+    with pytest.raises(OperantError, match="line 2"):
+        files.records(path)
+
+
+def test_rollouts_keep_columns_that_the_first_row_lacks(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    rows = [
+        {"reply": "a", "ids": [1, 2], "logprobs": [-0.1, -2.0], "reward": None},
+        {"reply": "b", "ids": [3], "logprobs": [-0.3], "reward": 0.5, "reward/taste": 0.25},
+    ]
+    folder.rollouts(12, rows)
+    back = pq.read_table(folder.rollouts_path / "step-00012.parquet").to_pylist()
+    assert back == [rows[0] | {"reward/taste": None}, rows[1]]
+    folder.rollouts(13, rows[:1])  # nobody was scored: the column is still one of numbers
+    assert str(pq.read_schema(folder.rollouts_path / "step-00013.parquet").field("reward").type) == "double"
+
+
+def test_a_live_process_keeps_others_out_and_is_named(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    with pytest.raises(OperantError, match=f"process {os.getpid()} on .*delete .*lock"):
+        RunFolder.open(folder.path)
+    folder.close()
+    RunFolder.open(folder.path).close()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
+    code = "import os, sys; from operant.run import RunFolder; RunFolder.create(sys.argv[1], {}); os._exit(1)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
+    dead = json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))
+    folder = RunFolder.open(tmp_path / "x")
+    assert json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))["pid"] == os.getpid()
+    assert f"took over from process {dead['pid']}" in folder.log_path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the start times of processes")
+def test_a_number_of_a_process_that_is_used_again_is_no_owner(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    lock = folder.path / "lock"
+    lock.write_text(json.dumps(json.loads(lock.read_text(encoding="utf-8")) | {"born": "1"}), encoding="utf-8")
+    RunFolder.open(folder.path)
+
+
+def test_another_machine_cannot_be_asked_and_an_empty_lock_is_nobodys(tmp_path):
+    path = RunFolder.create(tmp_path / "x", {}).path
+    (path / "lock").write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "noon"}), encoding="utf-8")
+    with pytest.raises(OperantError, match="process 1 on elsewhere, since noon"):
+        RunFolder.open(path)
+    (path / "lock").write_text("", encoding="utf-8")
+    RunFolder.open(path)
+
+
+def test_a_full_disk_is_refused_at_once_and_nothing_is_left(tmp_path):
+    with largest_file(100_000), pytest.raises(OperantError, match=r"cannot write .*file too large; free some space"):
+        RunFolder.create(tmp_path / "runs" / "x", {})
+    assert list((tmp_path / "runs").iterdir()) == []
+    with pytest.raises(OperantError, match=r"GB free and the run needs 1000000000\.0 GB"):
+        RunFolder.create(tmp_path / "runs" / "x", {}, needs=10**18)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_disk_that_fills_up_later_says_so(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.metrics_path.symlink_to("/dev/full")
+    with pytest.raises(OperantError, match=r"metrics\.jsonl: no space left on device; free some space"):
+        folder.log(1, {"a": 1.0})
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(OperantError, match="file/x.* choose another with --out"):
+        RunFolder.create(tmp_path / "file" / "x", {})
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OperantError, match="read-only file system; choose a folder that you may write to"):
+        RunFolder.create(tmp_path / "x", {})
+
+
+def test_a_wrong_name_lists_the_runs_that_are_there(tmp_path):
+    RunFolder.create(tmp_path / "sentiment", {})
+    with pytest.raises(OperantError, match=r"sentimnet is no run folder.*runs in .*: sentiment$"):
+        RunFolder.open(tmp_path / "sentimnet")
+
+
+def test_a_refused_write_leaves_the_old_file(tmp_path):
+    files.write(tmp_path / "a", "old")
+    with largest_file(10), pytest.raises(OperantError):
+        files.write(tmp_path / "a", "new" * 100)
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
