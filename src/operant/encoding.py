@@ -1,7 +1,7 @@
 """Nested state to tensors and JSON and back, losslessly, and the folder that holds both.
 
 Lists stand as themselves, dicts as `{"dict": [[key, value], ...]}` (so that the key 0 of an optimizer does not come
-back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor that two names share is written once.
+back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor that has two names is written once.
 """
 
 import hashlib

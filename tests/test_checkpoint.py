@@ -1,0 +1,268 @@
+"""RunState: in memory, to disk and back to the bit, whole or not at all."""
+
+import json
+import resource
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from operant.checkpoint import RunState, newest_whole
+from operant.types import OperantError
+
+
+class Box:
+    """A part whose state is whatever it is given."""
+
+    def __init__(self, state=None):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def quiet(_):
+    pass
+
+
+def trained(seed=0, steps=3):
+    """A model and its Adam after a few steps, the latter with two groups."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[2].parameters(), "weight_decay": 0.1}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.99), amsgrad=True)
+    for _ in range(steps):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    model(torch.arange(8.0).view(2, 4)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def same(a, b):
+    """Equal to the bit, in type, dtype and order."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def state_of(model, optimizer, box=None):
+    state = RunState()
+    state.register("model", model)
+    state.register("optimizer", optimizer)
+    state.register("box", box or Box())
+    return state
+
+
+def test_adam_comes_back_to_the_bit_and_goes_on_as_if_nothing_had_happened(tmp_path):
+    model, optimizer = trained()
+    path = state_of(model, optimizer).save(tmp_path, 3, extra={"best": (0.1 + 0.2, 2)})
+    other, other_optimizer = trained(seed=1, steps=1)
+    assert state_of(other, other_optimizer).load(path, quiet) == (3, {"best": (0.1 + 0.2, 2)})
+    assert same(dict(optimizer.state_dict()), dict(other_optimizer.state_dict()))
+    for _ in range(2):
+        step(model, optimizer)
+        step(other, other_optimizer)
+    assert same(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def test_nested_state_is_lossless(tmp_path):
+    shared = torch.randn(3, 4)
+    given = {
+        0: {"0": True, 1: 1, "one": 1.0},
+        "list": [None, (1, (2.5,)), [], {}, "é\n\x00"],
+        "tensors": [torch.tensor(7), torch.zeros(0, 3), torch.ones(2, dtype=torch.bfloat16), torch.arange(5)[1::2]],
+        "bool": torch.tensor([True, False]),
+        "shared": {"a": shared, "b": shared, "view": shared.view(-1), "part": shared[1], "turned": shared.t()},
+        "a.b": torch.tensor(1.0),
+        "a": {"b": torch.tensor(2.0)},
+        "big": 2**80,
+        "small": 5e-324,
+    }
+    state = RunState()
+    box = state.register("box", Box(given))
+    path = state.save(tmp_path, 0)
+    box.state = None
+    state.load(path, quiet)
+    assert same(given, box.state)
+
+
+def test_tied_weights_are_written_once(tmp_path):
+    weight = nn.Parameter(torch.randn(1000, 10))
+    state = RunState()
+    state.register("model", Box({"embed": weight, "head": weight.detach()}))
+    path = state.save(tmp_path, 0)
+    assert 40_000 < (path / "tensors.safetensors").stat().st_size < 41_000
+
+
+def test_a_step_that_failed_never_was(tmp_path):
+    model, optimizer = trained()
+    state = state_of(model, optimizer, Box({"position": 3}))
+    before = state.snapshot()
+    kept = json.dumps(before["box"]), {k: v.clone() for k, v in model.state_dict().items()}
+    for _ in range(2):  # a snapshot can be used twice: its tensors are nobody's
+        step(model, optimizer)
+        state.parts["box"].state["position"] += 1
+        state.restore(before)
+        assert json.dumps(state.parts["box"].state) == kept[0]
+        assert same(dict(model.state_dict()), kept[1])
+    twin = trained()
+    step(model, optimizer)
+    step(*twin)
+    assert same(dict(optimizer.state_dict()), dict(twin[1].state_dict()))
+    assert list(state.snapshot(only=["box"])) == ["box"]
+
+
+def test_registering_twice_or_without_methods_is_an_error():
+    state = RunState()
+    state.register("kl", Box())
+    with pytest.raises(OperantError, match="'kl' is registered already"):
+        state.register("kl", Box())
+    with pytest.raises(OperantError, match=r"'x' \(int\) has no state_dict"):
+        state.register("x", 3)
+
+
+def test_a_part_that_is_missing_or_unknown_is_an_error_and_nothing_is_loaded(tmp_path):
+    state = RunState()
+    first = state.register("first", Box(1))
+    path = state.save(tmp_path, 1)
+    first.state = 2
+    state.register("second", Box(1))
+    with pytest.raises(OperantError, match="lacks second"):
+        state.load(path, quiet)
+    with pytest.raises(OperantError, match="holds first"):
+        RunState().load(path, quiet)
+    assert first.state == 2
+
+
+def test_a_part_that_does_not_fit_is_named(tmp_path):
+    state = RunState()
+    state.register("critic", nn.Linear(2, 3))
+    path = state.save(tmp_path, 1)
+    other = RunState()
+    other.register("critic", nn.Linear(2, 4))
+    with pytest.raises(OperantError, match="part 'critic' of .* does not fit"):
+        other.load(path, quiet)
+
+
+def damage_tensors(path):
+    data = bytearray((path / "tensors.safetensors").read_bytes())
+    data[-1] ^= 1  # one bit
+    (path / "tensors.safetensors").write_bytes(data)
+
+
+def cut_tensors(path):
+    data = (path / "tensors.safetensors").read_bytes()
+    (path / "tensors.safetensors").write_bytes(data[:-3])
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (damage_tensors, "tensors.safetensors was changed"),
+        (cut_tensors, "tensors.safetensors has"),
+        (lambda path: (path / "state.json").unlink(), "state.json is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda path: (path / "manifest.json").write_text("{", encoding="utf-8"), "manifest.json cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, said):
+    state = RunState()
+    state.register("x", Box(torch.randn(5)))
+    older, newer = state.save(tmp_path, 9), state.save(tmp_path, 10)
+    assert newest_whole(tmp_path) == newer
+    damage(newer)
+    heard = []
+    assert newest_whole(tmp_path, heard.append) == older
+    assert len(heard) == 1 and said in heard[0] and "step-00010" in heard[0]
+    with pytest.raises(OperantError, match="is damaged"):
+        state.load(newer)
+    shutil.rmtree(older)
+    assert newest_whole(tmp_path, quiet) is None
+
+
+def test_two_are_kept_and_a_future_that_was_given_up_is_not(tmp_path):
+    state = RunState()
+    box = state.register("x", Box(0))
+
+    def save(step):
+        box.state = step
+        state.save(tmp_path, step)
+        return sorted(p.name for p in tmp_path.iterdir())
+
+    assert [save(s) for s in (1, 2, 3, 100000)][-1] == ["step-00003", "step-100000"]
+    assert newest_whole(tmp_path).name == "step-100000"
+    assert save(4) == ["step-00003", "step-00004"]
+
+
+def test_a_step_can_be_saved_again_and_a_kill_between_loses_nothing(tmp_path):
+    state = RunState()
+    box = state.register("x", Box("old"))
+    state.save(tmp_path, 5)
+    box.state = "new"
+    path = state.save(tmp_path, 5)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00005"]
+    assert state.load(path, quiet) and box.state == "new"
+
+    path.rename(tmp_path / "step-00005.old")  # killed after the old one was put aside
+    (tmp_path / ".step-00005.tmp").mkdir()
+    state.load(newest_whole(tmp_path), quiet)
+    state.save(tmp_path, 5)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00005"]
+
+
+@pytest.mark.parametrize("poison", [torch.tensor([1.0, float("nan")]), torch.tensor([float("-inf")]), float("nan")])
+def test_what_is_not_finite_never_reaches_the_disk(tmp_path, poison):
+    state = RunState()
+    box = state.register("policy", Box({"head": {"weight": torch.ones(2)}}))
+    whole = state.save(tmp_path, 1)
+    box.state["head"]["weight"] = poison
+    with pytest.raises(OperantError, match=r"policy\.head\.weight holds NaN or infinity"):
+        state.save(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    state = RunState()
+    state.register("order", Box({"items": [1, {2}]}))
+    with pytest.raises(OperantError, match=r"order\.items\.1 is a set"):
+        state.save(tmp_path, 1)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    state = RunState()
+    box = state.register("x", Box(torch.randn(10)))
+    whole = state.save(tmp_path, 1)
+    box.state = torch.randn(100_000)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old[1]))
+    try:
+        with pytest.raises(OperantError, match=r"cannot save the checkpoint .*step-00002: .*; free some space"):
+            state.save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert list(tmp_path.iterdir()) == [whole] and newest_whole(tmp_path) == whole
+
+
+def test_another_version_or_thread_count_is_said(tmp_path, monkeypatch):
+    state = RunState()
+    state.register("x", Box(1))
+    path = state.save(tmp_path, 1)
+    heard = []
+    state.load(path, heard.append)
+    assert heard == []
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    state.load(path, heard.append)
+    assert len(heard) == 1 and f"made with threads {threads}, here is {threads + 1}" in heard[0]
