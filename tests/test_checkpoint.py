@@ -152,7 +152,7 @@ def test_a_part_that_does_not_fit_is_named(tmp_path):
     path = state.save(tmp_path, 1)
     other = RunState()
     other.register("critic", nn.Linear(2, 4))
-    with pytest.raises(OperantError, match="part 'critic' of .* does not fit"):
+    with pytest.raises(OperantError, match=r"part 'critic' of .* does not fit"):
         other.load(path, quiet)
 
 

@@ -164,7 +164,7 @@ def test_a_disk_that_fills_up_later_says_so(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(OperantError, match="file/x.* choose another with --out"):
+    with pytest.raises(OperantError, match=r"file/x.* choose another with --out"):
         RunFolder.create(tmp_path / "file" / "x", {})
 
     def refuse(*_, **__):
