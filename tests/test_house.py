@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "operant"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = [
     "types tally",
-    "sampling kl chat distributed workers hub",
+    "files",
+    "sampling kl chat distributed workers hub lock encoding",
     "policy data batch labels",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",
