@@ -119,6 +119,19 @@ def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     return list(held.values())
 
 
+def cut(batch: Batch, held: Sequence[list[int]], budget: int) -> list[list[int]]:
+    """Units of near-equal length, put together under a budget of tokens (padding included): lists of row numbers."""
+    lengths = batch.mask.sum(1).tolist()
+    longest = {id(rows): max(lengths[r] for r in rows) for rows in held}
+    cuts: list[list[int]] = []
+    for rows in sorted(held, key=lambda rows: longest[id(rows)]):
+        width = longest[id(rows)]  # sorted, so this is the widest so far
+        if not cuts or width * (len(cuts[-1]) + len(rows)) > budget:
+            cuts.append([])
+        cuts[-1] += rows
+    return cuts
+
+
 def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) -> Tensor:
     """How much each action counts [B, T]; over all ranks they sum to 1 (`horizon`: to the mean length over `horizon`).
 

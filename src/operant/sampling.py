@@ -74,6 +74,11 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
+    def untouched(self) -> bool:
+        """Whether `adjust` does nothing to the logits."""
+        return self.temperature == 1 and not self.banned and not (self.min_tokens and self.stops)
+
+    @property
     def stops(self) -> frozenset[int]:
         return frozenset() if self.fixed_length else frozenset(self.stop_tokens)
 
@@ -128,15 +133,17 @@ class Sampling:
         return keep & adjusted.isfinite()
 
     @staticmethod
-    def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
-        """Ids [N] at `uniforms` [N] (float64) of the distributions that `scores` [N, V] (logits) give, by inverse CDF."""
-        weights = (scores - scores.max(-1, keepdim=True).values).double().exp()
-        cumulative = weights.cumsum(-1)
-        target = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
-        ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-        # A uniform next to 1 may round past the end: step back to the last token that has any mass.
-        last = (weights > 0).long().cumsum(-1).argmax(-1)
-        return torch.minimum(ids, last)
+    def draw(scores: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [N] at `uniforms` [N] (float64) of softmax(scores [N, V]) by inverse CDF, and their log-probs [N]."""
+        top = scores.amax(-1, keepdim=True)
+        cumulative = (scores - top).exp_().cumsum(-1, dtype=torch.float64)
+        mass = cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, uniforms.to(cumulative)[:, None] * mass, right=True)
+        # A product that rounds up to the whole mass would fall past the end: take the last token that has any.
+        last = torch.searchsorted(cumulative, mass, right=False)
+        ids = torch.minimum(ids, last)
+        logprobs = scores.gather(-1, ids) - top - mass.log().to(scores)
+        return ids.squeeze(-1), logprobs.squeeze(-1)
 
 
 # --- random numbers from counters -------------------------------------------------------------------------------------

@@ -15,8 +15,49 @@ from operant.sampling import Sampling
 BUDGET = 48_000_000
 """Logits held at once, in numbers."""
 
+BLOCK = 64
+"""Rows of logits swept at once, few enough to stay in a core's cache between the passes over them."""
+
 Head = Callable[[Tensor], Tensor]
 """[N, D] -> [N, V]."""
+
+
+class Sweep(torch.autograd.Function):
+    """Log-prob of the chosen ids, logsumexp and entropy of finite logits [N, V], in one sweep of cache-sized blocks.
+
+    d logprob / d logits = onehot - p and d logsumexp / d logits = p; entropy has no gradient here.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keep = logits.requires_grad
+        probs = torch.empty_like(logits) if keep else None
+        out = torch.empty(3, len(ids), dtype=torch.float32, device=logits.device)
+        for a in range(0, len(ids), BLOCK if logits.device.type == "cpu" else max(1, len(ids))):
+            x = logits[a : a + BLOCK].float() if logits.device.type == "cpu" else logits.float()
+            b = a + len(x)
+            top = x.amax(-1, keepdim=True)
+            shifted = x - top
+            weights = shifted.exp()
+            mass = weights.sum(-1)
+            log_mass = mass.log()
+            out[0, a:b] = shifted.gather(-1, ids[a:b, None]).squeeze(-1) - log_mass
+            out[1, a:b] = log_mass + top.squeeze(-1)
+            out[2, a:b] = log_mass - torch.linalg.vecdot(weights, shifted) / mass
+            if probs is not None:
+                probs[a:b] = weights.div_(mass[:, None])
+        if probs is not None:
+            ctx.save_for_backward(probs, ids)
+        logprobs, normaliser, spread = out.unbind(0)
+        ctx.mark_non_differentiable(spread)
+        return logprobs, normaliser, spread
+
+    @staticmethod
+    def backward(ctx, d_logprobs: Tensor, d_normaliser: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        probs, ids = ctx.saved_tensors
+        grad = probs.mul_((d_normaliser - d_logprobs)[:, None].to(probs.dtype))  # saved for this one use
+        grad.scatter_add_(-1, ids[:, None], d_logprobs[:, None].to(grad.dtype))
+        return grad, None
 
 
 def score(
@@ -64,6 +105,10 @@ def _score(
     other: Tensor | None,
     entropy_gradient: bool,
 ) -> dict[str, Tensor]:
+    plain = sampling.untouched and allowed is None and other is None and not entropy_gradient
+    if plain:
+        logprobs, normaliser, spread = Sweep.apply(head(states), ids)
+        return {"logprobs": logprobs, "raw_logprobs": logprobs, "logsumexp": normaliser, "entropy": spread}
     logits = sampling.adjust(head(states), places)
     normaliser = logits.logsumexp(-1)
     chosen = logits.gather(-1, ids[:, None]).squeeze(-1)

@@ -1,7 +1,7 @@
 """Rewards made of rewards: weighted sums whose parts are kept by name, and what a reply adds to its query.
 
-    reward = weighted({"sentiment": (minus_query(sentiment), 1.0), "length": (length(20), 0.3)})
-    judge(reward, rollouts).parts["length"]    # as said, before the weight
+reward = weighted({"sentiment": (minus_query(sentiment), 1.0), "length": (length(20), 0.3)})
+judge(reward, rollouts).parts["length"]    # as said, before the weight
 """
 
 import math

@@ -120,7 +120,8 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: Exception) -> Rol
     def fails(some: list[Rollout]) -> bool:
         try:
             answers: Any = reward(some)
-            _is_list(answers) and list(answers)  # a generator fails only when it is read
+            if _is_list(answers):
+                list(answers)  # a generator fails only when it is read
         except Exception as again:
             return type(again) is type(error) and str(again) == str(error)
         return False

@@ -1,6 +1,6 @@
 """Rewards that need nothing but the reply. Each is made by a function of its setting.
 
-    letters("e")([rollout])   # [7.0]: seven times the letter e
+letters("e")([rollout])   # [7.0]: seven times the letter e
 """
 
 import re

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from operant import distributed, losses
 from operant.advantages import whiten
-from operant.batch import token_weights, units
+from operant.batch import cut, token_weights, units
 from operant.kl import EXACT, KLOptions, estimate, loss_term
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, counter
@@ -122,17 +122,7 @@ def _minibatch(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch
 
 def _micro_batches(batch: Batch, unit: str, budget: int) -> list[Batch]:
     """Units of near-equal length under a token budget; every rank makes the same number."""
-    lengths = batch.mask.sum(1).tolist()
-    held = sorted(units(batch, unit), key=lambda rows: max(lengths[r] for r in rows))
-    cuts: list[list[int]] = []
-    width = 0
-    for rows in held:
-        width = max([width, *(lengths[r] for r in rows)])
-        if not cuts or width * (len(cuts[-1]) + len(rows)) > budget:
-            cuts.append([])
-            width = max(lengths[r] for r in rows)
-        cuts[-1] += rows
-    parts = [batch.rows(torch.tensor(rows)) for rows in cuts]
+    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget)]
     spare = parts[0].rows(slice(0, 1))
     dummy = spare.with_(weights=torch.zeros_like(spare.weights), actions=torch.zeros_like(spare.actions))
     return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))

@@ -1,0 +1,127 @@
+"""The second look at a batch: what decoding did not tell. Values, log-probs, the reference, and what KL costs."""
+
+import torch
+
+from operant.batch import cut, units
+from operant.kl import EXACT, SAMPLED, KLOptions, estimate
+from operant.policy.policy import Policy
+from operant.sampling import Sampling
+from operant.types import Batch, OperantError, Outputs, Rollout
+
+
+@torch.no_grad()
+def observe(
+    batch: Batch,
+    policy: Policy,
+    reference: Policy | None,
+    sampling: Sampling,
+    kl: KLOptions,
+    *,
+    micro_tokens: int = 8192,
+    again: bool = False,
+) -> Batch:
+    """Fill in what is missing of log-probs, values, reference log-probs and the per-token KL that rewards will pay.
+
+    `again` makes the pass over the policy also where decoding kept everything.
+    """
+    exact = kl.exact if reference is not None else ()
+    lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
+    if lacking or exact or again or (batch.allowed is not None and batch.raw_logprobs is None):
+        out = passed(batch, policy, sampling, micro_tokens, reference if exact else None)
+        known = batch.logprobs is not None and not again
+        batch = batch.with_(
+            logprobs=batch.logprobs if known else out.logprobs,
+            raw_logprobs=out.raw_logprobs,
+            values=batch.values if batch.values is not None and not again else out.values,
+            kl=out.kl[kl.kind] if exact else None,
+        )
+    if batch.raw_logprobs is None:
+        batch = batch.with_(raw_logprobs=batch.logprobs)
+    _finite(batch)
+    if reference is None:
+        return batch
+    bare = batch.with_(allowed=None)
+    batch = batch.with_(ref_logprobs=passed(bare, reference, sampling, micro_tokens, None).raw_logprobs)
+    if kl.kind in SAMPLED:
+        batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)
+    return batch
+
+
+def pay(batch: Batch, coef: float) -> Batch:
+    """Take `coef` times the per-token KL from the rewards."""
+    return batch if batch.kl is None or not coef else batch.with_(rewards=batch.rewards - coef * batch.kl)
+
+
+def passed(
+    batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int, against: Policy | None = None
+) -> Outputs:
+    """One forward pass over the whole batch, in micro-batches; detached."""
+    pieces: list[tuple[list[int], Outputs]] = []
+    for rows in cut(batch, units(batch), micro_tokens):
+        part = batch.rows(torch.tensor(rows))
+        pieces.append((rows, policy.forward(part, sampling, against=against)))
+
+    def whole(pick) -> torch.Tensor | None:
+        if pick(pieces[0][1]) is None:
+            return None
+        full = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+        for rows, out in pieces:
+            piece = pick(out)
+            full[torch.tensor(rows), : piece.shape[1]] = piece
+        return full
+
+    names = EXACT if against is not None else ()
+    return Outputs(
+        logprobs=whole(lambda o: o.logprobs),
+        raw_logprobs=whole(lambda o: o.raw_logprobs),
+        entropy=whole(lambda o: o.entropy),
+        logsumexp=whole(lambda o: o.logsumexp),
+        values=whole(lambda o: o.values),
+        kl={n: whole(lambda o, n=n: o.kl[n]) for n in names} or None,
+    )
+
+
+@torch.no_grad()
+def bootstrap(batch: Batch, rollouts: list[Rollout], policy: Policy, *, lengths_too: bool = False) -> Batch:
+    """The critic's value of the state after every cut episode (and, on request, after every reply cut for length)."""
+    ends = batch.bootstrap.clone()
+    for i, rollout in enumerate(rollouts):
+        last = rollout.turns[-1]
+        after = rollout.following if rollout.end == "cut" else None
+        if after is None and lengths_too and rollout.end == "length":
+            after = last.prompt + last.action
+        if after is not None and not last.next_value:
+            ends[i] = _value_after(policy, after)
+    return batch.with_(bootstrap=ends)
+
+
+def _value_after(policy: Policy, ids: list[int]) -> float:
+    row = torch.tensor([[*ids, 0]], device=policy.device)
+    actions = torch.zeros_like(row, dtype=torch.bool)
+    actions[0, -1] = True
+    one = torch.zeros(1, dtype=torch.long, device=policy.device)
+    state = Batch(
+        tokens=row,
+        mask=torch.ones_like(actions),
+        actions=actions,
+        rewards=torch.zeros(row.shape),
+        turns=torch.where(actions, 0, -1),
+        episodes=one,
+        groups=one,
+        bootstrap=torch.zeros(1),
+    )
+    return float(policy.values(state)[0, -1])
+
+
+def _finite(batch: Batch) -> None:
+    for name in ("logprobs", "values"):
+        held = getattr(batch, name)
+        if held is None:
+            continue
+        bad = (~held.isfinite() & batch.actions).nonzero()
+        if len(bad):
+            row, column = bad[0].tolist()
+            raise OperantError(
+                f"{name} of row {row} at token {column} is {float(held[row, column])}: the reply holds a token that "
+                "the policy could not have said (a masked stop token?), or the weights are broken"
+            )

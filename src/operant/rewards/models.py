@@ -1,0 +1,133 @@
+"""A transformers sequence classifier as a reward. It reads text with a tokenizer of its own, never the policy's ids."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from operant.hub import find_model
+from operant.types import OperantError, Rollout
+
+
+class Classifier:
+    """The probability, or the logit, of one label: `Classifier("builtin:sentiment", label="positive")(rollouts)`.
+
+    `name` is a folder, `builtin:NAME` or a Hub name. Nothing is loaded before `check` or the first call. The model runs
+    in float32 without dropout, over batches of similar length; text that is too long loses its beginning.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        label: str | int = "positive",
+        output: str = "probability",
+        text: str = "text",
+        batch: int = 32,
+        device: str | None = None,
+    ):
+        for option, value, allowed in (("output", output, ("probability", "logit")), ("text", text, ("text", "reply"))):
+            if value not in allowed:
+                raise OperantError(f"classifier {name!r}: {option}={value!r} must be {allowed[0]} or {allowed[1]}")
+        if batch < 1:
+            raise OperantError(f"classifier {name!r}: batch={batch} must be at least 1")
+        self.name, self.label, self.output, self.text, self.batch = name, label, output, text, batch
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.__name__ = "sentiment" if name == "builtin:sentiment" else "classifier"
+        self._loaded: tuple[Any, Any, int, int] | None = None
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        return self.score([getattr(rollout, self.text) for rollout in rollouts])
+
+    def check(self) -> None:
+        """Load the model. Raises: OperantError where it cannot be had, is no classifier, or lacks the label."""
+        self._load()
+
+    @torch.inference_mode()
+    def score(self, texts: list[str]) -> list[float]:
+        """One number a text, in the order of `texts`."""
+        model, tokenizer, index, longest = self._load()
+        ids = tokenizer(texts, truncation=True, max_length=longest).input_ids
+        ids = [row or _nothing(tokenizer) for row in ids]
+        scores = [0.0] * len(texts)
+        for rows in _batches([len(row) for row in ids], self.batch, pad=tokenizer.pad_token is not None):
+            inputs = _padded(tokenizer, [ids[row] for row in rows])
+            chosen = self._read(model, model(**{k: v.to(self.device) for k, v in inputs.items()}).logits.float(), index)
+            for row, value in zip(rows, chosen.tolist()):
+                scores[row] = value
+        return scores
+
+    def _read(self, model: Any, logits: torch.Tensor, index: int) -> torch.Tensor:
+        """[B] from `logits` [B, labels]."""
+        if self.output == "logit":
+            return logits[:, index]
+        single = logits.shape[1] == 1 or model.config.problem_type == "multi_label_classification"
+        return (logits.sigmoid() if single else logits.softmax(-1))[:, index]
+
+    def _load(self) -> tuple[Any, Any, int, int]:
+        """The model, its tokenizer, the label's column, and how many tokens fit."""
+        if self._loaded is None:
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+            folder = find_model(self.name)
+            options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+            try:
+                model, found = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+                tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left", padding_side="right")
+            except (OSError, ValueError, KeyError, RuntimeError) as error:
+                raise OperantError(f"classifier {self.name!r} cannot be loaded from {folder}: {error}") from error
+            if found["missing_keys"]:
+                missing = ", ".join(sorted(found["missing_keys"])[:3])
+                raise OperantError(f"classifier {self.name!r} lacks weights ({missing}); is it a trained classifier?")
+            longest = _longest(model.config.get_text_config(), tokenizer)
+            # A causal classifier reads at the last token that is not this id; -1: batches then have equal lengths.
+            model.config.get_text_config().pad_token_id = -1 if tokenizer.pad_token is None else tokenizer.pad_token_id
+            self._loaded = model.to(self.device).eval(), tokenizer, self._index(model.config), longest
+        return self._loaded
+
+    def _index(self, config: Any) -> int:
+        """The column of the label. One that stands alone needs no name."""
+        names = {i: str(name) for i, name in config.id2label.items()}
+        if isinstance(self.label, str) and not self.label.isdecimal():
+            found = [i for i, name in names.items() if name.lower() == self.label.lower()]
+            found = found or ([0] if len(names) == 1 else [])
+        else:
+            found = [int(self.label)] if int(self.label) in names else []
+        if not found:
+            known = ", ".join(f"{i}: {name}" for i, name in names.items())
+            raise OperantError(f"classifier {self.name!r} has no label {self.label!r}; its labels are {known}")
+        return found[0]
+
+
+def _longest(config: Any, tokenizer: Any) -> int:
+    """Tokens that fit, special ones included."""
+    places = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    # RoBERTa counts positions from behind its padding id.
+    taken = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
+    return min(places - taken, tokenizer.model_max_length)
+
+
+def _nothing(tokenizer: Any) -> list[int]:
+    """What stands for an empty text where the tokenizer adds no special tokens."""
+    ids = [t for t in (tokenizer.bos_token_id, tokenizer.eos_token_id) if t is not None]
+    return ids[:1] or [0]
+
+
+def _batches(lengths: list[int], size: int, *, pad: bool) -> Iterator[list[int]]:
+    """Indices in batches of similar length; of equal length where the tokenizer has nothing to pad with."""
+    rows: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if rows and (len(rows) == size or (not pad and lengths[i] != lengths[rows[0]])):
+            yield rows
+            rows = []
+        rows.append(i)
+    if rows:
+        yield rows
+
+
+def _padded(tokenizer: Any, ids: list[list[int]]) -> dict[str, torch.Tensor]:
+    lengths = torch.tensor([len(row) for row in ids])
+    width = int(lengths.max())
+    filler = tokenizer.pad_token_id or 0
+    tokens = torch.tensor([row + [filler] * (width - len(row)) for row in ids])
+    return {"input_ids": tokens, "attention_mask": (torch.arange(width) < lengths[:, None]).long()}

@@ -1,0 +1,189 @@
+"""What happens to scores between the reward and the trainer: penalties, running scale, clipping.
+
+In this order, and nothing is on unless asked for:
+1. the text that the reward sees ends at the first truncate token, and replies without one get a penalty instead of
+   their score (Ziegler et al., 2019);
+2. replies that hit the length limit get the missing-stop penalty, in the reward's own units;
+3. scores are divided by their running standard deviation, after the running mean is taken off where asked (as TRL's
+   `use_score_scaling` and `use_score_norm`), and clipped.
+
+    options, moments = ScoreOptions(scale=True, clip=3.0, missing_stop=-1.0), RunningMoments()
+    judged = score(reward, rollouts, options, moments, tokenizer)   # judged.used is what is trained on
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from operant import distributed
+from operant.rewards.judging import Judged, Total, judge
+from operant.sampling import Sampling, reply_text
+from operant.types import OperantError, RewardFn, Rollout
+
+EPS = 1.1920928955078125e-07
+"""Of float32, as TRL adds to the standard deviation."""
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What is done to scores; the default leaves them alone."""
+
+    scale: bool = False
+    """Divide by the running standard deviation of all scores so far."""
+    normalise: bool = False
+    """Take the running mean off before dividing; implies `scale`."""
+    clip: float | None = None
+    """Keep scores within -clip..clip, after scaling."""
+    missing_stop: float | None = None
+    """What a reply that hit the length limit gets."""
+    missing_stop_mode: str = "replace"
+    """`replace` the score by `missing_stop`, or `add` it."""
+    truncate_token: int | str | None = None
+    """The reward sees the reply up to and with the first such token at position >= `truncate_after`."""
+    truncate_after: int = 0
+    """In tokens from the start of the reply, which is 0."""
+    truncate_penalty: float = -1.0
+    """Replaces the score of a reply without that token."""
+
+    def __post_init__(self) -> None:
+        numbers = ("clip", "missing_stop", "truncate_penalty")
+        checks = [(n, v is None or math.isfinite(v), "finite") for n in numbers for v in [getattr(self, n)]]
+        checks += [
+            ("clip", self.clip is None or self.clip > 0, "above 0"),
+            ("missing_stop_mode", self.missing_stop_mode in ("replace", "add"), "'replace' or 'add'"),
+            ("truncate_after", self.truncate_after >= 0, "at least 0"),
+        ]
+        for name, good, rule in checks:
+            if not good:
+                raise OperantError(f"score.{name}={getattr(self, name)!r}: it must be {rule}")
+
+
+class RunningMoments:
+    """Count, mean and variance of every score seen, on all ranks; the numbers of TRL's `RunningMoments`."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.var = 0.0, 0.0, 1.0
+
+    @property
+    def std(self) -> float:
+        """Unbiased; 1 before two scores were seen, and where all were the same: there is nothing to divide by then."""
+        spread = math.sqrt(self.var * self.count / (self.count - 1)) if self.count > 1 else 1.0
+        return spread or 1.0
+
+    def update(self, values: Sequence[float]) -> None:
+        """Merge a batch in, exactly (Chan et al., 1979). Every rank must call, also with no values."""
+        count = distributed.total_float(float(len(values)))
+        if count == 0:
+            return
+        mean = distributed.total_float(math.fsum(values)) / count
+        square = distributed.total_float(math.fsum((v - mean) ** 2 for v in values))
+        gap, both = mean - self.mean, self.count + count
+        self.var = (self.var * self.count + square + gap**2 * self.count * count / both) / both
+        self.mean += gap * count / both
+        self.count = both
+
+    def state_dict(self) -> dict[str, float]:
+        return {"count": self.count, "mean": self.mean, "var": self.var}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.count, self.mean, self.var = state["count"], state["mean"], state["var"]
+
+
+def score(
+    reward: RewardFn,
+    rollouts: list[Rollout],
+    options: ScoreOptions,
+    moments: RunningMoments,
+    tokenizer: Any = None,
+    sampling: Sampling | None = None,
+) -> Judged:
+    """Judge `rollouts` and process the scores; `Judged.used` holds what is trained on. Changes `moments`."""
+    seen, found = rollouts, [True] * len(rollouts)
+    if options.truncate_token is not None:
+        seen, found = truncated(rollouts, options, tokenizer, sampling or Sampling())
+    judged = judge(reward, seen)
+    used = penalised(judged.scores, rollouts, found, options)
+    if options.scale or options.normalise:
+        moments.update([_total(s) for s in used if s is not None])
+        used = [scaled(s, moments, normalise=options.normalise) for s in used]
+    if options.clip is not None:
+        used = [clipped(s, options.clip) for s in used]
+    return judged if options == ScoreOptions() else replace(judged, used=used)
+
+
+def truncated(
+    rollouts: list[Rollout], options: ScoreOptions, tokenizer: Any, sampling: Sampling
+) -> tuple[list[Rollout], list[bool]]:
+    """The rollouts as the reward sees them, and whether each had the truncate token late enough.
+
+    Only the text is cut; the ids stay, because all of them are trained on.
+    """
+    token = _token(options.truncate_token, tokenizer)
+    seen, found = [], []
+    for rollout in rollouts:
+        cut = first_at(rollout.ids, token, options.truncate_after)
+        found.append(cut is not None)
+        if cut is not None:
+            text = reply_text(tokenizer, rollout.turns[-1].prompt, rollout.ids[: cut + 1], _keep(sampling, token))
+            rollout = replace(rollout, texts=[*rollout.texts[:-1], text])
+        seen.append(rollout)
+    return seen, found
+
+
+def first_at(ids: Sequence[int], token: int, after: int) -> int | None:
+    """The first position >= `after` where `token` stands."""
+    return next((i for i in range(after, len(ids)) if ids[i] == token), None)
+
+
+def penalised(scores: list[Total], rollouts: list[Rollout], found: list[bool], options: ScoreOptions) -> list[Total]:
+    """Scores with the penalties in; one that abstained stays out."""
+    out = []
+    for total, rollout, has_token in zip(scores, rollouts, found):
+        if total is not None and options.missing_stop is not None and rollout.turns[-1].end == "length":
+            total = _paid(total, options.missing_stop, replaces=options.missing_stop_mode == "replace")
+        if total is not None and not has_token:
+            total = _paid(total, options.truncate_penalty, replaces=True)
+        out.append(total)
+    return out
+
+
+def scaled(total: Total, moments: RunningMoments, *, normalise: bool) -> Total:
+    """(total - mean) / std, or total / std. The mean of a per-token score is taken off its last token."""
+    if total is None:
+        return None
+    shifted = _paid(total, -moments.mean, replaces=False) if normalise else total
+    return [x / (moments.std + EPS) for x in shifted] if isinstance(shifted, list) else shifted / (moments.std + EPS)
+
+
+def clipped(total: Total, limit: float) -> Total:
+    """Within -limit..limit; a per-token score token by token."""
+    if total is None:
+        return None
+    return [min(max(x, -limit), limit) for x in total] if isinstance(total, list) else min(max(total, -limit), limit)
+
+
+def _paid(total: float | list[float], amount: float, *, replaces: bool) -> float | list[float]:
+    if not isinstance(total, list):
+        return amount if replaces else total + amount
+    return [*([0.0] * (len(total) - 1) if replaces else total[:-1]), amount if replaces else total[-1] + amount]
+
+
+def _total(total: float | list[float]) -> float:
+    return math.fsum(total) if isinstance(total, list) else total
+
+
+def _token(token: int | str | None, tokenizer: Any) -> int:
+    if isinstance(token, int):
+        return token
+    ids = tokenizer.encode(token, add_special_tokens=False)
+    if len(ids) != 1:
+        raise OperantError(
+            f"score.truncate_token={token!r} is {len(ids)} tokens for this tokenizer; give one, or its id"
+        )
+    return ids[0]
+
+
+def _keep(sampling: Sampling, token: int) -> Sampling:
+    """The truncate token belongs to the text, also where it stops the reply."""
+    return replace(sampling, stop_tokens=tuple(t for t in sampling.stop_tokens if t != token))

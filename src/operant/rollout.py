@@ -1,0 +1,130 @@
+"""Play tasks to their end: tasks x engine x env -> rollouts.
+
+Token ids are the truth. A prompt is encoded once; what the policy said is never encoded again; what a world appends is
+encoded by itself and put behind the reply's ids.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from operant.chat import encode_more, encode_prompt
+from operant.sampling import Sampling, reply_text, task_key
+from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
+
+
+class _Episode:
+    """One attempt in progress."""
+
+    def __init__(self, task: Task, group: int, sample: int, tokenizer: Any):
+        self.task, self.group, self.sample, self.tokenizer = task, group, sample, tokenizer
+        self.prompt: list[int] = []
+        self.options: list[str] | None = None
+        self.turns: list[Turn] = []
+        self.texts: list[str] = []
+        self.info: dict[str, Any] = {}
+        self.query = ""
+
+    def start(self, first: Step) -> None:
+        prompt = encode_prompt(self.tokenizer, first.text or self.task.prompt)
+        self.prompt, self.options = prompt, first.options
+        self.query = self.tokenizer.decode(prompt, skip_special_tokens=True) if self.tokenizer else ""
+
+    def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
+        c = completion
+        self.turns.append(
+            Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, c.allowed, c.states)
+            if options is None
+            else Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, options=options, chosen=chosen)
+        )
+        self.texts.append(text)
+
+    def answer(self, step: Step) -> Rollout | None:
+        """Take the world's answer; the finished rollout, or None while the episode goes on."""
+        self.turns[-1] = last = replace(self.turns[-1], reward=step.reward)
+        self.info |= step.info
+        done = step.terminated and not step.truncated
+        following = encode_prompt(self.tokenizer, step.text) if step.fresh and step.text else None
+        if following is None and not done:
+            following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
+        if not (step.terminated or step.truncated):
+            self.prompt, self.options = following, step.options
+            return None
+        end: End = "cut" if step.truncated else last.end if len(self.turns) == 1 else "world"
+        return Rollout(
+            self.task,
+            self.group,
+            self.turns,
+            self.texts,
+            end,
+            self.info,
+            self.query,
+            following if end == "cut" else None,
+        )
+
+
+def play(
+    tasks: Sequence[Task],
+    *,
+    env: Env,
+    engine: Engine,
+    tokenizer: Any,
+    sampling: Sampling,
+    seed: int = 0,
+    stream: str = "train",
+    step: int = 0,
+    groups: Sequence[int] | None = None,
+) -> list[Rollout]:
+    """One rollout for each task, in their order; all live episodes speak at once.
+
+    The same task given twice is two samples of it, with random numbers of their own. `groups` default to one a task id.
+    Raises: OperantError for a world that answers for slots it was not asked about.
+    """
+    seen: Counter[str] = Counter()
+    names: dict[str, int] = {}
+    episodes: dict[int, _Episode] = {}
+    for slot, task in enumerate(tasks):
+        group = names.setdefault(task.id, len(names)) if groups is None else groups[slot]
+        episodes[slot] = _Episode(task, group, seen[task.id], tokenizer)
+        seen[task.id] += 1
+    for slot, first in _answers(env.reset(dict(enumerate(tasks))), list(episodes)).items():
+        episodes[slot].start(first)
+    finished: dict[int, Rollout] = {}
+    while len(finished) < len(tasks):
+        live = [slot for slot in episodes if slot not in finished]
+        _speak([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
+        steps = _answers(env.step({s: episodes[s].texts[-1] for s in live}), live)
+        for slot, given in steps.items():
+            rollout = episodes[slot].answer(given)
+            if rollout is not None:
+                finished[slot] = rollout
+    return [finished[slot] for slot in range(len(tasks))]
+
+
+def _speak(
+    live: list[_Episode], engine: Engine, tokenizer: Any, sampling: Sampling, seed: int, stream: str, step: int
+) -> None:
+    """One reply for every live episode: free speech, or a choice where the world gave options."""
+    keys = {id(e): task_key(seed, stream, step, e.task.id, e.sample, len(e.turns)) for e in live}
+    free = [e for e in live if e.options is None]
+    if free:
+        completions = engine.generate([e.prompt for e in free], sampling, [keys[id(e)] for e in free])
+        for e, completion in zip(free, completions, strict=True):
+            text = reply_text(tokenizer, e.prompt, completion.action, sampling) if tokenizer else ""
+            e.take(completion, text, None, None)
+    bound = [e for e in live if e.options is not None]
+    if bound:
+        options = [[encode_more(tokenizer, text) for text in e.options] for e in bound]
+        picked = engine.choose([e.prompt for e in bound], options, sampling, [keys[id(e)] for e in bound])
+        for e, ids, (index, completion) in zip(bound, options, picked, strict=True):
+            e.take(completion, e.options[index], index, ids)
+
+
+def _answers(steps: dict[int, Step], asked: list[int]) -> dict[int, Step]:
+    if set(steps) != set(asked):
+        raise OperantError(
+            f"the environment answered for slots {sorted(steps)} and was asked about {sorted(asked)}: "
+            "reset and step return one Step for every slot that they were given"
+        )
+    return steps

@@ -1,0 +1,217 @@
+"""What every metric means: name, unit, healthy range, and what TRL's PPOTrainer called it.
+
+`python -m operant.tracking.registry > docs/metrics.md` writes the page; the report explains its charts with the same
+sentences, and a test holds all three together.
+"""
+
+import re
+from dataclasses import dataclass
+
+_TABLE = """
+# Progress
+step | | | | steps of training so far: one is play, judge, update
+episodes | | | episode | replies (in a world: episodes) trained on so far
+# Reward
+reward/mean | score | rises | env/reward_mean | mean score of the replies, as the reward gave it
+reward/std | score | above 0: equal scores teach nothing | env/reward_std | spread of those scores over the replies
+reward/min | score | | | lowest score
+reward/max | score | | | highest score
+reward/scaled_mean | | | ppo/mean_scores, objective/scores | mean score after scaling, normalising and clipping: what
+    is trained on
+reward/scaled_std | | | ppo/std_scores | spread of the scores that are trained on
+reward/kl_penalty | score | small beside the reward | ppo/mean_non_score_reward, objective/non_score_reward (negative
+    there) | what the KL term took from a reply, mean over replies: coefficient times kl/paid
+reward/return | score | rises | objective/rlhf_reward | score minus KL penalty, mean over replies: what PPO maximises
+reward/abstained | share | ..0.1 | | share of replies that the reward would not judge; they are left out
+reward/<part>/mean | score | | | mean of one named part of the reward, before its weight
+reward/<part>/std | score | | | spread of one named part of the reward
+reward/<part>/abstained | share | ..0.1 | | share of replies that this part would not judge
+# Distance from the reference
+kl/per_reply | nats | 0..10 | objective/kl | sum over a reply of log-prob minus reference log-prob (k1), mean over
+    replies: how far the policy has moved; negative means that sampling and scoring disagree
+kl/per_reply_std | nats | | objective/kl_dist | spread of that sum over the replies
+kl/per_token | nats | | | the same difference, mean over tokens
+kl/paid | nats | | | what the reward's KL term charged a reply before its coefficient, mean over replies; equals
+    kl/per_reply for the k1 estimator
+kl/k3 | nats | close to kl/per_reply | | a second estimate of the same KL, never negative: exp(-d) - 1 + d for a
+    difference d, summed over a reply
+kl/in_loss | nats | | | the KL term of the loss before its coefficient, mean over tokens
+kl/coef | score per nat | steady; a climb comes before numerical trouble | objective/kl_coef | what a nat of KL costs
+    in the reward now; the controller moves it
+kl/loss_coef | | | | weight of the KL term in the loss
+# Policy
+policy/loss | | noise around 0 | ppo/loss/policy, loss/policy_avg | the clipped objective, mean over tokens
+policy/entropy | nats | falls slowly; 0 is collapse | ppo/policy/entropy, policy/entropy_avg | entropy of the whole
+    next-token distribution, mean over tokens: how undecided the policy is
+policy/sampled_entropy | nats | falls slowly | objective/entropy | minus the log-prob of a reply, mean over replies
+policy/clip_fraction | share | 0..0.3 | ppo/policy/clipfrac, policy/clipfrac_avg | share of tokens where clipping
+    holds the update back: high means that steps are too large
+policy/approx_kl | nats | 0..0.1 | ppo/policy/approxkl, policy/approxkl_avg | size of the update: half the squared
+    change of log-prob, mean over tokens
+policy/old_new_kl | nats | ..0.1 | ppo/policy/policykl | old minus new log-prob, mean over tokens: what early stopping
+    looks at
+policy/old_new_k3 | nats | 0..0.1 | | the k3 estimate of the same divergence, never negative
+policy/ratio_mean | | 0.9..1.1 | ppo/policy/ratio, val/ratio | new over old probability of a token, mean over tokens
+policy/ratio_std | | ..0.5 | val/ratio_var (its square) | spread of those ratios over tokens
+policy/ratio_min | | 0.005.. | ppo/policy/ratio | smallest ratio of the step
+policy/ratio_max | | ..200 | ppo/policy/ratio | largest ratio of the step
+policy/advantage_mean | | 0 where it is whitened | ppo/policy/advantages_mean | mean advantage over tokens, as the
+    loss uses it
+policy/advantage_std | | 1 where it is whitened | ppo/policy/advantages | spread of the advantages over tokens
+policy/skipped_steps | | 0 | | optimizer steps refused: ratios too large, or numbers that are not finite
+# Value
+value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
+    mean over tokens, before its coefficient
+value/mean | score | near returns/mean | ppo/val/mean | value before each token when it was sampled, mean over tokens
+value/std | score | | ppo/val/var (its square) | spread of those values over tokens
+value/prediction | score | near returns/mean | ppo/val/vpred | value during the update, mean over tokens
+value/error | score² | falls | ppo/val/error | squared distance of value and return during the update, mean over
+    tokens
+value/clip_fraction | share | often 0.3 to 0.6 early on | ppo/val/clipfrac, val/clipfrac_avg | share of tokens where
+    value clipping is active
+value/explained_variance | | rises towards 1 | ppo/val/var_explained | 1 minus error over variance of the returns: 1
+    is a perfect critic, 0 one that knows the mean, below 0 one that knows less
+returns/mean | score | | ppo/returns/mean | mean of the targets of the value, over tokens
+returns/std | score | | ppo/returns/var (its square) | spread of those targets
+loss/total | | tells little: watch reward and KL | ppo/loss/total | what was descended on: policy, value, entropy and
+    KL terms with their coefficients
+# Rollout
+rollout/count | | | | replies (episodes) of this step
+rollout/logprob_gap | nats | below 0.0001 in float32, below 0.05 in bfloat16 | | largest difference between the
+    log-prob of a token when it was sampled and when it is scored with unchanged weights
+rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens, mean over tokens
+rollout/ref_logprob_mean | nats | | objective/ref_logprobs | the same tokens' log-prob under the reference
+rollout/query_tokens | tokens | | tokens/queries_len_mean | length of the queries, mean
+rollout/query_tokens_std | tokens | | tokens/queries_len_std | spread of that length
+rollout/reply_tokens | tokens | steady | tokens/responses_len_mean | length of the replies, mean: watch it for rewards
+    that like length
+rollout/reply_tokens_std | tokens | | tokens/responses_len_std | spread of that length
+rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies that ended with a stop token or stop
+    string
+rollout/ended_length | share | | | share of replies that ended at the task's own length limit
+rollout/ended_world | share | | | share of episodes that the world ended
+rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of what follows is counted in
+# Update
+update/lr | | | ppo/learning_rate, lr | learning rate
+update/grad_norm | | steady | gradients/* (whole histograms) | length of the gradient before clipping, mean over
+    optimizer steps
+update/steps | | | | optimizer steps made
+update/epochs | | | | passes over the replies that were finished
+update/early_stopped | | mostly 0 | | 1 where the KL of old and new policy ended the update early
+# Time
+time/step | s | | time/ppo/total, time/epoch | the whole step
+time/generate | s | | time/get_response, time/build_input_sentiment | sampling the replies
+time/reward | s | | time/get_sentiment_preds | judging them
+time/observe | s | | time/ppo/forward_pass, time/ppo/compute_rewards | values, reference and KL of the replies
+time/advantage | s | | time/ppo/compute_advantages | advantages and returns
+time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
+time/track | s | | time/ppo/calc_stats | writing metrics and replies
+tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
+episodes/per_second | 1/s | | eps | replies (episodes) over the time of the whole step
+"""
+"""name | unit | healthy: words, or lowest..highest | TRL's names | meaning. Indented lines go on."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number a step: `METRICS["kl/per_reply"].band == (0.0, 10.0)`."""
+
+    name: str
+    group: str
+    unit: str
+    healthy: str
+    """In words: "rises", "0 to 10"."""
+    old: str
+    """TRL's names for it."""
+    meaning: str
+    band: tuple[float | None, float | None] | None = None
+    """The healthy range as numbers (lowest, highest), where it has some."""
+
+    def unhealthy(self, value: float) -> bool:
+        """Whether `value` is outside of the band."""
+        low, high = self.band or (None, None)
+        return (low is not None and value < low) or (high is not None and value > high)
+
+
+def _read(table: str) -> dict[str, Metric]:
+    metrics, group = {}, ""
+    for line in re.sub(r"\n +", " ", table.strip()).split("\n"):
+        if line.startswith("# "):
+            group = line[2:]
+            continue
+        name, unit, healthy, old, meaning = (cell.strip() for cell in line.split("|"))
+        metrics[name] = Metric(name, group, unit, _words(healthy), old, meaning, _band(healthy))
+    return metrics
+
+
+def _band(healthy: str) -> tuple[float | None, float | None] | None:
+    low, dots, high = healthy.partition("..")
+    return (float(low) if low else None, float(high) if high else None) if dots else None
+
+
+def _words(healthy: str) -> str:
+    low, dots, high = healthy.partition("..")
+    if not dots:
+        return healthy
+    return f"{low} to {high}" if low and high else f"at most {high}" if high else f"at least {low}"
+
+
+METRICS: dict[str, Metric] = _read(_TABLE)
+
+COLUMNS = {
+    "task, group, rollout, turn": (
+        "which task, which attempts at it belong together, which attempt, and which of its replies", ""),
+    "query, reply": ("as text", "game_log"),
+    "prompt, ids": ("the token ids that the policy saw, and those that it chose", ""),
+    "query_tokens, reply_tokens": ("their lengths", "tokens/queries_dist, tokens/responses_dist"),
+    "logprobs, ref_logprobs": (
+        "of each chosen token, by the policy that spoke and by the reference",
+        "objective/logprobs, objective/ref_logprobs"),
+    "kl": ("what each chosen token was charged, before the coefficient", "objective/kl_dist"),
+    "values, advantages, returns": ("of each chosen token", "ppo/policy/advantages"),
+    "reward, reward/<part>": ("the score and its named parts, on an attempt's last reply", "env/reward_dist"),
+    "paid": ("what the world paid for this reply", ""),
+    "end, version": ("why the reply ended, and the version of the weights that spoke it", ""),
+}  # fmt: skip
+"""Of `rollouts/step-00012.parquet`: names -> (meaning, TRL's names)."""
+
+_HEAD = """# Metrics
+
+One object a step in `metrics.jsonl`. Every mean is a sum over a count, pooled over minibatches and ranks. A name is
+absent where nothing was counted, and null where the number was not finite. This page is generated: edit
+`src/operant/tracking/registry.py`, then run `python -m operant.tracking.registry > docs/metrics.md`.
+"""
+_COLUMNS_HEAD = """
+## Whole distributions
+
+`rollouts/step-00012.parquet` holds what a histogram is made of, one row a reply.
+
+| column | meaning | TRL's name |
+|---|---|---|
+"""
+
+
+def describe(name: str) -> Metric | None:
+    """The entry of a metric; `reward/taste/mean` is a `reward/<part>/mean`. None where nobody described it."""
+    return METRICS.get(name) or METRICS.get(re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name))
+
+
+def markdown() -> str:
+    """The page docs/metrics.md."""
+    page, group = _HEAD, ""
+    for m in METRICS.values():
+        if m.group != group:
+            group = m.group
+            page += f"\n## {group}\n\n| name | meaning | unit | healthy | TRL's name |\n|---|---|---|---|---|\n"
+        page += f"| {_code(m.name)} | {m.meaning} | {m.unit} | {m.healthy} | {_code(m.old)} |\n"
+    page += _COLUMNS_HEAD
+    return page + "".join(f"| {_code(n)} | {meaning} | {_code(old)} |\n" for n, (meaning, old) in COLUMNS.items())
+
+
+def _code(names: str) -> str:
+    """Names in code quotes; what is said about them in brackets stays outside."""
+    return re.sub(r"([\w/*<>]+)((?: \([^)]*\))?)(, |$)", r"`\1`\2\3", names) if names else ""
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
