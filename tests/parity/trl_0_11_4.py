@@ -150,7 +150,7 @@ def compare_rewards(case: Case, report: Report) -> None:
         logs, refs = case.logprobs, case.ref_logprobs
         if theirs == "full":
             logs, refs = case.logits.log_softmax(-1), case.ref_logits.log_softmax(-1)
-        rewards, non_score, penalty = trainer.compute_rewards(case.scores, logs, refs, case.mask)
+        rewards, _, penalty = trainer.compute_rewards(case.scores, logs, refs, case.mask)
         paid = case.exact() if theirs == "full" else kl.estimate(ours, made.logprobs, made.ref_logprobs)
         left = made.rewards - trainer.kl_ctl.value * paid
         report.same(f"KL penalty, {theirs}", penalty * case.mask, case.theirs(paid))

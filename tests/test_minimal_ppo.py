@@ -1,0 +1,146 @@
+"""`recipes/minimal_ppo.py` is a lesson: it is short, stands alone, has the library's numbers, and learns."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from operant import advantages, batch, kl, losses
+from operant.types import Batch, Outputs, Rollout, Task, Turn
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "minimal_ppo.py"
+LENGTHS = [5, 1, 3, 7]
+EXACT = {"rtol": 0.0, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def lesson() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("minimal_ppo", RECIPE)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Numbers:
+    """Random replies in the lesson's layout [B, A], and in the library's [B, T] behind queries of 1 to 4 tokens."""
+
+    def __init__(self, seed: int):
+        torch.manual_seed(seed)
+        shape = (len(LENGTHS), max(LENGTHS))
+        self.mask = (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).float()
+        names = ("logprobs", "ref_logprobs", "new_logprobs", "values", "new_values", "advantages", "returns")
+        self.lesson: dict[str, Tensor] = {name: torch.randn(shape) * self.mask for name in names}
+        self.scores = torch.randn(len(LENGTHS))
+        rollouts = [
+            Rollout(Task(str(b), ""), b, [Turn(prompt=[1] * (b + 1), action=[2] * n)], [""])
+            for b, n in enumerate(LENGTHS)
+        ]
+        self.batch: Batch = batch.collate(rollouts, self.scores.tolist())
+
+    def wide(self, x: Tensor) -> Tensor:
+        """[B, A] -> [B, T]."""
+        return torch.zeros(self.batch.tokens.shape).masked_scatter(self.batch.actions, x[self.mask.bool()])
+
+    def narrow(self, x: Tensor) -> Tensor:
+        """[B, T] -> [B, A]."""
+        return torch.zeros(self.mask.shape).masked_scatter(self.mask.bool(), x[self.batch.actions])
+
+    def filled(self, *names: str) -> Batch:
+        return self.batch.with_(**{name: self.wide(self.lesson[name]) for name in names})
+
+
+@pytest.fixture(params=range(3))
+def numbers(request) -> Numbers:
+    return Numbers(request.param)
+
+
+def test_rewards(lesson: ModuleType, numbers: Numbers) -> None:
+    made, n = numbers.filled("logprobs", "ref_logprobs"), numbers.lesson
+    ours = made.rewards - 0.2 * kl.estimate("k1", made.logprobs, made.ref_logprobs)
+    theirs = lesson.token_rewards(numbers.scores, n["logprobs"], n["ref_logprobs"], numbers.mask, 0.2)
+    torch.testing.assert_close(theirs, numbers.narrow(ours), **EXACT)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.7)])
+def test_advantages_and_returns(lesson: ModuleType, numbers: Numbers, gamma: float, lam: float) -> None:
+    rewards = torch.randn(numbers.mask.shape) * numbers.mask
+    made = numbers.filled("values").with_(rewards=numbers.wide(rewards))
+    ours = advantages.with_gae(made, gamma=gamma, lam=lam)
+    theirs, returns = lesson.gae(rewards, numbers.lesson["values"], numbers.mask, gamma, lam)
+    torch.testing.assert_close(returns, numbers.narrow(ours.returns), **EXACT)
+    theirs = lesson.whiten(theirs, numbers.mask)
+    torch.testing.assert_close(theirs, numbers.narrow(ours.advantages), **EXACT)
+
+
+def test_losses_and_their_gradient(lesson: ModuleType, numbers: Numbers) -> None:
+    n = numbers.lesson
+    made = numbers.filled("logprobs", "values", "advantages", "returns")
+    made = made.with_(weights=batch.token_weights(made))
+    mine = [numbers.wide(n[name]).requires_grad_() for name in ("new_logprobs", "new_values")]
+    ours = losses.ppo(Outputs(mine[0], mine[0], values=mine[1]), made, clip=0.2, value_clip=0.2, value_coef=0.1)
+    losses.total(ours["loss"], made).backward()
+
+    theirs = [n[name].clone().requires_grad_() for name in ("new_logprobs", "new_values")]
+    policy = lesson.policy_loss(theirs[0], n["logprobs"], n["advantages"])
+    value = lesson.value_loss(theirs[1], n["values"], n["returns"])
+    torch.testing.assert_close(policy.detach() * numbers.mask, numbers.narrow(ours["policy/loss"]), **EXACT)
+    torch.testing.assert_close(value.detach() * numbers.mask, numbers.narrow(ours["value/loss"]), **EXACT)
+    loss = lesson.masked_mean(policy + 0.1 * value, numbers.mask)
+    torch.testing.assert_close(loss.detach(), losses.total(ours["loss"].detach(), made), **EXACT)
+    loss.backward()
+    for a, b in zip(theirs, mine):
+        torch.testing.assert_close(a.grad, numbers.narrow(b.grad), **EXACT)
+
+
+def test_the_adaptive_coefficient(lesson: ModuleType) -> None:
+    ours, theirs = kl.controller(kl.KLOptions(coef=0.2, control="adaptive")), 0.2
+    for measured in (0.1, 5.9, 6.1, 40.0, -3.0):
+        ours.update(measured, 0.0, 256, 0.0)
+        theirs = lesson.adapt(theirs, measured, 256)
+        assert theirs == pytest.approx(ours.coef, abs=1e-12)
+
+
+def test_scoring_is_what_sampling_was(lesson: ModuleType) -> None:
+    """Queries of unequal length, replies that end early: each row alone, unpadded, has the same numbers."""
+    torch.manual_seed(0)
+    lm, _ = lesson.load(None)
+    policy = lesson.Policy(lm)
+    torch.nn.init.normal_(policy.value.weight)
+    prompts = [[3], [4, 5, 6, 7], [8, 9], [10, 11, 12]] * 4
+    with torch.no_grad():
+        tokens, attention, mask = lesson.sample(policy.lm, prompts, 12, end=0)
+        assert 1 <= mask.sum(1).min() < 12 == mask.sum(1).max(), "some replies end early, some do not"
+        logprobs, values, entropy = policy(tokens, attention, 12)
+        for b, prompt in enumerate(prompts):
+            reply = tokens[b, -12:][mask[b].bool()].tolist()
+            assert 0 not in reply[:-1] and (len(reply) == 12 or reply[-1] == 0)
+            row = torch.tensor([prompt + reply])
+            alone = policy(row, torch.ones_like(row), len(reply))
+            for padded, single in zip((logprobs, values, entropy), alone):
+                torch.testing.assert_close(padded[b, : len(reply)], single[0], rtol=0, atol=1e-5)
+
+
+def test_it_is_short_and_stands_alone() -> None:
+    source = RECIPE.read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 250
+    modules = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert modules <= {"argparse", "copy", "random", "string", "torch", "transformers"}
+
+
+def test_it_learns(lesson: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reward up by far more than chance: the standard error of a step's mean is below 0.1."""
+    history = lesson.main(["--steps", "12", "--batch", "32", "--tokens", "12"])
+    start, end = history[0]["reward"], sum(step["reward"] for step in history[-3:]) / 3
+    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert end > start + 1.0
+    assert len(capsys.readouterr().out.splitlines()) == 12
