@@ -1,0 +1,519 @@
+"""Rewards: the small ones by hand, the door that every score goes through, and what happens to scores after it."""
+
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from operant import rewards
+from operant.rewards import check, judge, minus_query, models, resolve, weighted
+from operant.rewards.scaling import RunningMoments, ScoreOptions, first_at, penalised, scaled, score, truncated
+from operant.sampling import Sampling
+from operant.tally import Tally
+from operant.types import OperantError, Rollout, Task, Turn
+
+
+def said(reply: str, *, query: str = "The film", ids=(5, 6, 7), task: str = "t/0", end="stop") -> Rollout:
+    turn = Turn(prompt=[1, 2], action=list(ids), end=end)
+    return Rollout(Task(task, [1, 2]), group=0, turns=[turn], texts=[reply], end=end, query=query)
+
+
+def fixed(scores, name="fixed"):
+    """A reward that answers `scores` whatever it is asked."""
+
+    def reward(rollouts):
+        return scores
+
+    reward.__name__ = name
+    return reward
+
+
+# --- the small ones ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "reply", "num_tokens", "expected"),
+    [
+        ("letters:e", " Everyone here", 3, 5.0),
+        ("letters:xy", "Xylophone", 3, 2.0),
+        ("length:4", "", 4, 0.0),
+        ("length:4", "", 7, -0.75),
+        ("length:4", "", 1, -0.75),
+        ("length:<=4", "", 1, 0.0),
+        ("length:<=4", "", 6, -0.5),
+        (r"pattern:^\s*[A-Z].*[.!]$", " Good film.", 3, 1.0),
+        (r"pattern:^\s*[A-Z].*[.!]$", " good film", 3, 0.0),
+        ("repetition:1", "a b A b c", 3, 3 / 5 - 1),
+        ("repetition:2", "so good so good so", 3, 2 / 4 - 1),
+        ("repetition", "too short", 3, 0.0),
+    ],
+)
+def test_text_rewards_by_hand(spec, reply, num_tokens, expected):
+    assert resolve(spec)([said(reply, ids=range(num_tokens))]) == [pytest.approx(expected)]
+
+
+def test_they_read_the_reply_and_not_the_query():
+    assert resolve("letters:e")([said("xx", query="eee")]) == [0.0]
+
+
+def test_vader_by_its_own_numbers():
+    pytest.importorskip("vaderSentiment")
+    good, bad = resolve("vader:reply")([said(" is good"), said(" is bad", query="good")])
+    # One word of valence v scores v / sqrt(v^2 + 15): the lexicon has good 1.9 and bad -2.5.
+    assert good == pytest.approx(1.9 / math.sqrt(1.9**2 + 15), abs=1e-4)
+    assert bad == pytest.approx(-2.5 / math.sqrt(2.5**2 + 15), abs=1e-4)
+    assert resolve("vader")([said("", query="good")])[0] == good
+
+
+def test_vader_missing_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
+    reward = resolve("vader")
+    with pytest.raises(OperantError, match=r"pip install 'operant\[vader\]'"):
+        check(weighted({"mood": (reward, 1.0)}))
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def my_reward(rollouts):
+    return [1.0] * len(rollouts)
+
+
+def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
+    assert resolve(my_reward) is my_reward
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine_for_a_test.py").write_text("def nice(rollouts):\n    return [2.0]\n", encoding="utf-8")
+    assert resolve("mine_for_a_test:nice")([said("")]) == [2.0]
+    assert resolve("./mine_for_a_test.py:nice")([said("")]) == [2.0]
+    with pytest.raises(OperantError, match="no function 'nic'; did you mean 'nice'"):
+        resolve("mine_for_a_test:nic")
+    (tmp_path / "broken_for_a_test.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")
+    with pytest.raises(OperantError, match="needs 'nothing_of_the_kind', which is not installed"):
+        resolve("broken_for_a_test:nice")
+    (tmp_path / "raising_for_a_test.py").write_text("1 / 0\n", encoding="utf-8")
+    with pytest.raises(OperantError, match="raised ZeroDivisionError"):
+        resolve("raising_for_a_test:nice")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("vadr", "did you mean 'vader'"),
+        ("leters:e", "did you mean 'letters'"),
+        ("no_such_module_here:f", "no module 'no_such_module_here'"),
+        ("./no_such_file.py:f", "no file"),
+        ("letters", "needs a letter"),
+        ("length:many", "give a number of tokens"),
+        ("length:0", "give a number of tokens"),
+        ("pattern:[", "no regular expression"),
+        ("repetition:x", "length of the n-grams"),
+        ("vader:query", "vader:reply"),
+        (3.0, "give a function"),
+        ({}, "without parts"),
+        ({"letters:e": "much"}, "no finite number"),
+        ({"letters:e": math.nan}, "no finite number"),
+    ],
+)
+def test_resolve_refuses_with_a_remedy(spec, message):
+    with pytest.raises(OperantError, match=message):
+        resolve(spec)
+
+
+def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
+    judged = judge(resolve({"letters:e": 0.5, "length:4": 2.0}), [said("eee", ids=[1, 2])])
+    assert judged.scores == [0.5 * 3 + 2.0 * -0.5]
+    assert judged.parts == {"letters": [3.0], "length": [-0.5]}
+    twice = judge(resolve({"letters:e": 1.0, "letters:a": -1.0, my_reward: 0.1}), [said("aae")])
+    assert twice.parts == {"letters:e": [1.0], "letters:a": [2.0], "my_reward": [1.0]}
+
+
+# --- the door ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_may_be_said():
+    rollouts = [said("", ids=[1, 2, 3]) for _ in range(6)]
+    answers = [1, np.float32(0.5), torch.tensor(0.25, requires_grad=True), None, [0.1, 0.2, 0.3], {"a": 1.0, "b": -3.0}]
+    judged = judge(fixed(answers), rollouts)
+    assert judged.scores == [1.0, 0.5, 0.25, None, [0.1, 0.2, 0.3], -2.0]
+    assert judged.abstained == [False, False, False, True, False, False]
+    assert judged.parts["a"] == [None] * 5 + [1.0]
+    assert judged.parts["fixed"] == [1.0, 0.5, 0.25, None, pytest.approx(0.6), None]
+    assert judge(fixed(torch.ones(6)), rollouts).scores == [1.0] * 6
+    assert judge(lambda rs: (1.0 for _ in rs), rollouts).scores == [1.0] * 6
+    assert judge(fixed([]), []).scores == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (torch.tensor(-math.inf), "-inf"),
+        ("1.0", "'1.0', a str"),
+        ([1.0], "1 numbers where the last reply has 3 action tokens"),
+        ([1.0, 2.0, math.nan], "nan"),
+        (object(), "a object"),
+    ],
+)
+def test_what_may_not_be_said_names_reward_sample_and_remedy(answer, what):
+    rollouts = [said("fine"), said("x" * 200, task="imdb/17", query="A query")]
+    with pytest.raises(OperantError) as caught:
+        judge(fixed([1.0, answer], "politeness"), rollouts)
+    message = str(caught.value)
+    assert what in message
+    for part in ("'politeness'", "'imdb/17'", "'A query'", "xxx...'", "return"):
+        assert part in message
+    assert len(message) < 400
+
+
+def test_a_bad_part_is_named_and_a_part_may_abstain():
+    with pytest.raises(OperantError, match="'grade/style' returned nan"):
+        judge(fixed([{"style": math.nan, "facts": 1.0}], "grade"), [said("")])
+    assert judge(fixed([{"style": None, "facts": 1.0}]), [said("")]).scores == [1.0]
+    assert judge(fixed([{"style": None}]), [said("")]).scores == [None]
+
+
+@pytest.mark.parametrize("answers", [[1.0], [1.0] * 3, None, "ab", 1.0, {"a": 1.0, "b": 2.0}, torch.tensor(1.0)])
+def test_the_wrong_number_of_answers_is_an_error(answers):
+    with pytest.raises(OperantError, match=r"'fixed' returned .* for 2 rollouts .*'t/0'.*one entry a rollout"):
+        judge(fixed(answers), [said(""), said("")])
+
+
+def test_an_exception_names_the_sample_and_keeps_its_cause():
+    prices = {f"t/{i}": 1.0 for i in range(7) if i != 4}
+
+    def price(rollouts):
+        return [prices[r.task.id] for r in rollouts]
+
+    with pytest.raises(OperantError, match=r"'price' raised KeyError: 't/4' while judging task 't/4' .*None") as caught:
+        judge(price, [said(f"reply {i}", task=f"t/{i}") for i in range(7)])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_exception_that_does_not_come_back_blames_nobody():
+    calls = []
+
+    def flaky(rollouts):
+        calls.append(len(rollouts))
+        if len(calls) == 1:
+            raise ConnectionError("reset")
+        return [0.0] * len(rollouts)
+
+    with pytest.raises(OperantError, match="while judging 4 rollouts, the first task 't/0'"):
+        judge(flaky, [said("", task=f"t/{i}") for i in range(4)])
+
+
+# --- several rewards --------------------------------------------------------------------------------------------------
+
+
+def test_abstaining_in_a_weighted_sum():
+    """Test 19 of the list of what breaks: a row that all leave out is dropped and counted, never 0."""
+    a, b = fixed([1.0, None, None], "a"), fixed([10.0, 20.0, None], "b")
+    judged = judge(weighted({"a": (a, 0.7), "b": (b, 0.3)}), [said("")] * 3)
+    assert judged.scores == [pytest.approx(3.7), pytest.approx(6.0), None]
+    assert judged.abstained == [False, False, True]
+    tally = Tally()
+    judged.report(tally)
+    numbers = tally.result()
+    assert numbers["reward/mean"] == pytest.approx((3.7 + 6.0) / 2)
+    assert numbers["reward/std"] == pytest.approx((6.0 - 3.7) / 2)
+    assert numbers["reward/abstained"] == pytest.approx(1 / 3)
+    assert (numbers["reward/a/mean"], numbers["reward/b/mean"]) == (1.0, 15.0)
+    assert numbers["reward/a/abstained"] == pytest.approx(2 / 3)
+    with pytest.raises(OperantError, match="'b' returned nan"):
+        judge(weighted({"a": (a, 0.7), "b": (fixed([1.0, math.nan, 1.0], "other"), 0.3)}), [said("")] * 3)
+
+
+def test_per_token_and_whole_scores_meet_on_the_last_token():
+    parts = {"tokens": (fixed([[1.0, 2.0, 3.0]]), 2.0), "whole": (fixed([0.5]), 4.0), "none": (fixed([None]), 9.0)}
+    assert judge(weighted(parts), [said("")]).scores == [[2.0, 4.0, 8.0]]
+    two = {"one": (fixed([[1.0, 2.0, 3.0]]), 1.0), "two": (fixed([[1.0, 1.0, 1.0]]), 1.0)}
+    assert judge(weighted(two), [said("")]).scores == [[2.0, 3.0, 4.0]]
+
+
+def test_weighted_sums_nest_and_are_plain_rewards():
+    inner = weighted({"x": (fixed([2.0]), 1.0), "y": (fixed([3.0]), 1.0)})
+    outer = weighted({"in": (inner, 2.0), "z": (fixed([1.0], "another"), 1.0)})
+    assert outer([said("")]) == [11.0]
+    assert judge(outer, [said("")]).parts == {"in/x": [2.0], "in/y": [3.0], "z": [1.0]}
+
+
+def test_minus_query_takes_the_querys_own_score_off_and_asks_once_a_query():
+    asked = []
+
+    def count(rollouts):
+        asked.append([r.text for r in rollouts])
+        return [None if "?" in r.reply else float(len(r.text)) for r in rollouts]
+
+    rollouts = [said(" is good"), said(" was"), said("??"), said("!", query="Her", task="t/1")]
+    reward = minus_query(count)
+    assert judge(reward, rollouts).scores == [8.0, 4.0, None, 1.0]
+    assert asked[0] == ["The film", "Her"]
+    assert judge(reward, rollouts).parts == {"count": [8.0, 4.0, None, 1.0]}
+    parts = {"x": (minus_query(fixed([1.0])), 1.0), "y": (minus_query(resolve("letters:e")), 3.0)}
+    assert judge(weighted(parts), [said("eel")]).parts == {"x": [0.0], "y": [2.0]}
+    with pytest.raises(OperantError, match="per token"):
+        judge(minus_query(lambda rs: [[0.0] * len(r.ids) for r in rs]), [said("")])
+    assert judge(resolve("minus_query:letters:e"), [said("eel")]).scores == [2.0]
+
+
+# --- a classifier with its own tokenizer ------------------------------------------------------------------------------
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "the", "film", "was"]
+
+
+def tokenizer_of(words, **special):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    if "cls_token" in special:
+        ends = [("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
+        inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **special)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A folder with a tiny BERT that has dropout in its config and 12 positions."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=12,
+        hidden_dropout_prob=0.5,
+        initializer_range=1.0,
+        id2label={0: "NEGATIVE", 1: "POSITIVE"},
+        label2id={"NEGATIVE": 0, "POSITIVE": 1},
+    )
+    folder = tmp_path_factory.mktemp("bert")
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]").save_pretrained(folder)
+    return folder
+
+
+def by_hand(folder, words: list[str]) -> torch.Tensor:
+    """Logits of one text, from the model alone: no padding, no tokenizer."""
+    from transformers import BertForSequenceClassification
+
+    model = BertForSequenceClassification.from_pretrained(folder).eval()
+    ids = [2, *(WORDS.index(w) for w in words), 3]
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def test_classifier_scores_are_the_models_own_whatever_the_neighbours(bert):
+    texts = ["good", "the film was bad bad bad bad", "the film", "bad film was good"]
+    reward = rewards.Classifier(str(bert), batch=2)
+    expected = [by_hand(bert, t.split()).softmax(-1)[1].item() for t in texts]
+    assert reward.score(texts) == pytest.approx(expected, abs=1e-5)
+    assert reward.score(texts[::-1]) == pytest.approx(expected[::-1], abs=1e-5)
+    assert len({round(p, 3) for p in expected}) == 4, "the texts must differ for this test to mean anything"
+
+
+def test_classifier_label_output_and_what_it_reads(bert):
+    rollout = said(" was good", query="the film")
+    both = by_hand(bert, ["the", "film", "was", "good"])
+    reply = by_hand(bert, ["was", "good"])
+    logit = rewards.Classifier(str(bert), label="negative", output="logit")
+    assert logit([rollout]) == pytest.approx([both[0].item()], abs=1e-4)
+    assert rewards.Classifier(str(bert), label=1, output="logit", text="reply")([rollout]) == pytest.approx(
+        [reply[1].item()], abs=1e-4
+    )
+    assert resolve(f"classifier:{bert}#0")([rollout]) == pytest.approx([both.softmax(-1)[0].item()], abs=1e-5)
+
+
+def test_classifier_cuts_long_text_on_the_left(bert):
+    long = ["bad"] * 30 + ["the", "film", "was", "good"] * 2 + ["good", "was"]  # 12 positions: the last 10 words stay
+    expected = by_hand(bert, long[-10:]).softmax(-1)[1].item()
+    assert rewards.Classifier(str(bert)).score([" ".join(long)]) == pytest.approx([expected], abs=1e-5)
+
+
+def test_classifier_is_lazy_and_check_says_what_is_wrong(bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name, message in [
+        ("no-such/classifier", "cannot be had offline"),
+        (str(tmp_path / "nothing"), "no such folder"),
+        ("builtin:nothing", "does not exist"),
+    ]:
+        reward = rewards.Classifier(name)
+        with pytest.raises(OperantError, match=message):
+            check(reward)
+    with pytest.raises(OperantError, match="no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"):
+        check(rewards.Classifier(str(bert), label="happy"))
+    with pytest.raises(OperantError, match="no label 2"):
+        check(rewards.Classifier(str(bert), label=2))
+    for bad in ({"output": "odds"}, {"text": "query"}, {"batch": 0}):
+        with pytest.raises(OperantError, match=next(iter(bad))):
+            rewards.Classifier(str(bert), **bad)
+
+
+def test_a_language_model_is_no_classifier(bert, tmp_path):
+    from transformers import BertConfig, BertForMaskedLM
+
+    BertForMaskedLM(BertConfig.from_pretrained(bert)).save_pretrained(tmp_path)
+    tokenizer_of(WORDS, pad_token="[PAD]").save_pretrained(tmp_path)
+    with pytest.raises(OperantError, match=r"lacks weights \(.*classifier"):
+        check(rewards.Classifier(str(tmp_path)))
+
+
+@pytest.mark.parametrize("pad", [None, "[PAD]"])
+def test_a_causal_classifier_reads_at_the_last_token_with_and_without_padding(tmp_path, pad):
+    """One output, a reward model; without a padding token batches have one length, and no id counts as padding."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=9, n_embd=16, n_layer=1, n_head=2, n_positions=16, num_labels=1, pad_token_id=4)
+    model = GPT2ForSequenceClassification(config)
+    model.save_pretrained(tmp_path)
+    tokenizer_of(WORDS, **({"pad_token": pad} if pad else {})).save_pretrained(tmp_path)
+    texts = ["the film was good", "bad", "film", "the film was bad good"]  # "good" is id 4
+    with torch.no_grad():
+        states = [model.eval().transformer(torch.tensor([[WORDS.index(w) for w in t.split()]]))[0] for t in texts]
+        expected = [model.score(s[0, -1]).item() for s in states]
+    assert rewards.Classifier(str(tmp_path), output="logit").score(texts) == pytest.approx(expected, abs=1e-5)
+    sigmoid = [1 / (1 + math.exp(-x)) for x in expected]
+    assert rewards.Classifier(str(tmp_path)).score(texts) == pytest.approx(sigmoid, abs=1e-5)
+
+
+def test_batches_are_of_similar_length():
+    assert list(models._batches([9, 1, 5, 2, 6], 2, pad=True)) == [[1, 3], [2, 4], [0]]
+    assert list(models._batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
+
+
+# --- after the reward -------------------------------------------------------------------------------------------------
+
+
+def test_running_moments_by_hand():
+    moments = RunningMoments()
+    moments.update([1.0, 2.0, 3.0])
+    assert (moments.mean, moments.var, moments.std) == (2.0, pytest.approx(2 / 3), 1.0)
+    moments.update([7.0])
+    moments.update([])
+    assert (moments.count, moments.mean) == (4, 3.25)
+    assert moments.var == pytest.approx(np.var([1, 2, 3, 7]))
+    assert moments.std == pytest.approx(np.std([1, 2, 3, 7], ddof=1))
+
+
+def test_running_moments_are_those_of_the_whole_stream_and_travel():
+    stream = np.random.default_rng(0).normal(1e6, 1.0, size=60)
+    moments = RunningMoments()
+    for piece in np.split(stream, [1, 7, 30]):
+        copy = RunningMoments()
+        copy.load_state_dict(moments.state_dict())
+        moments = copy
+        moments.update(piece.tolist())
+    assert moments.std == pytest.approx(np.std(stream, ddof=1), rel=1e-6)
+
+
+def test_a_constant_reward_is_not_blown_up():
+    moments = RunningMoments()
+    moments.update([5.0])
+    assert moments.std == 1.0
+    moments.update([5.0, 5.0])
+    assert scaled(5.0, moments, normalise=False) == pytest.approx(5.0)
+    assert scaled(5.0, moments, normalise=True) == 0.0
+
+
+def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():
+    moments = RunningMoments()
+    options = ScoreOptions(scale=True, normalise=True, clip=1.0)
+    judged = score(fixed([1.0, None, 3.0, 8.0]), [said("")] * 4, options, moments)
+    std = math.sqrt(((1 - 4) ** 2 + (3 - 4) ** 2 + (8 - 4) ** 2) / 2)
+    assert judged.scores == [1.0, None, 3.0, 8.0]
+    assert judged.used == [pytest.approx(-3 / std), None, pytest.approx(-1 / std), 1.0]
+    assert moments.count == 3
+    plain = score(fixed([1.0, 3.0]), [said("")] * 2, ScoreOptions(scale=True), RunningMoments())
+    assert plain.used == pytest.approx([1 / math.sqrt(2), 3 / math.sqrt(2)])
+    tally = Tally()
+    plain.report(tally)
+    assert tally.result()["reward/mean"] == 2.0
+    assert tally.result()["reward/used/mean"] == pytest.approx(math.sqrt(2))
+    assert score(fixed([1.0]), [said("")], ScoreOptions(), moments).used is None
+
+
+def test_per_token_scores_are_scaled_as_their_sum():
+    options, moments = ScoreOptions(normalise=True), RunningMoments()
+    judged = score(fixed([[1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]), [said("")] * 2, options, moments)
+    std = math.sqrt(8)  # of the totals 2 and 6
+    assert judged.used[0] == pytest.approx([1 / std, 0.0, (1 - 4) / std])
+    assert sum(judged.used[0]) == pytest.approx((2 - 4) / std)
+
+
+def test_missing_stop_replaces_or_adds():
+    rollouts = [said("", end="stop"), said("", end="length"), said("", end="length"), said("", end="world")]
+    scores = [3.0, 3.0, None, 3.0]
+    found = [True] * 4
+    assert penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
+    adds = ScoreOptions(missing_stop=-1.0, missing_stop_mode="add")
+    assert penalised(scores, rollouts, found, adds) == [3.0, 2.0, None, 3.0]
+    assert penalised(scores, rollouts, found, ScoreOptions()) == scores
+    tokens = [[1.0, 2.0, 3.0]]
+    assert penalised(tokens, rollouts[1:2], [True], ScoreOptions(missing_stop=-1.0)) == [[0.0, 0.0, -1.0]]
+    assert penalised(tokens, rollouts[1:2], [True], adds) == [[1.0, 2.0, 2.0]]
+
+
+class Letters:
+    """A tokenizer whose token i is the i-th letter; 26 is the full stop."""
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join("abcdefghijklmnopqrstuvwxyz."[i] for i in ids)
+
+    def encode(self, text, add_special_tokens=True):
+        return ["abcdefghijklmnopqrstuvwxyz.".index(c) for c in text]
+
+
+def test_truncation_at_a_token_as_in_ziegler_et_al():
+    """The first full stop at position >= 2 ends the text, and stays in it; without one the score is the penalty."""
+    rollouts = [
+        said("a.cd.f", ids=[0, 26, 2, 3, 26, 5]),
+        said("ab.d.f", ids=[0, 1, 26, 3, 26, 5]),
+        said("a.cd", ids=[0, 26, 2, 3]),
+    ]
+    seen = []
+
+    def reward(rs):
+        seen.extend(r.reply for r in rs)
+        assert [len(r.ids) for r in rs] == [6, 6, 4], "the ids are all trained on"
+        return [0.5, 0.6, 0.7]
+
+    options = ScoreOptions(truncate_token=".", truncate_after=2)
+    judged = score(reward, rollouts, options, RunningMoments(), Letters())
+    assert seen == ["a.cd.", "ab.", "a.cd"]
+    assert judged.used == [0.5, 0.6, -1.0]
+    # Where the full stop also stops the reply, it still belongs to the text that is judged.
+    stops, found = truncated(rollouts[1:2], options, Letters(), Sampling(stop_tokens=(26,)))
+    assert (stops[0].reply, found) == ("ab.", [True])
+    assert (first_at([26, 26], 26, 2), first_at([1, 26, 26], 26, 2)) == (None, 2)
+    with pytest.raises(OperantError, match="is 2 tokens"):
+        score(reward, rollouts, ScoreOptions(truncate_token=".."), RunningMoments(), Letters())
+
+
+@pytest.mark.parametrize(
+    "bad", [{"clip": 0.0}, {"clip": math.nan}, {"missing_stop_mode": "subtract"}, {"truncate_after": -1}]
+)
+def test_score_options_are_checked(bad):
+    with pytest.raises(OperantError, match=rf"score\.{next(iter(bad))}"):
+        ScoreOptions(**bad)
+
+
+def test_moments_are_pooled_over_ranks(monkeypatch):
+    """Two ranks with 1, 2 and 6: each sum over ranks is this rank's number plus the other's."""
+    mine, others = [1.0, 2.0], [6.0]
+    mean = 3.0
+    theirs = iter([len(others), sum(others), sum((x - mean) ** 2 for x in others)])
+    pooled = SimpleNamespace(total_float=lambda x: x + next(theirs))
+    monkeypatch.setattr("operant.rewards.scaling.distributed", pooled)
+    moments = RunningMoments()
+    moments.update(mine)
+    assert (moments.count, moments.mean, moments.std) == (3, 3.0, pytest.approx(np.std([1, 2, 6], ddof=1)))
