@@ -89,13 +89,13 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     """Advantages and returns [B, A] (generalised advantage estimation, https://arxiv.org/abs/1506.02438).
 
     `surprise` is how much better one token made things; the advantage sums the surprises that follow, fading by `lam`.
-    Nothing follows the last token: behind it the mask makes the value 0.
+    Nothing follows the last token: the mask makes the value 0 there, and rewards are 0 there already.
     """
     values = values * mask
     advantages, ahead, next_value = torch.zeros_like(rewards), torch.zeros(len(rewards)), torch.zeros(len(rewards))
     for a in reversed(range(rewards.shape[1])):
         surprise = rewards[:, a] + gamma * next_value - values[:, a]
-        ahead = (surprise + gamma * lam * ahead) * mask[:, a]
+        ahead = surprise + gamma * lam * ahead
         advantages[:, a], next_value = ahead, values[:, a]
     return advantages, advantages + values
 

@@ -120,9 +120,14 @@ def test_scoring_is_what_sampling_was(lesson: ModuleType) -> None:
             reply = tokens[b, -12:][mask[b].bool()].tolist()
             assert 0 not in reply[:-1] and (len(reply) == 12 or reply[-1] == 0)
             row = torch.tensor([prompt + reply])
-            alone = policy(row, torch.ones_like(row), len(reply))
-            for padded, single in zip((logprobs, values, entropy), alone):
-                torch.testing.assert_close(padded[b, : len(reply)], single[0], rtol=0, atol=1e-5)
+            out = policy.lm(row, output_hidden_states=True)
+            for a, said in enumerate(reply):  # the state before a token is what predicts it
+                before = len(prompt) + a - 1
+                known = out.logits[0, before].log_softmax(-1)
+                value = policy.value(out.hidden_states[-1][0, before])[0]
+                alone = torch.stack([known[said], value, -(known.exp() * known).sum()])
+                together = torch.stack([logprobs[b, a], values[b, a], entropy[b, a]])
+                torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
 def test_it_is_short_and_stands_alone() -> None:
