@@ -15,7 +15,7 @@ class ValueOptions:
     layers: int = 1
     """1: linear. 2: Linear, ReLU, Linear with twice the width."""
     init: str = "zero"
-    """zero | normal (std 0.2, as TRL's) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
+    """zero | torch (nn.Linear's own, TRL's default) | normal (std 0.2) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
     detach: bool = False
     """Keep the value loss out of the language model's weights."""
     critic: str | None = None
@@ -24,8 +24,8 @@ class ValueOptions:
     def __post_init__(self) -> None:
         if self.layers not in (1, 2):
             raise OperantError(f"value.layers={self.layers}: it must be 1 (linear) or 2 (an MLP)")
-        if self.init not in ("zero", "normal", "small"):
-            raise OperantError(f"value.init={self.init!r}: it must be zero, normal or small")
+        if self.init not in ("zero", "torch", "normal", "small"):
+            raise OperantError(f"value.init={self.init!r}: it must be zero, torch, normal or small")
 
 
 class ValueHead(nn.Module):
@@ -35,9 +35,10 @@ class ValueHead(nn.Module):
         super().__init__()
         self.detach = options.detach
         last = nn.Linear(width if options.layers == 1 else 2 * width, 1)
-        std = {"zero": 0.0, "normal": 0.2, "small": (last.in_features + 1) ** -0.5}[options.init]
-        nn.init.normal_(last.weight, std=std) if std else nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        stds = {"zero": 0.0, "normal": 0.2, "small": (last.in_features + 1) ** -0.5}
+        if options.init in stds:
+            nn.init.normal_(last.weight, std=stds[options.init])
+            nn.init.zeros_(last.bias)
         inner = [] if options.layers == 1 else [nn.Linear(width, 2 * width), nn.ReLU()]
         self.net = nn.Sequential(*inner, last).float()
 

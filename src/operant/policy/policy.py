@@ -47,6 +47,7 @@ class Policy(nn.Module):
             raise OperantError(f"{type(model).__name__} has no output head: a policy needs a language-model head")
         self.vocabulary = int(self.head.weight.shape[0])
         width = int(self.head.weight.shape[1])
+        self.value_options = value
         self.value_head = ValueHead(width, value).to(self.device) if value is not None and critic is None else None
         self.version = 0
         self.eval()

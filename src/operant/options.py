@@ -1,0 +1,160 @@
+"""Options by name: from keyword arguments, YAML or a command line to the dataclasses that use them.
+
+A schema maps a group to what it configures: a dataclass, or a function whose keyword-only arguments are the options.
+`compose` takes `{"kl.coef": 0.2}`, `{"kl": {"coef": 0.2}}` or, where one group alone has the name, `{"coef": 0.2}`.
+The group "" has names without a prefix. An unknown name, a wrong type or a value out of range is an `OperantError`.
+"""
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from operant.types import OperantError
+
+Schema = Mapping[str, type | Callable]
+
+
+def names(schema: Schema) -> dict[str, tuple[str, str]]:
+    """Every full name -> (group, field)."""
+    return {f"{group}.{name}" if group else name: (group, name) for group in schema for name in _fields(schema[group])}
+
+
+def compose(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """One object a group: an instance of its dataclass, or a dict of keyword arguments for its function."""
+    picked: dict[str, dict[str, Any]] = {group: {} for group in schema}
+    for full, value in resolve(schema, given).items():
+        group, name = names(schema)[full]
+        picked[group][name] = convert(value, _hints(schema[group])[name], full)
+    return {group: made(**picked[group]) if is_dataclass(made) else picked[group] for group, made in schema.items()}
+
+
+def resolve(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given options under their full names. Raises: OperantError for an unknown one, with the nearest."""
+    known = names(schema)
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        key = key.replace("-", "_")
+        if key in schema and isinstance(value, Mapping) and key not in known:
+            flat |= {_full(known, f"{key}.{inner}"): v for inner, v in value.items()}
+        else:
+            flat[_full(known, key)] = value
+    return flat
+
+
+def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
+    key = key.replace("-", "_")
+    if key in known:
+        return key
+    same = [full for full, (_, name) in known.items() if name == key]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        raise OperantError(f"option {key!r} is ambiguous: say {' or '.join(same)}")
+    short = {name: full for full, (_, name) in known.items()}
+    near = difflib.get_close_matches(key, [*known, *short], 1)
+    hint = f"did you mean {near[0]!r}?" if near else "`operant train --help` lists all"
+    raise OperantError(f"option {key!r} is unknown; {hint}")
+
+
+def defaults(made: type | Callable) -> dict[str, Any]:
+    """The default of each option."""
+    if is_dataclass(made):
+        return {f.name: f.default if f.default is not MISSING else f.default_factory() for f in fields(made) if f.init}
+    parameters = inspect.signature(made).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _fields(made: type | Callable) -> list[str]:
+    return list(defaults(made))
+
+
+def _hints(made: type | Callable) -> dict[str, Any]:
+    return typing.get_type_hints(made)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def convert(value: Any, kind: Any, name: str) -> Any:
+    """`value` (from Python, YAML or a command line) as `kind`. Raises: OperantError that names option and value."""
+    if kind is Any:
+        return value
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _first(value, inside, kind, name)
+    if origin is tuple:
+        return _tuple(value, inside, name)
+    if origin in (dict, Mapping) or (inspect.isclass(kind) and issubclass(kind, Mapping)):
+        if not isinstance(value, Mapping):
+            raise OperantError(f"{name}={value!r}: give a mapping")
+        return dict(value)
+    if isinstance(kind, type) and kind in _PLAIN:
+        made = _PLAIN[kind](value)
+        if made is None:
+            raise OperantError(f"{name}={value!r}: it must be {_WORDS[kind]}")
+        return made
+    return value
+
+
+def _first(value: Any, kinds: tuple[Any, ...], whole: Any, name: str) -> Any:
+    optional = type(None) in kinds
+    if optional and (value is None or (isinstance(value, str) and value.lower() in ("none", "null"))):
+        return None
+    reasons = []
+    for kind in kinds:
+        if kind is type(None):
+            continue
+        try:
+            return convert(value, kind, name)
+        except OperantError as error:
+            reasons.append(str(error))
+    raise OperantError(reasons[0] + (", or none" if optional else ""))
+
+
+def _tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple:
+    if isinstance(value, str):
+        value = value.split(",") if value else []
+    parts = list(value) if isinstance(value, (list, tuple)) else [value]
+    if kinds[-1] is Ellipsis:
+        return tuple(convert(p, kinds[0], name) for p in parts)
+    if len(parts) != len(kinds):
+        raise OperantError(f"{name}={value!r}: give {len(kinds)} values")
+    return tuple(convert(p, k, name) for p, k in zip(parts, kinds, strict=True))
+
+
+def _bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
+
+
+def _int(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+        return int(number) if number == int(number) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def _str(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+_PLAIN: dict[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}

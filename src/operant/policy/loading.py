@@ -1,0 +1,134 @@
+"""A name to a policy: a folder, `builtin:NAME`, or a Hub name; and a policy to a plain transformers folder.
+
+The critic is an artefact of its own beside the language model: `critic/` holds the value head (and the separate
+network, if there is one). Weights that are missing there are an error, never a fresh head in silence.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from operant.hub import find_model
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.types import OperantError
+
+
+def load_policy(name: Any, *, value: ValueOptions | None = None, tokenizer: Any = None) -> Policy:
+    """The policy of a name, or around a model that is already loaded. Trained from float32, remote code off.
+
+    With `value`, a critic saved beside the model is loaded; where there is none, one is made.
+    Raises: OperantError for a name that cannot be had, a folder that holds no language model, or a damaged critic.
+    """
+    if isinstance(name, Policy):
+        return name
+    if isinstance(name, torch.nn.Module):
+        return _with_critic(name, tokenizer, value, None)
+    folder = Path(find_model(name))
+    return _with_critic(_model(folder), tokenizer or _tokenizer(folder), value, folder)
+
+
+def _model(folder: Path) -> torch.nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+        model, notes = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise OperantError(f"{folder} does not load as a language model: {reason}") from error
+    if notes["missing_keys"]:
+        raise OperantError(
+            f"{folder} lacks weights of a {type(model).__name__} ({', '.join(sorted(notes['missing_keys'])[:3])} ...): "
+            "a policy needs a language model with its output head"
+        )
+    return model
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError):
+        return None  # prompts as token ids need none; text without one is an error of its own
+
+
+def _with_critic(model: torch.nn.Module, tokenizer: Any, value: ValueOptions | None, folder: Path | None) -> Policy:
+    saved = folder / "critic" if folder is not None and (folder / "critic").is_dir() else None
+    if value is None:
+        return Policy(model, tokenizer)
+    if saved is not None:
+        value = _saved_options(saved, value)
+    critic = None
+    if value.critic is not None:
+        critic = _critic_network(model, value, saved)
+    policy = Policy(model, tokenizer, value=value, critic=critic)
+    if saved is not None:
+        _load_head(policy, saved)
+    return policy
+
+
+def _critic_network(model: torch.nn.Module, value: ValueOptions, saved: Path | None) -> Policy:
+    from copy import deepcopy
+
+    if saved is not None:
+        network = _model(saved / "network")
+    else:
+        network = deepcopy(model) if value.critic == "copy" else _model(Path(find_model(value.critic)))
+    if network.config.vocab_size != model.config.vocab_size:
+        raise OperantError(
+            f"value.critic={value.critic!r} has a vocabulary of {network.config.vocab_size}, the policy one of "
+            f"{model.config.vocab_size}: a critic reads the policy's ids, so the two must be the same"
+        )
+    return Policy(network, value=value)
+
+
+def export(policy: Policy, folder: str | Path) -> Path:
+    """Write a plain transformers folder that bare `from_pretrained` loads, and the critic beside it."""
+    folder = Path(folder)
+    policy.model.save_pretrained(folder)
+    if policy.tokenizer is not None:
+        policy.tokenizer.save_pretrained(folder)
+    if policy.has_values:
+        _save_critic(policy, folder / "critic")
+    return folder
+
+
+def _save_critic(policy: Policy, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = policy.critic or policy
+    save_file({k: v.contiguous() for k, v in owner.value_head.state_dict().items()}, folder / "head.safetensors")
+    options = asdict(owner.value_options)
+    (folder / "critic.json").write_text(json.dumps(options, indent=1), encoding="utf-8")
+    if policy.critic is not None:
+        policy.critic.model.save_pretrained(folder / "network")
+
+
+def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
+    """The saved head's shape wins; whether it is detached is the new run's choice."""
+    try:
+        saved = json.loads((folder / "critic.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OperantError(f"{folder} is damaged: critic.json cannot be read ({error})") from error
+    return ValueOptions(layers=saved["layers"], init=saved["init"], detach=asked.detach, critic=saved["critic"])
+
+
+def _load_head(policy: Policy, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    owner = policy.critic or policy
+    path = folder / "head.safetensors"
+    if not path.exists():
+        raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a fresh one")
+    weights, wanted = load_file(path), owner.value_head.state_dict()
+    if set(weights) != set(wanted):
+        odd = ", ".join(sorted(set(weights) ^ set(wanted)))
+        raise OperantError(f"{path} does not hold the critic's weights ({odd}): delete {folder} for a fresh one")
+    owner.value_head.load_state_dict(weights)

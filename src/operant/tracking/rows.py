@@ -1,0 +1,75 @@
+"""Rollouts as rows of a table, one a turn: what `rollouts/step-00012.parquet` holds. `registry.COLUMNS` explains it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from operant.types import Batch, Rollout, Turn
+
+Scores = Sequence[float | Sequence[float] | None]
+_PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
+
+
+def rows(
+    rollouts: Sequence[Rollout],
+    scores: Scores,
+    parts: Mapping[str, Scores] | None = None,
+    batch: Batch | None = None,
+    learned: Sequence[int] | None = None,
+) -> list[dict[str, Any]]:
+    """One row a turn. Scores stand on an attempt's last turn; where the reward abstained, they are None.
+
+    scores: one a rollout, as the reward gave them (a list: one number per token). parts: the same by name.
+    batch: where the rollouts were observed, for the columns of every token. learned: which rollouts the batch was made
+    of, in order; None: those with a score.
+    """
+    if learned is None:
+        learned = [i for i, score in enumerate(scores) if score is not None]
+    episodes = {rollout: episode for episode, rollout in enumerate(learned)}
+    table = []
+    for number, rollout in enumerate(rollouts):
+        for index, turn in enumerate(rollout.turns):
+            row = _spoken(rollout, index, turn) | {"rollout": number, "reward": None}
+            if index == len(rollout.turns) - 1:
+                named = {"reward": scores} | {f"reward/{name}": said for name, said in (parts or {}).items()}
+                row |= {name: _total(said[number]) for name, said in named.items()}
+            if batch is not None:
+                row |= _seen(batch, episodes.get(number), index)
+            table.append(row)
+    return table
+
+
+def _spoken(rollout: Rollout, index: int, turn: Turn) -> dict[str, Any]:
+    return {
+        "task": str(rollout.task.id),
+        "group": rollout.group,
+        "turn": index,
+        "query": _clean(rollout.query),
+        "reply": _clean(rollout.texts[index]),
+        "prompt": list(turn.prompt),
+        "ids": list(turn.action),
+        "query_tokens": len(turn.prompt),
+        "reply_tokens": len(turn.action),
+        "logprobs": None if turn.logprobs is None else list(turn.logprobs),
+        "paid": float(turn.reward),
+        "end": turn.end,
+        "version": turn.version,
+    }
+
+
+def _seen(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
+    """What the batch knows of the tokens of one turn."""
+    known = [name for name in _PER_TOKEN if getattr(batch, name) is not None]
+    if episode is None:
+        return dict.fromkeys(known)
+    of_episode = (batch.episodes == episode).nonzero().flatten()
+    place = batch.turns[of_episode] == turn
+    return {name: getattr(batch, name)[of_episode][place].tolist() for name in known}
+
+
+def _total(score: float | Sequence[float] | None) -> float | None:
+    return None if score is None else float(sum(score) if isinstance(score, Sequence) else score)
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which no file in UTF-8 can hold."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -1,0 +1,75 @@
+"""Where metrics go: the run folder always, and trackers that copy it.
+
+    trackers = Trackers(folder, [Console(total=100), wandb_tracker], say=folder.say)
+    trackers.start(config)
+    trackers.log(1, {"reward/mean": 0.52})
+
+The folder is the record: when it cannot be written, the run must stop and say so. A tracker is a copy: one that raises
+is dropped with one warning, and training goes on.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Record(Protocol):
+    """What keeps the truth of a run: `run.RunFolder`."""
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None: ...
+
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None: ...
+
+
+class Tracker(Protocol):
+    """What shows a run elsewhere."""
+
+    def start(self, config: Mapping[str, Any]) -> None: ...
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None: ...
+
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
+        """One row a reply, with the columns that `registry.COLUMNS` lists."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Trackers:
+    """The record (None: nobody keeps one), then every tracker that still works, in order."""
+
+    def __init__(
+        self, record: Record | None, copies: Iterable[Tracker] = (), say: Callable[[str], Any] = warnings.warn
+    ) -> None:
+        self.record = record
+        self.copies = list(copies)
+        self._say = say
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Tell the trackers what runs."""
+        self._each(lambda tracker: tracker.start(config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One step's numbers."""
+        if self.record is not None:
+            self.record.log(step, metrics)
+        self._each(lambda tracker: tracker.log(step, metrics))
+
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One step's replies."""
+        if self.record is not None:
+            self.record.rollouts(step, rows)
+        self._each(lambda tracker: tracker.rollouts(step, rows))
+
+    def close(self) -> None:
+        """Tell the trackers that it is over."""
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in list(self.copies):
+            try:
+                call(tracker)
+            except Exception as error:
+                self.copies.remove(tracker)
+                name = type(tracker).__name__
+                self._say(f"tracker {name} failed ({type(error).__name__}: {error}) and is left out; training goes on")
