@@ -137,7 +137,7 @@ class Sampling:
         """Ids [N] at `uniforms` [N] (float64) of softmax(scores [N, V]) by inverse CDF, and their log-probs [N]."""
         top = scores.amax(-1, keepdim=True)
         cumulative = (scores - top).exp_().cumsum(-1, dtype=torch.float64)
-        mass = cumulative[:, -1:]
+        mass = cumulative[:, -1:].contiguous()
         ids = torch.searchsorted(cumulative, uniforms.to(cumulative)[:, None] * mass, right=True)
         # A product that rounds up to the whole mass would fall past the end: take the last token that has any.
         last = torch.searchsorted(cumulative, mass, right=False)

@@ -21,14 +21,15 @@ class Tally:
         self.extremes: dict[str, float] = {}
 
     def add(self, name: str, total: float, count: float = 1.0) -> None:
-        """Add `total`, which is a sum over `count` things."""
+        """Add `total`, which is a sum over `count` things; a count of 0 throughout keeps the sum itself."""
         old = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = (old[0] + float(total), old[1] + float(count))
 
     def mean(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
         """Add every value (where `where` holds) with weight 1."""
         flat = _flat(values, where)
-        self.add(name, sum(flat), len(flat))
+        if flat:
+            self.add(name, sum(flat), len(flat))
 
     def spread(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
         """As `mean`, for the standard deviation (biased) of the values: merged exactly (Chan et al., 1979)."""
@@ -38,8 +39,8 @@ class Tally:
             self._spread(name, (float(len(flat)), mean, sum((x - mean) ** 2 for x in flat)))
 
     def extreme(self, name: str, value: float) -> None:
-        """Keep the largest value seen, or the smallest where the name ends in `_min`."""
-        choose = min if name.endswith("_min") else max
+        """Keep the largest value seen, or the smallest where the name ends in `min`."""
+        choose = min if name.endswith(("_min", "/min")) else max
         self.extremes[name] = choose(self.extremes.get(name, value), float(value))
 
     def merge(self, other: "Tally") -> "Tally":
@@ -53,8 +54,8 @@ class Tally:
         return self
 
     def result(self) -> dict[str, float]:
-        """One number a name; names nothing was counted for are left out."""
-        means = {k: total / count for k, (total, count) in self.sums.items() if count}
+        """One number a name."""
+        means = {k: total / count if count else total for k, (total, count) in self.sums.items()}
         spreads = {k: (m2 / n) ** 0.5 for k, (n, _, m2) in self.squares.items()}
         return means | spreads | self.extremes
 

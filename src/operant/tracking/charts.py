@@ -73,7 +73,7 @@ class _Axis:
 
 def _ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """Up to six round numbers in [low, high]."""
-    rough = (high - low) / 4
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
     if whole:

@@ -5,6 +5,7 @@ console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
 before_after([("The film was", " bad.", 0.1, " lovely.", 0.9)])
 """
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,26 +21,22 @@ _SHOWN = {
 
 
 class Console:
-    """A tracker for people. `total`: steps of the run; `every`: steps between plain lines; `samples_every`: steps
-    between sample replies (0: none). At a terminal the bar moves with every step."""
+    """A tracker for people. At a terminal the bar moves with every step.
+
+    total: steps of the run. every: steps between plain lines. samples_every: steps between sample replies, 0 for none.
+    """
 
     def __init__(
-        self,
-        total: int,
-        *,
-        every: int = 1,
-        samples_every: int = 10,
-        samples: int = 2,
-        output: TextIO | None = None,
+        self, total: int, *, every: int = 1, samples_every: int = 10, samples: int = 2, output: TextIO | None = None
     ) -> None:
         self.total, self.every, self.samples_every, self.samples = total, max(every, 1), samples_every, samples
-        self._output = output or sys.stdout
+        self._output: TextIO = sys.stdout if output is None else output
         self._live: Any = None
         self._first: tuple[int, float] | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Show the bar, at a terminal."""
-        if self._output.isatty():
+        if _is_terminal(self._output):
             self._live = _bar(self._output, self.total)
             self._live.start()
 
@@ -50,7 +47,7 @@ class Console:
             self._first = step - 1, now - metrics.get("time/step", 0.0)
         shown = [text.format(metrics[name]) for name, text in _SHOWN.items() if metrics.get(name) is not None]
         left = (now - self._first[1]) / max(step - self._first[0], 1) * (self.total - step)
-        if self._live:
+        if self._live is not None:
             self._live.update(0, completed=step, numbers="  ".join(shown), left=_clock(left))
         elif step % self.every == 0 or step >= self.total:
             self._print("  ".join([f"step {step}/{self.total}", *shown, f"{_clock(left)} left"]))
@@ -65,12 +62,12 @@ class Console:
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        if self._live:
+        if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _print(self, text: str) -> None:
-        if self._live:
+        if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
             emit(text, self._output)
@@ -78,8 +75,8 @@ class Console:
 
 def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: TextIO | None = None) -> None:
     """Print (query, before, score, after, score) as a table, or as plain lines where the output is no terminal."""
-    output = output or sys.stdout
-    if not output.isatty():
+    output = sys.stdout if output is None else output
+    if not _is_terminal(output):
         for query, before, old, after, new in rows:
             emit(f"{plain(query)}\n  before {old:6.3f} |{plain(before)}\n  after  {new:6.3f} |{plain(after)}", output)
         return
@@ -87,7 +84,7 @@ def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: Tex
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_lines=True, pad_edge=False)
+    table = Table(show_lines=True, pad_edge=False, expand=True)
     for title, ratio in (("opening", 2), ("before", 4), ("score", None), ("after", 4), ("score", None)):
         table.add_column(title, ratio=ratio, min_width=5, justify="left" if ratio else "right")
     for query, before, old, after, new in rows:
@@ -105,6 +102,10 @@ def emit(text: str, output: TextIO) -> None:
     """Print, whatever the encoding of the output can hold."""
     encoding = getattr(output, "encoding", None) or "utf-8"
     print(text.encode(encoding, errors="replace").decode(encoding), file=output, flush=True)
+
+
+def _is_terminal(output: TextIO) -> bool:
+    return output.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _clock(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """A run folder as one page of HTML: charts, replies, numbers, configuration. Nothing on it comes from elsewhere."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -18,6 +19,8 @@ _CHARTS = [
     ("value/explained_variance", "Value: explained variance", None),
     ("rollout/reply_tokens", "Reply length", "rollout/reply_tokens_std"),
 ]
+_FLOOR = {"value/explained_variance": -1.0}
+"""What a young critic does below this would flatten all that follows."""
 _REPLIES = 10
 
 
@@ -57,8 +60,7 @@ def _summary(metrics: Sequence[dict[str, Any]]) -> str:
     seconds = sum(m.get("time/step") or 0.0 for m in metrics)
     facts = [f"{metrics[-1]['step']} steps", f"{seconds / 60:.1f} minutes of training"]
     for key, title in (("reward/mean", "reward"), ("kl/per_reply", "KL per reply")):
-        known = [m[key] for m in metrics if m.get(key) is not None]
-        if known:
+        if known := _known(metrics, key):
             facts.append(f"{title} {number(known[0])} → <b>{number(known[-1])}</b>")
     return f"<p>{' · '.join(facts)}</p>"
 
@@ -66,15 +68,24 @@ def _summary(metrics: Sequence[dict[str, Any]]) -> str:
 def _chart(metrics: Sequence[dict[str, Any]], name: str, title: str, spread: str | None) -> str:
     metric = describe(name)
     assert metric is not None, f"{name} is not in the registry"
-    points = [(m["step"], m.get(name)) for m in metrics]
+    known, floor = _known(metrics, name), _FLOOR.get(name, -math.inf)
+    points = [(m["step"], None if m.get(name) is None else max(m[name], floor)) for m in metrics]
     half = [m.get(spread) for m in metrics] if spread else None
     svg = line_chart(points, label=title, spread=half, band=metric.band)
     if not svg:
         return ""
-    last = next(y for _, y in reversed(points) if y is not None)
-    notes = [metric.meaning, f"healthy: {metric.healthy}" if metric.healthy else "", "shade: one standard deviation"]
-    note = "; ".join(n for n in (notes if spread else notes[:2]) if n)
-    return f"<figure><h2>{title} <b>{number(last)}</b></h2>{svg}<figcaption>{escape(note)}</figcaption></figure>"
+    notes = {
+        metric.meaning: True,
+        f"healthy: {metric.healthy}": bool(metric.healthy),
+        "shade: one standard deviation": any(half or ()),
+        f"drawn from {floor:g} upwards": min(known) < floor,
+    }
+    note = escape("; ".join(text for text, holds in notes.items() if holds))
+    return f"<figure><h2>{title} <b>{number(known[-1])}</b></h2>{svg}<figcaption>{note}</figcaption></figure>"
+
+
+def _known(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [m[name] for m in metrics if m.get(name) is not None]
 
 
 def _replies(folder: Path) -> dict[int, list[dict[str, Any]]]:
@@ -95,30 +106,30 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _reply_table(step: int, rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
-        reward = "" if row.get("reward") is None else number(row["reward"])
+        reward = "" if row.get("reward") is None else f"{row['reward']:,.3f}"
         text = f"<span>{escape(str(row.get('query', '')))}</span>{escape(str(row.get('reply', '')))}"
         ended = f"{row.get('reply_tokens', '')} tokens, {escape(str(row.get('end', '')))}"
         lines.append(f'<tr><td class="said">{text}</td><td class="n">{reward}</td><td class="end">{ended}</td></tr>')
-    head = "<tr><th>query and reply</th><th>reward</th><th>ended</th></tr>"
-    return f"<h2>Replies at step {step}</h2><p>The first {len(rows)}, as they came.</p><table>{head}{''.join(lines)}</table>"
+    head = '<tr><th>query and reply</th><th class="n">reward</th><th>ended</th></tr>'
+    title = f"<h2>Replies at step {step}</h2><p>The first {len(rows)}, as they came.</p>"
+    return f'{title}<table class="replies">{head}{"".join(lines)}</table>'
 
 
 def _metric_table(metrics: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(name for m in metrics for name in m if name != "step"))
     lines = []
     for name in names:
-        known = [m[name] for m in metrics if m.get(name) is not None]
-        metric = describe(name)
+        metric, known = describe(name), _known(metrics, name)
         if not known:
             continue
         odd = ' class="odd" title="outside of the healthy range"' if metric and metric.unhealthy(known[-1]) else ""
         meaning = escape(metric.meaning + (f" ({metric.unit})" if metric.unit else "")) if metric else ""
         healthy = escape(metric.healthy) if metric else ""
         lines.append(
-            f"<tr><td><code>{escape(name)}</code></td><td class=n>{number(known[0])}</td>"
-            f"<td class=n><span{odd}>{number(known[-1])}</span></td><td>{healthy}</td><td>{meaning}</td></tr>"
+            f'<tr><td><code>{escape(name)}</code></td><td class="n">{number(known[0])}</td>'
+            f'<td class="n"><span{odd}>{number(known[-1])}</span></td><td>{healthy}</td><td>{meaning}</td></tr>'
         )
-    head = "<tr><th>metric</th><th>first</th><th>last</th><th>healthy</th><th>meaning</th></tr>"
+    head = '<tr><th>metric</th><th class="n">first</th><th class="n">last</th><th>healthy</th><th>meaning</th></tr>'
     table = f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
     return f"<details><summary>All metrics</summary>{table}</details>" if lines else ""
 
@@ -139,23 +150,23 @@ _PAGE = """<!doctype html>
 </html>
 """
 _STYLE = """
-:root { --paper: #fff; --ink: #1c1e21; --soft: #63686f; --rule: #e3e5e8; --line: #2563c9; --good: #2e9e5b; --odd: #b4231f }
+:root { --paper: #fff; --ink: #1c1e21; --soft: #63686f; --rule: #e3e5e8; --line: #2563c9; --good: #2e9e5b;
+  --odd: #b4231f }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #16181c; --ink: #e6e8eb; --soft: #9aa1aa; --rule: #2c3037; --line: #6ea3f7; --good: #4cc07c; --odd: #ff8a80 }
+  :root { --paper: #16181c; --ink: #e6e8eb; --soft: #9aa1aa; --rule: #2c3037; --line: #6ea3f7; --good: #4cc07c;
+    --odd: #ff8a80 }
 }
 * { box-sizing: border-box }
 body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif }
 h1 { margin: 0; font-size: 1.6rem; overflow-wrap: anywhere }
 h2 { margin: 2rem 0 .25rem; font-size: 1.05rem }
-h1 + p { margin-top: .25rem }
-p, figcaption, th, .end { color: var(--soft) }
 p { margin: 0 0 .75rem }
+p, figcaption, th, .end, .said span { color: var(--soft) }
 p b { color: var(--ink) }
 .charts { display: grid; gap: 1.5rem 2rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)) }
 figure { margin: 0 }
 figure h2 { margin: 0; display: flex; justify-content: space-between; gap: 1rem }
-figure b, .n { font-variant-numeric: tabular-nums }
 figcaption { font-size: .8rem; line-height: 1.4 }
 svg { display: block; width: 100%; height: auto }
 .line { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
@@ -167,22 +178,22 @@ svg { display: block; width: 100%; height: auto }
 table { width: 100%; border-collapse: collapse; font-size: .9rem }
 th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top }
 th { font-weight: 500; font-size: .8rem }
-.n { text-align: right; white-space: nowrap }
-.said { white-space: pre-wrap; overflow-wrap: anywhere }
-.said span { color: var(--soft) }
+.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+.said { width: 100%; white-space: pre-wrap; overflow-wrap: anywhere }
+.end { white-space: nowrap }
 .odd { color: var(--odd) }
 .odd::after { content: " !" }
-.end { white-space: nowrap }
 .wide { overflow-x: auto }
+.wide table { min-width: 46rem }
 details { margin-top: 1.5rem }
 summary { cursor: pointer; font-weight: 600 }
 pre { overflow-x: auto; font-size: .85rem }
 @media (max-width: 36rem) {
-  table:not(.wide table), table:not(.wide table) tbody { display: block }
-  :not(.wide) > table tr { display: grid; grid-template-columns: 1fr auto; border-bottom: 1px solid var(--rule); padding: .5rem 0 }
-  :not(.wide) > table td { border: 0; padding: 0 }
-  :not(.wide) > table th { display: none }
+  .replies, .replies tbody { display: block }
+  .replies tr { display: grid; grid-template-columns: 1fr auto; padding: .5rem 0; border-bottom: 1px solid var(--rule) }
+  .replies td { padding: 0; border: 0 }
+  .replies th { display: none }
   .said { grid-column: 1 / -1 }
-  :not(.wide) > table .n { order: 1 }
+  .replies .n { order: 1 }
 }
 """

@@ -91,6 +91,7 @@ def update(
             so_far.merge(seen)
             if _too_far(so_far, options.target_kl):
                 optimizer.zero_grad()
+                seen.sums.pop("loss/total", None)
                 tally.merge(seen).add("update/early_stopped", 1.0)
                 return tally
             _apply(policy, optimizer, options, steering, seen)
@@ -165,6 +166,7 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
         return
     log_ratio = (out.logprobs.detach() - batch.logprobs)[at]
     tally.add("policy/old_new_k3", float(estimate("k3", -log_ratio, torch.zeros_like(log_ratio)).sum()), count)
+    tally.spread("policy/ratio_std", log_ratio.exp())
     tally.extreme("policy/ratio_max", float(log_ratio.max().exp()))
     tally.extreme("policy/ratio_min", float(log_ratio.min().exp()))
     if gap:

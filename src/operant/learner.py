@@ -1,0 +1,384 @@
+"""Layer 2: `generate`, and `step` from (query, response, reward) wherever the three come from.
+
+    learner = Learner("builtin:reviews-lm", preset="trl", **{"optimizer.lr": 1e-4})
+    replies = learner.generate(["This film", "The plot"], max_new_tokens=24)
+    metrics = learner.step(replies, [0.9, 0.1])
+    metrics = learner.step(queries, responses, scores)
+
+The trainer is written with this class; a loop of one's own can be, too.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from operant import distributed, measure
+from operant.algorithms import Algorithm, find, preset
+from operant.batch import collate
+from operant.engines.native import NativeEngine
+from operant.envs.single_turn import SingleTurn
+from operant.kl import KLOptions, controller
+from operant.observe import bootstrap, observe, pay
+from operant.options import compose, defaults, names, resolve
+from operant.policy.heads import ValueOptions
+from operant.policy.loading import load_policy
+from operant.policy.policy import Policy
+from operant.policy.shadow import Shadow
+from operant.rewards.scaling import RunningMoments, ScoreOptions, clipped, penalised, scaled
+from operant.rollout import play
+from operant.sampling import Sampling, from_generation_kwargs
+from operant.tally import Tally
+from operant.triplets import to_rollouts
+from operant.types import Batch, Engine, Env, OperantError, Rollout, Task
+from operant.updates.gradient import Objective, UpdateOptions, minibatch_whitening
+from operant.updates.optimizer import OptimizerOptions, make_optimizer, rate, set_rate
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """What belongs to no room alone."""
+
+    seed: int = 0
+    """Of every random number, through counters."""
+    on_length: str = "ended"
+    """A reply that hit its length limit: ended | penalty (score.missing_stop) | drop | bootstrap."""
+    rescore: bool = False
+    """Make a second pass for log-probs and values also where decoding kept them."""
+
+    def __post_init__(self) -> None:
+        if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
+            raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
+
+
+def schema(algorithm: Algorithm) -> dict[str, Any]:
+    """The options of a learner, by group; those of loss and advantage are their functions' own arguments."""
+    return {
+        "": LearnerOptions,
+        "sampling": Sampling,
+        "kl": KLOptions,
+        "loss": algorithm.loss,
+        "advantage": algorithm.advantage or (lambda batch: batch),
+        "update": UpdateOptions,
+        "optimizer": OptimizerOptions,
+        "score": ScoreOptions,
+        "value": ValueOptions,
+    }
+
+
+class Learner:
+    """A policy, its critic and its reference, and everything that changes while they learn.
+
+    `policy`: a name, a transformers model (with `tokenizer`), or a Policy. `reference`: "copy" (a frozen snapshot),
+    None (no KL), a name or a Policy. Options by name, as on the command line: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`.
+    Raises: OperantError for an unknown or impossible option, before any model loads.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        *,
+        tokenizer: Any = None,
+        reference: Any = "copy",
+        algorithm: str = "ppo",
+        preset: str | None = None,
+        engine: Engine | None = None,
+        env: Env | None = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ):
+        self.algorithm = find(algorithm)
+        self.options = learner_options(self.algorithm, preset, options)
+        self.own: LearnerOptions = self.options[""]
+        self.kl: KLOptions = self.options["kl"]
+        value = self.options["value"] if self.algorithm.needs_values else None
+        self.policy = load_policy(policy, value=value, tokenizer=tokenizer)
+        if self.algorithm.needs_values and not self.policy.has_values:
+            raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
+        self.sampling = self._sampling()
+        self.reference = self._reference(reference)
+        self.shadows = {
+            name: Shadow(self.policy, rule) for name, rule in self.algorithm.shadows.items() if name != "reference"
+        }
+        self.engine = engine or NativeEngine(self.policy)
+        self.env = env or SingleTurn()
+        self.optimizer = make_optimizer(self.policy, self.options["optimizer"])
+        self.controller, self.moments = controller(self.kl), RunningMoments()
+        self.total_steps, self.progress = total_steps, Progress()
+        self.clock: dict[str, float] = {}
+
+    def _sampling(self) -> Sampling:
+        sampling = self.options["sampling"].for_training()
+        if not sampling.stop_tokens:
+            sampling = replace(sampling, stop_tokens=self.policy.stop_tokens)
+        gamma = self.options["advantage"].get("gamma", 1.0)
+        if self.own.on_length == "bootstrap" and sampling.fixed_length and gamma == 1:
+            raise OperantError(
+                "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the value "
+                "of an endless reply; use gamma below 1, or on_length='ended'"
+            )
+        if self.own.on_length == "penalty" and self.options["score"].missing_stop is None:
+            raise OperantError("on_length='penalty' needs score.missing_stop: say what such a reply gets")
+        return sampling
+
+    def _reference(self, reference: Any) -> Shadow | None:
+        if reference is None or "reference" not in self.algorithm.shadows:
+            return None
+        if isinstance(reference, Shadow):
+            return reference
+        if isinstance(reference, str) and reference == "copy":
+            return Shadow(self.policy)
+        held = load_policy(reference)
+        if held.vocabulary != self.policy.vocabulary:
+            raise OperantError(
+                f"the reference has a vocabulary of {held.vocabulary}, the policy one of {self.policy.vocabulary}: "
+                "they score the same ids, so the two must be the same"
+            )
+        return Shadow(held, copy=False)
+
+    # --- play ---------------------------------------------------------------------------------------------------------
+
+    def generate(self, queries: Sequence[Any], **generation: Any) -> list[Rollout]:
+        """One reply for each query: a text, messages, ids [T] as list or tensor, or a Task.
+
+        `generation`: transformers' generation arguments, or the names of `Sampling`. They hold for this call, and are
+        remembered for the `step` that learns from its replies.
+        Raises: OperantError for an unknown argument (with the nearest), or sampling that cannot be scored exactly.
+        """
+        sampling = from_generation_kwargs(self.sampling, generation).for_training()
+        self._refuse_untold(sampling)
+        tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
+        return self.play(tasks, sampling=sampling)
+
+    def play(
+        self, tasks: Sequence[Task], *, sampling: Sampling | None = None, stream: str = "train", env: Env | None = None
+    ) -> list[Rollout]:
+        """Rollouts of tasks, with the random numbers of this step (or of `evaluate`, `probe`: step 0 always)."""
+        sampling = sampling or self.sampling
+        with self.timing("generate"):
+            rollouts = play(
+                tasks,
+                env=env or self.env,
+                engine=self.engine,
+                tokenizer=self.policy.tokenizer,
+                sampling=sampling,
+                seed=self.own.seed,
+                stream=stream,
+                step=self.progress.step,
+            )
+        if stream == "train":
+            self.spoken = sampling
+        return rollouts
+
+    def _refuse_untold(self, sampling: Sampling) -> None:
+        if self.policy.tokenizer is None and sampling.stop_strings:
+            raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
+
+    # --- learn --------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        first: Sequence[Any],
+        second: Sequence[Any],
+        scores: Sequence[Any] | None = None,
+        *,
+        episodes: Sequence[int] | None = None,
+        next_values: Sequence[float] | None = None,
+        generation: Mapping[str, Any] | None = None,
+    ) -> dict[str, float]:
+        """One step of learning: `step(replies, rewards)`, or `step(queries, responses, scores)` from anywhere.
+
+        A score is a float, one float per action token, or None (the reply is left out). For triplets, one forward pass
+        computes log-probs and values; `episodes` names which triplets are turns of one episode, in order, each paid its
+        own score; `next_values` is the value of the state after each (0: the episode has ended). `generation` declares
+        how foreign replies were sampled, so that they are scored in the same way.
+        Returns the step's metrics. Raises: OperantError, with nothing changed.
+        """
+        if scores is None:
+            if episodes is not None or next_values is not None or generation is not None:
+                raise OperantError("episodes, next_values and generation go with triplets: step(queries, responses, scores)")
+            return self.learn(list(first), list(second), getattr(self, "spoken", self.sampling))
+        sampling = from_generation_kwargs(self.sampling, generation or {})
+        told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
+        given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
+        if episodes is None:
+            return self.learn(to_rollouts(first, second, **given), told, sampling)
+        rollouts = to_rollouts(first, second, episodes=episodes, rewards=told, **given)
+        return self.learn(rollouts, [0.0] * len(rollouts), sampling, world=True)
+
+    def learn(
+        self, rollouts: list[Rollout], scores: Sequence[Any], sampling: Sampling | None = None, *, world: bool = False
+    ) -> dict[str, float]:
+        """Scores to weights. `world`: the rewards are in the turns, and `scores` are what comes on top."""
+        if len(rollouts) != len(scores):
+            raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
+        sampling, options = sampling or self.sampling, self.options
+        kept, used, tally = self._scores(rollouts, scores, world)
+        with self.timing("observe"):
+            batch = collate(kept, used, joined=not self.policy.encoder_decoder)
+            batch = self._observe(batch, kept, sampling)
+        coef = self.controller.coef
+        with self.timing("advantage"):
+            batch = pay(batch, coef)
+            if self.algorithm.advantage is not None:
+                batch = self.algorithm.advantage(batch, **options["advantage"])
+        tally.merge(measure.of_rollouts(kept)).merge(measure.of_batch(batch, coef))
+        progress = self.progress.share(self.total_steps)
+        lr = rate(options["optimizer"], progress)
+        set_rate(self.optimizer, lr)
+        with self.timing("update"):
+            tally.merge(self._update(batch, sampling))
+        metrics = measure.finish(distributed.pool(tally).result())
+        self._follow(metrics, progress)
+        return self._told(metrics, coef, lr)
+
+    def _scores(
+        self, rollouts: list[Rollout], scores: Sequence[Any], world: bool
+    ) -> tuple[list[Rollout], list[Any], Tally]:
+        """Who is learnt from, with what score: penalties, scale, clip; those that abstain are left out."""
+        options: ScoreOptions = self.options["score"]
+        totals = [_number(s, r) for s, r in zip(scores, rollouts, strict=True)]
+        before = [sum(s) if isinstance(s, list) else s for s in totals if s is not None]
+        processed = penalised(totals, rollouts, [True] * len(rollouts), options)
+        if options.scale or options.normalise:
+            self.moments.update([sum(s) if isinstance(s, list) else s for s in processed if s is not None])
+            processed = [scaled(s, self.moments, normalise=options.normalise) for s in processed]
+        if options.clip is not None:
+            processed = [clipped(s, options.clip) for s in processed]
+        pairs = [(r, s) for r, s in zip(rollouts, processed, strict=True) if s is not None]
+        if self.own.on_length == "drop":
+            pairs = [(r, s) for r, s in pairs if r.turns[-1].end != "length"]
+        if not pairs:
+            raise OperantError("no reply is left to learn from: the reward abstained on all, or on_length='drop' took them")
+        kept, used = [r for r, _ in pairs], [s for _, s in pairs]
+        after = [sum(s) if isinstance(s, list) else s for s in used]
+        if world:
+            before = after = [sum(t.reward for t in r.turns) for r in kept]
+        return kept, used, measure.of_scores(before, after, len(totals) - sum(s is not None for s in totals))
+
+    def _observe(self, batch: Batch, rollouts: list[Rollout], sampling: Sampling) -> Batch:
+        reference = self.reference.policy if self.reference is not None else None
+        micro = self.options["update"].micro_tokens
+        if batch.values is None and not self.policy.has_values:
+            batch = batch.with_(values=None)
+        batch = observe(
+            batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=self.own.rescore
+        )
+        if self.policy.has_values:
+            batch = bootstrap(batch, rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
+        return batch
+
+    def _update(self, batch: Batch, sampling: Sampling) -> Tally:
+        options, advantage = self.options, self.options["advantage"]
+        objective = Objective(
+            loss=partial(self.algorithm.loss, **options["loss"]),
+            unit=self.algorithm.unit,
+            per=self.algorithm.per,
+            horizon=sampling.max_tokens,
+            entropy_gradient=bool(options["loss"].get("entropy_coef")),
+            whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+            kl=self.kl,
+            reference=self.reference.policy if self.reference is not None else None,
+        )
+        return self.algorithm.update(
+            self.policy,
+            self.optimizer,
+            batch,
+            objective,
+            options=options["update"],
+            steering=options["optimizer"],
+            sampling=sampling,
+            seed=self.own.seed,
+            step=self.progress.step,
+        )
+
+    def _follow(self, metrics: dict[str, float], progress: float) -> None:
+        """What follows an update: shadows, controller, engine, counters."""
+        self.progress.step += 1
+        self.progress.episodes += int(metrics.get("rollout/count", 0))
+        self.policy.version = self.progress.step
+        for shadow in self.shadows.values():
+            shadow.update(self.policy, self.progress.step)
+        if "kl/per_reply" in metrics:
+            replies = int(metrics["rollout/count"])
+            self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies, progress)
+        self.engine.sync(self.policy, self.policy.version)
+
+    def _told(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
+        clock, self.clock = self.clock, {}
+        times = {f"time/{name}": seconds for name, seconds in clock.items()}
+        known = {"step": self.progress.step, "episodes": self.progress.episodes, "kl/coef": coef, "update/lr": lr}
+        if self.kl.loss_coef:
+            known["kl/loss_coef"] = self.kl.loss_coef
+        return known | metrics | times
+
+    @contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        """Count the seconds of a phase of this step."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.clock[phase] = self.clock.get(phase, 0.0) + time.perf_counter() - start
+
+    def parts(self) -> dict[str, Any]:
+        """Everything that changes, by the name under which it registers in `RunState`."""
+        shadows = {f"shadow/{name}": shadow for name, shadow in self.shadows.items()}
+        reference = {"reference": self.reference} if self.reference is not None else {}
+        return {
+            "policy": self.policy,
+            "optimizer": self.optimizer,
+            "controller": self.controller,
+            "moments": self.moments,
+            "progress": self.progress,
+            **reference,
+            **shadows,
+        }
+
+
+class Progress:
+    """How many steps and episodes have been learnt from."""
+
+    def __init__(self) -> None:
+        self.step, self.episodes = 0, 0
+
+    def share(self, total: int | None) -> float:
+        """In [0, 1]; 0 where the end is unknown."""
+        return min(self.step / total, 1.0) if total else 0.0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "episodes": self.episodes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.episodes = state["step"], state["episodes"]
+
+
+def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Preset, then the caller's own values, composed and complete: functions' arguments with their defaults."""
+    known = schema(algorithm)
+    base = {k: v for k, v in preset(preset_name).items() if k in names(known)}
+    composed = compose(known, base | resolve(known, given))
+    for group in ("loss", "advantage"):
+        composed[group] = defaults(known[group]) | composed[group]
+    return composed
+
+
+def _task(query: Any) -> Task:
+    prompt = query.tolist() if isinstance(query, torch.Tensor) else query
+    return Task(f"query/{prompt!r}", prompt if isinstance(prompt, str) else list(prompt))
+
+
+def _number(score: Any, rollout: Rollout) -> float | list[float] | None:
+    if score is None:
+        return None
+    numbers = [float(s) for s in score] if isinstance(score, (list, tuple)) else float(score)
+    for x in numbers if isinstance(numbers, list) else [numbers]:
+        if x != x or abs(x) == float("inf"):
+            raise OperantError(
+                f"the reward of {rollout.task.id!r} is {x}: rewards must be finite; give None to leave a reply out"
+            )
+    return numbers

@@ -1,0 +1,73 @@
+"""(query, response, score) from anywhere to rollouts: texts, id lists or tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from operant.chat import encode_more, encode_prompt
+from operant.sampling import Sampling, reply_text
+from operant.types import End, OperantError, Rollout, Task, Turn
+
+
+def to_ids(tokenizer: Any, given: Any, *, reply: bool = False) -> list[int]:
+    """Ids of a text (a reply gets no special tokens), a list of ids or a 1-d tensor."""
+    if isinstance(given, torch.Tensor):
+        if given.ndim != 1 or given.is_floating_point():
+            raise OperantError(f"a query or response tensor must be [T] of ids; got {tuple(given.shape)} {given.dtype}")
+        return given.tolist()
+    if isinstance(given, str) and reply:
+        if tokenizer is None:
+            raise OperantError("the policy has no tokenizer: give responses as token ids")
+        return encode_more(tokenizer, given)
+    return encode_prompt(tokenizer, given if isinstance(given, str) else list(given))
+
+
+def to_rollouts(
+    queries: Sequence[Any],
+    responses: Sequence[Any],
+    *,
+    tokenizer: Any,
+    sampling: Sampling,
+    episodes: Sequence[int] | None = None,
+    rewards: Sequence[float] | None = None,
+    next_values: Sequence[float] | None = None,
+) -> list[Rollout]:
+    """One rollout an episode, in order of first appearance; without `episodes` every triplet is one.
+
+    Turns of an episode follow each other in the order given, each paid its own of `rewards`. `next_values`: what the
+    state after a turn is worth; that of an episode's last turn is its bootstrap, so 0 means that the episode has ended.
+    Raises: OperantError for lists of different length, or an empty response.
+    """
+    count = len(queries)
+    names = list(range(count)) if episodes is None else [int(e) for e in episodes]
+    paid = [0.0] * count if rewards is None else [float(r) for r in rewards]
+    ahead = [0.0] * count if next_values is None else [float(v) for v in next_values]
+    given = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead}
+    for what, things in given.items():
+        if len(things) != count:
+            raise OperantError(f"{len(things)} {what} for {count} queries: give one for each")
+    held: dict[int, list[tuple[Turn, str]]] = {}
+    for i in range(count):
+        turn = _turn(to_ids(tokenizer, queries[i]), to_ids(tokenizer, responses[i], reply=True), sampling, i)
+        turn = Turn(turn.prompt, turn.action, end=turn.end, reward=paid[i], next_value=ahead[i])
+        text = reply_text(tokenizer, turn.prompt, turn.action, sampling) if tokenizer is not None else ""
+        held.setdefault(names[i], []).append((turn, text))
+    return [_rollout(name, turns, tokenizer) for name, turns in held.items()]
+
+
+def _turn(prompt: list[int], action: list[int], sampling: Sampling, index: int) -> Turn:
+    if not prompt or not action:
+        what = "response" if prompt else "query"
+        raise OperantError(f"{what} {index} has no tokens: every reply needs at least one action, every query a token")
+    end: End = "stop" if action[-1] in sampling.stops else "length"
+    return Turn(prompt, action, end=end)
+
+
+def _rollout(name: int, turns: list[tuple[Turn, str]], tokenizer: Any) -> Rollout:
+    first, last = turns[0][0], turns[-1][0]
+    query = tokenizer.decode(first.prompt, skip_special_tokens=True) if tokenizer is not None else ""
+    end: End = "cut" if last.next_value else last.end if len(turns) == 1 else "world"
+    return Rollout(
+        Task(f"given/{name}", first.prompt), name, [t for t, _ in turns], [text for _, text in turns], end, query=query
+    )
