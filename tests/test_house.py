@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = [
     "types tally",
     "files",
-    "sampling kl chat distributed workers hub lock encoding",
+    "sampling kl chat distributed workers hub lock encoding options",
     "policy data batch labels",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",

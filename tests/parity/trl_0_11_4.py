@@ -2,9 +2,9 @@
 
     PYTHONPATH=src PYTHON_WITH_TRL tests/parity/trl_0_11_4.py        # `make parity` makes that python
 
-Runs where TRL is installed; of operant it needs the pure functions alone, which import torch and nothing else. TRL's
-functions are called on an object that skipped its constructor, so no model, tokenizer or Hub is needed, with
-`PPOConfig()`'s own defaults. What stands off the mask is noise on their side and 0 on ours.
+Runs where TRL is installed; what it takes from operant imports torch and nothing else. TRL's functions are called on
+an object that skipped its constructor, so no model, tokenizer or Hub is needed, with the defaults of its `PPOConfig`;
+ours get the values of our preset `trl`. What stands off the mask is noise on their side and 0 on ours.
 
 Prints a line a quantity with the largest absolute difference; exits 1 where one is above 1e-5, and also where a control
 (the same quantity computed with a known fault) is not.
@@ -12,19 +12,23 @@ Prints a line a quantity with the largest absolute difference; exits 1 where one
 
 import sys
 import warnings
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from operant import advantages, batch, kl, losses
+from operant.algorithms import preset
+from operant.observe import pay
 from operant.policy import logprobs as vocabulary
+from operant.rewards import scaling
 from operant.sampling import Sampling
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 warnings.simplefilter("ignore")
 
 from trl import PPOConfig, PPOTrainer  # noqa: E402
-from trl.trainer.utils import AdaptiveKLController  # noqa: E402
+from trl.trainer.utils import AdaptiveKLController, RunningMoments  # noqa: E402
 
 BOUND = 1e-5
 NUM_REPLIES, VOCABULARY, MAX_QUERY, MAX_REPLY = 8, 17, 6, 9
@@ -41,6 +45,29 @@ METRICS = {
     "val/error": "value/error",
     "val/clipfrac": "value/clip_fraction",
 }
+
+# Every option that both have: ours, and the field of TRL's PPOConfig.
+OPTIONS = {
+    "batch": "batch_size",
+    "optimizer.lr": "learning_rate",
+    "optimizer.max_grad_norm": "max_grad_norm",
+    "update.epochs": "ppo_epochs",
+    "update.minibatch": "mini_batch_size",
+    "update.ratio_threshold": "ratio_threshold",
+    "kl.coef": "init_kl_coef",
+    "kl.target": "target",
+    "kl.horizon": "horizon",
+    "loss.clip": "cliprange",
+    "loss.value_clip": "cliprange_value",
+    "loss.value_coef": "vf_coef",
+    "advantage.gamma": "gamma",
+    "advantage.lam": "lam",
+}
+
+
+def ours_of(group: str) -> dict:
+    """The options of one group under the preset: {"clip": 0.2, ...}."""
+    return {name.split(".")[1]: value for name, value in preset("trl").items() if name.startswith(f"{group}.")}
 
 
 class Case:
@@ -152,7 +179,7 @@ def compare_rewards(case: Case, report: Report) -> None:
             logs, refs = case.logits.log_softmax(-1), case.ref_logits.log_softmax(-1)
         rewards, _, penalty = trainer.compute_rewards(case.scores, logs, refs, case.mask)
         paid = case.exact() if theirs == "full" else kl.estimate(ours, made.logprobs, made.ref_logprobs)
-        left = made.rewards - trainer.kl_ctl.value * paid
+        left = pay(made.with_(kl=paid), ours_of("kl")["coef"]).rewards
         report.same(f"KL penalty, {theirs}", penalty * case.mask, case.theirs(paid))
         report.same(f"rewards, {theirs}", rewards * case.mask, case.theirs(left))
     report.differs("rewards, score one token early", rewards * case.mask, case.theirs(left.roll(-1, 1)))
@@ -174,23 +201,21 @@ def compare_whitened_rewards(case: Case, report: Report) -> None:
 
 def compare_credit(case: Case, report: Report, name: str, changes: dict[str, float | bool]) -> None:
     made, trainer = case.collated(), trl_trainer(**changes)
-    config = trainer.config
     rewards, _, _ = trainer.compute_rewards(case.scores, case.logprobs, case.ref_logprobs, case.mask)
     values, theirs, returns = trainer.compute_advantages(case.values, rewards, case.mask)
-    made = made.with_(rewards=made.rewards - trainer.kl_ctl.value * kl.estimate("k1", made.logprobs, made.ref_logprobs))
-    options = dict(gamma=config.gamma, lam=config.lam, whiten_rewards=config.whiten_rewards, whiten_scope="rollout")
-    ours = advantages.with_gae(made, unbiased=True, **options)
+    made = pay(made.with_(kl=kl.estimate("k1", made.logprobs, made.ref_logprobs)), ours_of("kl")["coef"])
+    options = ours_of("advantage") | changes
+    ours = advantages.with_gae(made, **options)
     report.same(f"values{name}", values, case.theirs(ours.values))
     report.same(f"advantages{name}", theirs * case.mask, case.theirs(ours.advantages))
     report.same(f"returns{name}", returns * case.mask, case.theirs(ours.returns))
-    biased = advantages.with_gae(made, unbiased=False, **options)
+    biased = advantages.with_gae(made, **(options | {"unbiased": False}))
     report.differs(f"advantages{name}, biased variance", theirs * case.mask, case.theirs(biased.advantages))
 
 
 def compare_losses(case: Case, report: Report) -> None:
     """Policy, value and total loss, their metrics, and the gradient that they send back."""
-    trainer = trl_trainer()
-    config, mask = trainer.config, case.mask
+    trainer, mask = trl_trainer(), case.mask
     rewards, _, _ = trainer.compute_rewards(case.scores, case.logprobs, case.ref_logprobs, mask)
     values, advantage, returns = trainer.compute_advantages(case.values, rewards, mask)
     new_logprobs, new_values = (x.clone().requires_grad_() for x in (case.new_logprobs, case.new_values))
@@ -205,7 +230,7 @@ def compare_losses(case: Case, report: Report) -> None:
     )
     mine = [case.ours(x).requires_grad_() for x in (case.new_logprobs, case.new_values)]
     out = Outputs(logprobs=mine[0], raw_logprobs=mine[0], values=mine[1])
-    options = dict(clip=config.cliprange, value_clip=config.cliprange_value, value_coef=config.vf_coef)
+    options = ours_of("loss")
     named = losses.ppo(out, made, **options)
     losses.total(named["loss"], made).backward()
     for theirs, ours in METRICS.items():
@@ -223,15 +248,47 @@ def compare_controller(report: Report) -> None:
     """The adaptive coefficient over 200 steps of a wandering KL."""
     config = PPOConfig(exp_name="parity")
     theirs = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
-    ours = kl.controller(
-        kl.KLOptions(coef=config.init_kl_coef, control="adaptive", target=config.target, horizon=config.horizon)
-    )
+    ours = kl.controller(kl.KLOptions(**ours_of("kl")))
     wander = torch.Generator().manual_seed(0)
     for _ in range(200):
         measured = float(12 * torch.rand((), generator=wander))
         theirs.update(measured, config.batch_size)
         ours.update(measured, measured / 20, config.batch_size, 0.0)
         report.same("ppo/kl_coef, adaptive", float(theirs.value), ours.coef)
+
+
+def compare_scores(report: Report) -> None:
+    """Scaling, normalising and clipping of scores by running moments.
+
+    `step` of 0.11.4 stops with an AttributeError here, because its moments are plain floats on which it calls `.to`:
+    its own `RunningMoments` gives the moments, and the two lines that follow in `step` are written out.
+    """
+    draw = torch.Generator().manual_seed(1)
+    batches = [3 * torch.randn(NUM_REPLIES, generator=draw) + 1 for _ in range(5)]
+    eps = torch.finfo(torch.float32).eps
+    for name, norm, clip in [("scaled", False, None), ("normalised", True, None), ("normalised, clipped", True, 0.5)]:
+        theirs, ours = RunningMoments(SimpleNamespace(use_distributed=False)), scaling.RunningMoments()
+        for scores in batches:
+            theirs.update(scores)
+            ours.update(scores.tolist())
+            expected = (scores - theirs.mean if norm else scores) / (theirs.std + eps)
+            expected = expected if clip is None else expected.clip(-clip, clip)
+            made = [scaling.scaled(score, ours, normalise=norm) for score in scores.tolist()]
+            made = made if clip is None else [scaling.clipped(score, clip) for score in made]
+            report.same(f"scores, {name}", expected, made)
+
+
+def compare_options(report: Report) -> None:
+    """The preset's values are the defaults of TRL's PPOConfig."""
+    config = PPOConfig(exp_name="parity")
+    for ours, theirs in OPTIONS.items():
+        mine, given = preset("trl")[ours], getattr(config, theirs)
+        same = mine is given if None in (mine, given) else mine == given
+        report.same(f"option {ours} = {theirs}", 0.0, 0.0 if same else float("inf"))
+    named = [(config.adap_kl_ctrl, True), (config.kl_penalty, "kl"), (config.whiten_rewards, False)]
+    ours = (ours_of("kl")["control"], kl.KLOptions(**ours_of("kl")).kind, ours_of("advantage").get("whiten_rewards"))
+    good = all(a == b for a, b in named) and ours == ("adaptive", "k1", None)
+    report.same("options adap_kl_ctrl, kl_penalty, whiten_rewards", 0.0, 0.0 if good else float("inf"))
 
 
 def main() -> int:
@@ -242,6 +299,8 @@ def main() -> int:
             compare(case, report)
         compare_whitened_rewards(Case(seed, scale=1.0, flush=True), report)
     compare_controller(report)
+    compare_scores(report)
+    compare_options(report)
     for name, gap in report.worst.items():
         print(f"{'ok  ' if gap <= BOUND else 'FAIL'}  {gap:.1e}  {name}")
     for name, gap in report.controls.items():
