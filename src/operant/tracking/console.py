@@ -16,7 +16,6 @@ _SHOWN = {
     "kl/per_reply": "KL {:.2f}",
     "policy/entropy": "entropy {:.2f}",
     "policy/clip_fraction": "clip {:.2f}",
-    "tokens/per_second": "{:,.0f} tok/s",
 }
 
 
@@ -46,9 +45,11 @@ class Console:
         if self._first is None:  # a resumed run does not begin at 1
             self._first = step - 1, now - metrics.get("time/step", 0.0)
         shown = [text.format(metrics[name]) for name, text in _SHOWN.items() if metrics.get(name) is not None]
+        if metrics.get("tokens/per_second") is not None:
+            shown.append(f"{_short(metrics['tokens/per_second'])} tok/s")
         left = (now - self._first[1]) / max(step - self._first[0], 1) * (self.total - step)
         if self._live is not None:
-            self._live.update(0, completed=step, numbers="  ".join(shown), left=_clock(left))
+            self._live.update(0, completed=step, numbers=" ".join(shown), left=_clock(left))
         elif step % self.every == 0 or step >= self.total:
             self._print("  ".join([f"step {step}/{self.total}", *shown, f"{_clock(left)} left"]))
 
@@ -75,10 +76,10 @@ class Console:
 
 def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: TextIO | None = None) -> None:
     """Print (query, before, score, after, score) as a table, or as plain lines where the output is no terminal."""
-    output = sys.stdout if output is None else output
-    if not _is_terminal(output):
+    out: TextIO = sys.stdout if output is None else output
+    if not _is_terminal(out):
         for query, before, old, after, new in rows:
-            emit(f"{plain(query)}\n  before {old:6.3f} |{plain(before)}\n  after  {new:6.3f} |{plain(after)}", output)
+            emit(f"{plain(query)}\n  before {old:6.3f} |{plain(before)}\n  after  {new:6.3f} |{plain(after)}", out)
         return
     from rich.console import Console as RichConsole
     from rich.table import Table
@@ -90,7 +91,7 @@ def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: Tex
     for query, before, old, after, new in rows:
         texts = [plain(query), plain(before), f"{old:.2f}", plain(after), f"{new:.2f}"]
         table.add_row(*map(Text, texts))
-    RichConsole(file=output).print(table)
+    RichConsole(file=out).print(table)
 
 
 def plain(text: str) -> str:
@@ -114,14 +115,21 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+def _short(count: float) -> str:
+    return f"{count:.0f}" if count < 1000 else f"{count / 1000:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
+
+
 def _bar(output: TextIO, total: int) -> Any:
     from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    numbers = TextColumn("{task.fields[numbers]}", markup=False)
-    left = TextColumn("{task.fields[left]} left", markup=False)
-    bar = Progress(
-        MofNCompleteColumn(), BarColumn(bar_width=None), numbers, left, console=RichConsole(file=output), expand=True
-    )
+    def text(field: str, width: int | None = None) -> TextColumn:
+        # In a narrow window the numbers are cut, never the count and the time.
+        return TextColumn(field, markup=False, table_column=Column(no_wrap=True, min_width=width))
+
+    count = text("{task.completed}/{task.total}", 2 * len(str(total)) + 1)
+    columns = count, BarColumn(bar_width=None), text("{task.fields[numbers]}"), text("{task.fields[left]} left", 9)
+    bar = Progress(*columns, console=RichConsole(file=output), expand=True)
     bar.add_task("train", total=total, numbers="", left="?")
     return bar
