@@ -1,0 +1,304 @@
+"""What a run tells: the registry and its page, trackers that fail, the console, rows, charts and the report."""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from operant.run import RunFolder
+from operant.tracking.charts import WIDTH, line_chart
+from operant.tracking.console import Console, before_after
+from operant.tracking.registry import COLUMNS, METRICS, describe, markdown
+from operant.tracking.report import write_report
+from operant.tracking.rows import rows
+from operant.tracking.sink import Trackers
+from operant.types import Batch, OperantError, Rollout, Task, Turn
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+TRL_NAMES = """
+env/reward_mean env/reward_std env/reward_dist ppo/mean_scores ppo/std_scores objective/kl objective/kl_dist
+objective/logprobs objective/ref_logprobs objective/kl_coef objective/entropy ppo/mean_non_score_reward ppo/loss/policy
+ppo/loss/value ppo/loss/total ppo/policy/entropy ppo/policy/approxkl ppo/policy/policykl ppo/policy/clipfrac
+ppo/policy/advantages ppo/policy/advantages_mean ppo/policy/ratio ppo/returns/mean ppo/returns/var ppo/val/vpred
+ppo/val/error ppo/val/clipfrac ppo/val/mean ppo/val/var ppo/val/var_explained ppo/learning_rate tokens/queries_len_mean
+tokens/queries_len_std tokens/queries_dist tokens/responses_len_mean tokens/responses_len_std tokens/responses_dist
+time/ppo/forward_pass time/ppo/compute_rewards time/ppo/compute_advantages time/ppo/optimize_step time/ppo/calc_stats
+time/ppo/total time/get_response time/build_input_sentiment time/get_sentiment_preds time/optimization time/epoch
+game_log gradients/* objective/non_score_reward objective/rlhf_reward objective/scores policy/approxkl_avg
+policy/clipfrac_avg policy/entropy_avg loss/policy_avg loss/value_avg val/clipfrac_avg val/ratio val/ratio_var
+val/num_eos_tokens lr episode eps
+"""
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_metrics_is_the_registry():
+    written = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    assert written == markdown(), "run: python -m operant.tracking.registry > docs/metrics.md"
+
+
+def test_every_metric_of_trl_has_a_name_here():
+    old = [m.old for m in METRICS.values()] + [names for _, names in COLUMNS.values()]
+    covered = {re.sub(r" \(.*?\)", "", name) for names in old for name in re.split(r", ", names)}
+    assert set(TRL_NAMES.split()) <= covered
+
+
+def test_every_metric_says_what_it_means():
+    for metric in METRICS.values():
+        assert len(metric.meaning) > 5 and "|" not in metric.meaning, metric.name
+    assert METRICS["kl/per_reply"].band == (0, 10) and METRICS["kl/per_reply"].healthy == "0 to 10"
+    assert METRICS["policy/ratio_max"].band == (None, 200) and METRICS["policy/ratio_max"].healthy == "at most 200"
+    assert [METRICS["kl/per_reply"].unhealthy(x) for x in (-0.1, 5, 11)] == [True, False, True]
+    assert describe("reward/taste/sweet/mean") is METRICS["reward/<part>/mean"]
+    assert describe("reward/mean") is METRICS["reward/mean"] and describe("nonsense") is None
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    def __init__(self, fails_at=None):
+        self.heard, self.fails_at = [], fails_at
+
+    def _hear(self, what):
+        if what == self.fails_at:
+            raise ConnectionError("no route")
+        self.heard.append(what)
+
+    def start(self, config):
+        self._hear("start")
+
+    def log(self, step, metrics):
+        self._hear(("log", step))
+
+    def rollouts(self, step, rows):
+        self._hear(("rollouts", step))
+
+    def close(self):
+        self._hear("close")
+
+
+def drive(trackers):
+    trackers.start({})
+    for step in (1, 2, 3):
+        trackers.log(step, {"a": 1.0})
+        trackers.rollouts(step, [{"reply": "x"}])
+    trackers.close()
+
+
+@pytest.mark.parametrize("fails_at", ["start", ("log", 2), ("rollouts", 1), "close"])
+def test_a_tracker_that_raises_is_dropped_once_and_nothing_stops(tmp_path, fails_at):
+    said, folder = [], RunFolder.create(tmp_path / "x", {})
+    bad, good = Listener(fails_at), Listener()
+    drive(Trackers(folder, [bad, good], said.append))
+    assert len(said) == 1 and "tracker Listener failed (ConnectionError: no route)" in said[0]
+    steps = [(kind, step) for step in (1, 2, 3) for kind in ("log", "rollouts")]
+    assert good.heard == ["start", *steps, "close"]
+    assert bad.heard == good.heard[: good.heard.index(fails_at)]
+    assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
+
+
+def test_the_record_is_no_copy_and_its_failure_stops(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.metrics_path.symlink_to("/dev/full")
+    with pytest.raises(OperantError, match="no space left"):
+        Trackers(folder).log(1, {"a": 1.0})
+
+
+def test_ctrl_c_in_a_tracker_is_heard():
+    class Interrupted(Listener):
+        def log(self, step, metrics):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trackers(None, [Interrupted()]).log(1, {})
+
+
+# --- the console ------------------------------------------------------------------------------------------------------
+
+STEP = {
+    "reward/mean": 0.5234, "kl/per_reply": 3.123, "policy/entropy": 2.911, "policy/clip_fraction": 0.123,
+    "tokens/per_second": 1234.5, "time/step": 2.0,
+}  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_where_the_output_is_no_terminal():
+    out = io.StringIO()
+    console = Console(4, every=2, samples_every=3, samples=1, output=out)
+    console.start({})
+    for step in (1, 2, 3, 4):
+        console.log(step, STEP)
+        console.rollouts(step, [{"query": "The film", "reply": " was\x1b[31m\nfine [/b]", "reward": 0.5}] * 2)
+    console.close()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "step 2/4  reward 0.523  KL 3.12  entropy 2.91  clip 0.12  1.2k tok/s  0:02 left"
+    assert lines[1] == lines[3] == "  The film |  was [31m fine [/b] [0.50]"
+    assert lines[2].startswith("step 4/4") and lines[2].endswith("0:00 left") and len(lines) == 4
+
+
+def test_a_bar_at_a_terminal_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    console = Console(100, samples_every=1, output=out)
+    console.start({})
+    console.log(12, STEP)
+    console.rollouts(12, [{"query": "The film", "reply": " was [bold]fine[/nothing]", "reward": None}])
+    console.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "The film |  was [bold]fine[/nothing]" in shown
+    last = shown.replace("\r", "\n").strip().splitlines()[-1]
+    assert len(last) <= 80
+    for part in ("12/100", "reward 0.523", "KL 3.12", "entropy 2.91", "clip 0.12", "1.2k tok/s", "left"):
+        assert part in last
+
+
+def test_a_missing_metric_leaves_a_place_out():
+    out = io.StringIO()
+    Console(4, output=out).log(1, {"reward/mean": 1.0, "time/step": 1.0})
+    assert out.getvalue() == "step 1/4  reward 1.000  0:03 left\n"
+
+
+def test_an_output_that_cannot_say_it_still_says_something():
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    before_after([("café", " 悪い", 0.1, " 良い", 0.9)], out)
+    assert raw.getvalue() == b"caf?\n  before  0.100 | ??\n  after   0.900 | ??\n"
+
+
+def test_before_and_after_at_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    before_after([("The film was", " [red]bad[/red].", 0.1, " a joy", 0.93)], out)
+    for part in ("opening", "The film was", "[red]bad[/red].", "0.10", "a joy", "0.93"):
+        assert part in out.getvalue()
+
+
+def test_the_console_needs_neither_torch_nor_rich_to_be_imported():
+    code = "import sys, operant.tracking.console, operant.tracking.registry; "
+    code += "assert not {'torch', 'rich', 'pyarrow'} & set(sys.modules), 'heavy'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_table(tmp_path):
+    two = [Turn([1, 2], [3], [-0.5], version=4), Turn([9], [5, 6], [-1.0, -2.0], end="length", reward=2.5, version=4)]
+    rollouts = [
+        Rollout(Task("a", "q"), 0, [Turn([7], [8], [-3.0])], ["left out"], query="q"),
+        Rollout(Task("b", "p"), 1, two, ["first", "second \ud800"], query="p"),
+    ]
+    batch = Batch(  # of the second rollout alone: two rows, since its memory forgets
+        tokens=torch.tensor([[1, 2, 3], [9, 5, 6]]),
+        mask=torch.ones(2, 3, dtype=torch.bool),
+        actions=torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(),
+        rewards=torch.zeros(2, 3),
+        turns=torch.tensor([[-1, -1, 0], [-1, 1, 1]]),
+        episodes=torch.tensor([0, 0]),
+        groups=torch.tensor([1, 1]),
+        bootstrap=torch.zeros(1),
+        ref_logprobs=torch.tensor([[9.0, 9.0, -0.25], [9.0, -0.75, -1.75]]),
+    )
+    table = rows(rollouts, [None, [0.25, 0.5]], {"taste": [None, 0.75]}, batch)
+    assert [(r["task"], r["group"], r["rollout"], r["turn"]) for r in table] == [
+        ("a", 0, 0, 0), ("b", 1, 1, 0), ("b", 1, 1, 1)]  # fmt: skip
+    assert [r["reward"] for r in table] == [None, None, 0.75]
+    assert [r.get("reward/taste") for r in table] == [None, None, 0.75]
+    assert [r["ref_logprobs"] for r in table] == [None, [-0.25], [-0.75, -1.75]]
+    assert table[2]["reply"] == "second ?" and table[2]["ids"] == [5, 6] and table[2]["prompt"] == [9]
+    assert (table[2]["end"], table[2]["paid"], table[2]["version"]) == ("length", 2.5, 4)
+
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.rollouts(1, table)
+    back = pq.read_table(folder.rollouts_path / "step-00001.parquet").to_pylist()
+    assert back == [{"reward/taste": None} | row for row in table]
+    named = {name for names in COLUMNS for name in names.split(", ")}
+    assert {n.replace("reward/taste", "reward/<part>") for n in back[0]} <= named  # what is written is explained
+
+
+# --- charts and the report --------------------------------------------------------------------------------------------
+
+
+def coordinates(svg, kind):
+    """The pixels of each line or shade of a chart."""
+    found = re.findall(rf'<{kind} [^>]*points="([^"]*)"', svg)
+    return [[tuple(map(float, p.split(","))) for p in line.split()] for line in found]
+
+
+def test_a_chart_draws_what_it_is_given():
+    svg = line_chart([(1, 0.0), (2, 1.0), (3, 0.5)], label="x", spread=[0.1, 0.1, 0.1])
+    ((a, b, c),) = coordinates(svg, "polyline")
+    assert a[0] < b[0] < c[0] and b[1] < c[1] < a[1]  # up is a smaller number
+    assert c[1] == pytest.approx((a[1] + b[1]) / 2, abs=0.2) and c[0] - b[0] == pytest.approx(b[0] - a[0], abs=0.2)
+    assert len(coordinates(svg, "polygon")[0]) == 6
+
+
+def test_a_chart_of_gaps_one_point_none_or_equal_values():
+    svg = line_chart([(1, 1.0), (2, 2.0), (3, None), (4, None), (5, 3.0), (6, None), (7, 2.0), (8, 1.0)], label="x")
+    assert [len(line) for line in coordinates(svg, "polyline")] == [2, 2] and svg.count("<circle") == 1
+    one = line_chart([(5, 0.7)], label="x", spread=[None], band=(0, 10))
+    assert one.count("<circle") == 1 and "nan" not in one and "inf" not in one
+    assert line_chart([], label="x") == line_chart([(1, None)], label="x") == ""
+    for value in (0.0, -3.0, 1e-9, 1e12):
+        assert "nan" not in line_chart([(1, value), (2, value)], label="x")
+
+
+def test_a_long_chart_is_small_and_loses_no_peak():
+    points = [(x, 0.0) for x in range(20_000)]
+    points[7_777] = (7_777, 5.0)
+    svg = line_chart(points, label="x")
+    (line,) = coordinates(svg, "polyline")
+    assert len(line) < 1000 and len({y for _, y in line}) == 2
+    assert all(0 <= x <= WIDTH for x, _ in line)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = RunFolder.create(tmp_path / "a<b", {"policy": "builtin:<lm>", "link": "https://example.org"})
+    for step in (1, 2, 3):
+        folder.log(step, STEP | {"reward/std": 0.1, "kl/coef": float("nan"), "own/thing": 1.0})
+        row = {"query": "<script>alert(1)</script>", "reply": f" & {step} <img src=http://x>", "reward": 0.5}
+        folder.rollouts(step, [row | {"reply_tokens": 3, "end": "stop"}, row | {"reward": None}])
+    return folder
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(run_folder):
+    html = write_report(run_folder.path).read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link|img|iframe|object|embed|base|form|video|audio|use|image)\b", html, re.I)
+    assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?|url\(|@import""", re.sub(r"&lt;.*", "", html))
+    assert html.count("http") == html.count("https://example.org") + html.count("http://x") + html.count("http-equiv")
+    assert "default-src 'none'" in html
+
+
+def test_the_report_shows_charts_replies_numbers_and_configuration(run_folder):
+    html = write_report(run_folder.path).read_text(encoding="utf-8")
+    for title in ("Reward", "KL per reply", "Entropy", "Clip fraction"):
+        assert f"<h2>{title} <b>" in html
+    assert "KL coefficient" not in html and "Reply length" not in html  # never known: no empty chart
+    assert html.count("<svg") == 4 and html.count('class="spread"') == 1 and html.count('class="healthy"') == 2
+    assert "Replies at step 3" in html and "Replies at step 1" in html and "Replies at step 2" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;</span> &amp; 3 &lt;img" in html
+    assert "<title>a&lt;b</title>" in html and "builtin:&lt;lm&gt;" in html
+    assert METRICS["policy/entropy"].meaning in html and "own/thing" in html
+    assert "prefers-color-scheme: dark" in html and 'name="viewport"' in html
+
+
+def test_a_report_of_a_run_that_has_only_begun(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    assert "No step is finished yet" in write_report(folder.path).read_text(encoding="utf-8")
+    folder.log(1, {"reward/mean": 0.5})
+    html = write_report(folder.path).read_text(encoding="utf-8")
+    assert html.count("<svg") == 1 and "<circle" in html
