@@ -58,7 +58,7 @@ class LearnerOptions:
 def schema(algorithm: Algorithm) -> dict[str, Any]:
     """The options of a learner, by group; those of loss and advantage are their functions' own arguments."""
     return {
-        "": LearnerOptions,
+        "learner": LearnerOptions,
         "sampling": Sampling,
         "kl": KLOptions,
         "loss": algorithm.loss,
@@ -93,7 +93,7 @@ class Learner:
     ):
         self.algorithm = find(algorithm)
         self.options = learner_options(self.algorithm, preset, options)
-        self.own: LearnerOptions = self.options[""]
+        self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs_values else None
         self.policy = load_policy(policy, value=value, tokenizer=tokenizer)

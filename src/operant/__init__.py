@@ -1,0 +1,48 @@
+"""operant trains transformer language models with reinforcement learning: PPO first."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from operant.learner import Learner
+    from operant.policy.heads import ValueOptions
+    from operant.policy.loading import export, load_policy
+    from operant.policy.policy import Policy
+    from operant.sampling import Sampling
+    from operant.trainer import Run, steps, train
+    from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
+
+_HOME = {
+    "Batch": "types",
+    "Completion": "types",
+    "Learner": "learner",
+    "OperantError": "types",
+    "Outputs": "types",
+    "Policy": "policy.policy",
+    "Rollout": "types",
+    "Run": "trainer",
+    "Sampling": "sampling",
+    "Step": "types",
+    "Task": "types",
+    "Turn": "types",
+    "ValueOptions": "policy.heads",
+    "export": "policy.loading",
+    "load_policy": "policy.loading",
+    "steps": "trainer",
+    "train": "trainer",
+}
+"""Where each public name lives: it is imported when it is first asked for, so `import operant` costs nothing."""
+
+__all__ = sorted(_HOME)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'operant' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"operant.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

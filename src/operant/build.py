@@ -1,0 +1,56 @@
+"""Configuration to objects, the cheap before the expensive: a mistake shows before any model loads."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from operant import rewards
+from operant.config import Config, asdict_shallow
+from operant.data import DataOptions, Order, load_tasks
+from operant.learner import Learner
+from operant.types import Env, RewardFn, Task
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a run is made of."""
+
+    learner: Learner
+    tasks: list[Task]
+    order: Order
+    reward: RewardFn
+    held_out: list[Task]
+
+
+def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> Built:
+    """Load what the configuration names. Raises: OperantError in a sentence for whatever cannot be had."""
+    train, sampling = config.train, config.learner["sampling"]
+    reward = rewards.resolve(train.reward)
+    for source in (train.tasks, train.evaluate):
+        _peek(source, config.data)
+    rewards.check(reward)
+    learner = Learner(
+        train.policy,
+        tokenizer=tokenizer,
+        reference=None if train.reference in (None, "none") else train.reference,
+        algorithm=train.algorithm,
+        env=env,
+        total_steps=train.steps,
+        **{f"{group}.{k}": v for group, made in config.learner.items() for k, v in _items(made)},
+    )
+    policy = learner.policy
+    bounds = {"context": policy.context, "max_new": sampling.max_tokens}
+    seed = config.learner["learner"].seed
+    tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
+    held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
+    return Built(learner, tasks, Order(len(tasks), seed), reward, held_out)
+
+
+def _peek(source: Any, data: DataOptions) -> None:
+    """Read the first row of a file before any model loads, so that a wrong path or field costs nothing."""
+    if isinstance(source, (str, Path)):
+        load_tasks(source, None, replace(data, query_tokens=None, limit=1, shuffle=False))
+
+
+def _items(made: Any) -> list[tuple[str, Any]]:
+    return list(made.items()) if isinstance(made, dict) else list(asdict_shallow(made).items())

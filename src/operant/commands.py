@@ -1,0 +1,185 @@
+"""What each command does, once its arguments are known."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from operant.types import OperantError
+
+_ALONE = {"resume", "out", "help", "prompt", "temperature", "max_tokens"}
+
+
+def train(arguments: Sequence[str]) -> int:
+    """`operant train RECIPE [--option value ...]`, or `--resume runs/x`."""
+    words, options = parse(arguments)
+    if "help" in options:
+        print(_train_help())
+        return 0
+    resume, out = options.pop("resume", None), options.pop("out", None)
+    if resume is True:
+        raise OperantError("--resume needs a run folder: operant train --resume runs/x")
+    if len(words) > 1 or (words and resume):
+        raise OperantError(f"{words[-1]!r} is one word too many: operant train RECIPE --option value ...")
+    if not words and not resume and not options:
+        raise OperantError("say what to train: operant train sentiment, or operant train --tasks ... --reward ...")
+    from operant.tracking.console import Console
+    from operant.trainer import _runs
+
+    run, shown = None, Console(1)
+    recipe = words[0] if words else None
+    for run in _runs(None, None, None, out=resume or out or _name(recipe), recipe=recipe, resume=bool(resume),
+                     trackers=[shown], **options):  # fmt: skip
+        if not run.metrics or shown.total == 1:
+            shown.total, shown.samples_every = run.config.train.steps, run.config.train.samples_every
+            print(f"{run.path}: {_sentence(run)}", flush=True)
+    _tell_end(run)
+    return 0
+
+
+def _name(recipe: str | None) -> str:
+    from pathlib import Path
+
+    return f"runs/{Path(recipe).stem if recipe else 'run'}"
+
+
+def _sentence(run: Any) -> str:
+    train, policy = run.config.train, run.policy
+    size = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    return (
+        f"{train.algorithm} trains {train.policy} ({size:.1f}M parameters) on {len(run.built.tasks)} tasks, "
+        f"{train.steps} steps of {train.batch} replies; Ctrl-C ends after the step and saves"
+    )
+
+
+def _tell_end(run: Any) -> None:
+    from operant.tracking.console import before_after
+
+    if run.interrupted:
+        step = run.learner.progress.step
+        print(f"stopped after step {step}, saved; go on with: operant train --resume {run.path}")
+        return
+    if run.before is not None and run.after is not None:
+        pairs = list(zip(run.before.rollouts, run.before.scores, run.after.rollouts, run.after.scores, strict=True))
+        before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
+        kl = f", KL {run.after.kl:.1f} nats a reply" if run.after.kl is not None else ""
+        print(f"mean reward on {len(pairs)} held-out tasks: {run.before.mean:.3f} -> {run.after.mean:.3f}{kl}")
+    print(f"report: {run.folder.report}   talk to it: operant generate {run.path}")
+
+
+def generate(arguments: Sequence[str]) -> int:
+    """`operant generate runs/x`: replies to what is typed, or to --prompt."""
+    words, options = parse(arguments)
+    if len(words) != 1 or "help" in options:
+        if "help" in options:
+            print("operant generate runs/x [--prompt TEXT] [--max-tokens 60] [--temperature 1.0] [--seed 0]")
+            return 0
+        raise OperantError("say which run or model: operant generate runs/sentiment")
+    from pathlib import Path
+
+    from operant.engines.native import NativeEngine
+    from operant.options import compose
+    from operant.policy.loading import load_policy
+    from operant.sampling import Sampling
+
+    prompt, seed = options.pop("prompt", None), int(options.pop("seed", 0))
+    folder = Path(words[0])
+    if (folder / "config.yaml").exists() and not (folder / "export").exists():
+        raise OperantError(f"{folder} has no exported model yet: let the run end, or: operant train --resume {folder}")
+    policy = load_policy(str(folder / "export") if (folder / "export").exists() else words[0])
+    base = {"max_tokens": 60, "stop_tokens": policy.stop_tokens}
+    sampling = compose({"": Sampling}, base | options)[""]
+    engine = NativeEngine(policy)
+    for number, text in enumerate([prompt] if isinstance(prompt, str) else _typed()):
+        print(_reply(engine, policy, sampling, text, seed, number), flush=True)
+    return 0
+
+
+def _typed():
+    """Lines from standard input, with a sign where a person sits before it."""
+    person = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if person else "")
+        except EOFError:
+            return
+        if line.strip():
+            yield line
+
+
+def _reply(engine: Any, policy: Any, sampling: Any, text: str, seed: int, number: int) -> str:
+    from operant.chat import encode_prompt
+    from operant.sampling import reply_text, task_key
+    from operant.tracking.console import plain
+
+    ids = encode_prompt(policy.tokenizer, text)
+    key = task_key(seed, "probe", 0, text, number)
+    (completion,) = engine.generate([ids], sampling, [key])
+    return plain(text + reply_text(policy.tokenizer, ids, completion.action, sampling))
+
+
+def report(arguments: Sequence[str]) -> int:
+    """`operant report runs/x`: write report.html anew."""
+    words, _ = parse(arguments)
+    if len(words) != 1:
+        raise OperantError("say which run: operant report runs/sentiment")
+    from operant.run import read_config
+    from operant.tracking.report import write_report
+
+    read_config(words[0])
+    print(write_report(words[0]))
+    return 0
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """`operant doctor`."""
+    from operant.doctor import examine
+
+    return examine()
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Words and options: `--name value`, `--name=value`, or `--name` alone for true."""
+    words: list[str] = []
+    options: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-h", "--help"):
+            options["help"] = True
+        elif word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            alone = not equals and (not rest or rest[0].startswith("--"))
+            name = name.replace("-", "_")
+            if name in options:
+                raise OperantError(f"option --{name} is given twice")
+            options[name] = True if alone else value if equals else rest.pop(0)
+        else:
+            words.append(word)
+    return words, {name: _value(text) for name, text in options.items()}
+
+
+def _value(text: Any) -> Any:
+    """A mapping in YAML's braces becomes one; all else is read where its type is known."""
+    if isinstance(text, str) and text.startswith("{"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise OperantError(f"{text!r} is no mapping: write {{name: weight, ...}}") from error
+    return text
+
+
+def _train_help() -> str:
+    from operant.config import config_schema, recipes
+    from operant.options import defaults
+
+    lines = ["operant train RECIPE [--option value ...]", f"recipes: {', '.join(recipes())}", ""]
+    for group, made in config_schema("ppo").items():
+        for name, value in defaults(made).items():
+            full = f"{group}.{name}" if group else name
+            lines.append(f"  --{full.replace('_', '-'):34} {value!r}")
+    return "\n".join([*lines, "", "docs/options.md explains each; --resume runs/x goes on with a run"])

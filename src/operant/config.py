@@ -1,0 +1,153 @@
+"""A run's options: recipe, preset and the caller's own, composed into one checked, complete configuration.
+
+Later wins: defaults < the recipe < a preset that the caller names < the caller's options. A preset that a recipe names
+lies below the recipe's own values.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from operant import options as named
+from operant.algorithms import find, preset
+from operant.data import DataOptions
+from operant.hub import BUILTIN
+from operant.learner import learner_options, schema
+from operant.types import OperantError
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What is trained, on what, for how long."""
+
+    policy: Any = "builtin:reviews-lm"
+    """A folder, builtin:NAME, a Hub name; from Python a model or a Policy, too."""
+    tasks: Any = None
+    """A file, builtin:openings/train, a data set of the Hub; from Python a list or a function, too."""
+    reward: Any = None
+    """A name (builtin:sentiment, letters:e), module:function, or {name: weight}; from Python any function."""
+    reference: Any = "copy"
+    """What KL is measured against: copy (of the policy at the start), none, or a model."""
+    algorithm: str = "ppo"
+    preset: str | None = None
+    """openai | trl | rl4lms | textworld: values of those systems."""
+    steps: int = 100
+    batch: int = 64
+    """Replies a step, over all ranks."""
+    samples: int = 1
+    """Replies to each prompt of a step."""
+    evaluate: Any = None
+    """Held-out tasks: judged before and after training with the same random numbers."""
+    evaluate_every: int = 0
+    """Steps between evaluations on the way; 0: only before and after."""
+    checkpoint_minutes: float = 10.0
+    keep: int = 2
+    """Checkpoints that are kept."""
+    samples_every: int = 10
+    """Steps between sample replies on the console; 0: none."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 1, "batch": 1, "samples": 1, "keep": 1, "evaluate_every": 0}.items():
+            if getattr(self, name) < least:
+                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+        if self.batch % self.samples:
+            raise OperantError(f"batch={self.batch} is not a multiple of samples={self.samples}: each prompt is answered so often")
+        if self.checkpoint_minutes < 0:
+            raise OperantError(f"checkpoint_minutes={self.checkpoint_minutes}: it must be at least 0")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One object a group; `train` and `data` stand apart from what the learner is given."""
+
+    train: TrainOptions
+    data: DataOptions
+    learner: dict[str, Any]
+
+
+def config_schema(algorithm: str) -> dict[str, Any]:
+    """Every option of a run, by group."""
+    return {"": TrainOptions, "data": DataOptions, **schema(find(algorithm))}
+
+
+def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
+    """Compose and check. Raises: OperantError for an unknown recipe or option, a wrong type or an impossible value."""
+    base = load_recipe(recipe) if recipe else {}
+    algorithm = given.get("algorithm", base.get("algorithm", "ppo"))
+    known = config_schema(algorithm)
+    base, own = named.resolve(known, base), named.resolve(known, given)
+    below = _preset(known, base.get("preset"))
+    above = _preset(known, own.get("preset"))
+    composed = named.compose(known, below | base | above | own)
+    train, data = composed.pop(""), composed.pop("data")
+    flat = {f"{g}.{k}": v for g, made in composed.items() for k, v in _plain(made).items()}
+    config = Config(train, data, learner_options(find(algorithm), None, flat))
+    _sensible(config)
+    return config
+
+
+def _preset(known: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    return named.resolve(known, preset(name))
+
+
+def _sensible(config: Config) -> None:
+    for what in ("tasks", "reward"):
+        if getattr(config.train, what) is None:
+            raise OperantError(f"{what} is not given: say --{what} ... (README.md shows what it may be)")
+    config.learner["sampling"].for_training()
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    return {path.stem: path for path in sorted(BUILTIN.glob("*.yaml"))}
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """A recipe by name, or a YAML file. Raises: OperantError with the nearest name."""
+    path = recipes().get(name, Path(name))
+    if not path.is_file():
+        near = difflib.get_close_matches(name, recipes(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipes())}, and any YAML file"
+        raise OperantError(f"recipe {name!r} is unknown; {hint}")
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise OperantError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(held, dict):
+        raise OperantError(f"{path} holds no options: a recipe is a YAML mapping of option names to values")
+    return held
+
+
+def as_mapping(config: Config) -> dict[str, Any]:
+    """The whole configuration as plain data, for config.yaml; what is no plain data is told by its description."""
+    out = {k: describe(v) for k, v in asdict_shallow(config.train).items()}
+    out["data"] = _plain(config.data)
+    return out | {group: _plain(made) for group, made in config.learner.items()}
+
+
+def asdict_shallow(made: Any) -> dict[str, Any]:
+    """The fields of a dataclass, values untouched: a model stays a model."""
+    return {name: getattr(made, name) for name in named.defaults(type(made))}
+
+
+def describe(value: Any) -> Any:
+    """Plain data as it is; a function as module:name; anything else in angle brackets."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {k: describe(v) for k, v in value.items()}
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"<function {value.__module__}:{value.__qualname__}>"
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"<{type(value).__name__}{size}>"
+
+
+def _plain(made: Any) -> dict[str, Any]:
+    held = asdict(made) if is_dataclass(made) and not isinstance(made, type) else dict(made)
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in held.items()}
