@@ -125,7 +125,7 @@ class Sampling:
             keep = torch.zeros_like(keep).scatter(-1, best.indices, True)
         probs = adjusted.softmax(-1)
         if self.top_p < 1:
-            ordered, order = probs.sort(-1, descending=True, stable=True)
+            ordered, order = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered
             keep &= torch.zeros_like(keep).scatter(-1, order, before < self.top_p)
         if self.min_p:
