@@ -1,0 +1,1 @@
+"""Six nouns, each proven once before anything was built on them."""

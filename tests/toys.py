@@ -1,0 +1,82 @@
+"""Tiny random models and a tokenizer of letters, made in milliseconds and the same every time."""
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+torch.set_num_threads(1)
+
+WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+GATED = WIDE | {"intermediate_size": 48, "num_key_value_heads": 1}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+CAUSAL = ("gpt2", "gpt_neox", "llama", "qwen2")
+
+
+def lm(kind: str = "gpt2", vocab: int = 20, *, seed: int = 0, spread: float = 0.3, **more):
+    """A causal or encoder-decoder model; `spread` is the std of its weights: 0.3 is far from uniform, 0.02 near."""
+    torch.manual_seed(seed)
+    more = SPECIAL | {"vocab_size": vocab, "initializer_range": spread} | more
+    match kind:
+        case "gpt2":  # dropout stands in its config, as in the one that everybody downloads
+            model = GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **more))
+        case "gpt_neox":
+            model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=48, hidden_dropout=0.1, **WIDE, **more))
+        case "llama":
+            model = LlamaForCausalLM(LlamaConfig(**GATED, **more))
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**GATED, **more))
+        case "t5":
+            shape = {
+                "d_model": 32,
+                "d_kv": 16,
+                "d_ff": 48,
+                "num_layers": 2,
+                "num_heads": 2,
+                "tie_word_embeddings": False,
+            }
+            more["initializer_factor"] = more.pop("initializer_range")
+            model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **shape, **more))
+        case "bart":
+            shape = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in _HALF.items()}
+            shape |= {"d_model": 32, "max_position_embeddings": 64, "decoder_start_token_id": 2}
+            more = {k: v for k, v in more.items() if k != "initializer_range"}
+            model = BartForConditionalGeneration(BartConfig(init_std=spread, forced_eos_token_id=None, **shape, **more))
+    return model.eval()
+
+
+_HALF = {"layers": 2, "attention_heads": 2, "ffn_dim": 48}
+PIECES = ["<pad>", "<s>", "</s>", *" abcdefghijklmnopqrstuvwxyz.!", "the", "d.", "en", "end.a", " b"]
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """One token a letter, and a few longer ones, some of which overlap: `en`, `d.`, `end.a`."""
+    core = Tokenizer(models.Unigram([(p, -float(i > 31) - 1) for i, p in enumerate(PIECES)], unk_id=0))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+
+
+def bare_logprobs(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
+    """[A] log-probs of `action` by the model's own forward: one row, no padding, no cache, float64 softmax."""
+    with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            start = [model.config.decoder_start_token_id, *action[:-1]]
+            logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([start])).logits[0]
+        else:
+            logits = model(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1]
+    return (logits.double() / temperature).log_softmax(-1).gather(-1, torch.tensor(action)[:, None]).squeeze(-1)
