@@ -154,7 +154,7 @@ def test_what_may_be_said():
         (math.inf, "inf"),
         (torch.tensor(-math.inf), "-inf"),
         ("1.0", "'1.0', a str"),
-        ([1.0], "1 numbers where the last reply has 3 action tokens"),
+        ([1.0], "1 numbers where the attempt has 3 action tokens"),
         ([1.0, 2.0, math.nan], "nan"),
         (object(), "a object"),
     ],
@@ -433,12 +433,12 @@ def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():
     assert judged.scores == [1.0, None, 3.0, 8.0]
     assert judged.used == [pytest.approx(-3 / std), None, pytest.approx(-1 / std), 1.0]
     assert moments.count == 3
-    plain = score(fixed([1.0, 3.0]), [said("")] * 2, ScoreOptions(scale=True), RunningMoments())
-    assert plain.used == pytest.approx([1 / math.sqrt(2), 3 / math.sqrt(2)])
+    plain = score(fixed([0.0, 4.0]), [said("")] * 2, ScoreOptions(scale=True), RunningMoments())
+    assert plain.used == pytest.approx([0.0, 4 / math.sqrt(8)])
     tally = Tally()
     plain.report(tally)
     assert tally.result()["reward/mean"] == 2.0
-    assert tally.result()["reward/used/mean"] == pytest.approx(math.sqrt(2))
+    assert tally.result()["reward/used/mean"] == pytest.approx(2 / math.sqrt(8))
     assert score(fixed([1.0]), [said("")], ScoreOptions(), moments).used is None
 
 

@@ -1,7 +1,7 @@
 """From what a reward said to numbers that may be trained on.
 
 A reward is a guest: it may raise, abstain, or answer nonsense. `judge` is the door: what comes through it is a finite
-float, a list of finite floats (one per action token of the last reply), or None (the attempt is left out).
+float, a list of finite floats (one per action token of the attempt), or None (the attempt is left out).
 
     judged = judge(reward, rollouts)
     judged.scores                # [0.81, None, ...]
@@ -24,7 +24,7 @@ class Judged:
     """What a reward said of some rollouts, checked."""
 
     scores: list[Total]
-    """The totals: None abstains; a list has one number per action token of the last reply."""
+    """The totals: None abstains; a list has one number per action token, of all its replies."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
     """By name, as said: before weights; a part that spoke per token is summed."""
     used: list[Total] | None = None
@@ -143,8 +143,9 @@ def _check(answer: Any, rollout: Rollout, name: str) -> tuple[Total, dict[str, f
         return (math.fsum(said) if said else None), parts
     if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
         numbers = [_number(v, rollout, name) for v in answer]
-        if len(numbers) != len(rollout.ids):
-            wrong = f"{len(numbers)} numbers where the last reply has {len(rollout.ids)} action tokens"
+        count = sum(len(turn.action) for turn in rollout.turns)
+        if len(numbers) != count:
+            wrong = f"{len(numbers)} numbers where the attempt has {count} action tokens"
             raise _refused(name, wrong, rollout, "return one float, or one number per action token")
         return numbers, {name: math.fsum(numbers)}
     number = _number(answer, rollout, name)
