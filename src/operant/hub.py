@@ -37,7 +37,7 @@ def find_model(name: str | os.PathLike[str]) -> str:
     if Path(text).expanduser().exists():
         return str(_own_folder(Path(text).expanduser()))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) or text.startswith("."):
-        raise OperantError(f"model {text!r}: there is no such folder; {_what_can()}")
+        raise OperantError(f"model {text!r}: there is no such folder; {_what_can('model')}")
     return _cached(text) or _download(text)
 
 
@@ -81,10 +81,13 @@ def reach(kind: str, name: str, ask: Callable[[], Any]) -> None:
 
 
 def _unreachable(kind: str, name: str, reason: str) -> OperantError:
-    return OperantError(f"{kind} {name!r} is not on this machine and cannot be had offline ({reason}); {_what_can()}")
+    can = _what_can(kind)
+    return OperantError(f"{kind} {name!r} is not on this machine and cannot be had offline ({reason}); {can}")
 
 
-def _what_can() -> str:
+def _what_can(kind: str) -> str:
+    if kind == "dataset":
+        return "what can: a .jsonl, .csv or .parquet file of your own, builtin:openings"
     names = " ".join(f"builtin:{n}" for n in builtin_models()) or "the built-in models of a complete install"
     return f"what can: a folder of your own, {names}"
 

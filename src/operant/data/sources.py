@@ -1,0 +1,186 @@
+"""Where rows come from: files, names, lists and functions. A row is a mapping of fields, a text, or a `Task`."""
+
+import csv
+import difflib
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from operant.hub import BUILTIN, CONNECT_SECONDS, reach
+from operant.types import OperantError
+
+HELD_OUT = 256
+"""The last lines of `builtin:openings` are kept for evaluation."""
+ALIASES = {"imdb": "stanfordnlp/imdb"}
+
+
+def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
+    """(name, numbered rows) of a source. Numbers are places in the source, whatever is left out later.
+
+    Raises: OperantError for what is no source; reading the rows raises it for what is broken in them.
+    """
+    if isinstance(source, (str, Path)):
+        return _named(str(source), text_field)
+    if callable(source):
+        made = source()
+        if not isinstance(made, Iterable):
+            raise OperantError(f"tasks: {_called(source)} returned a {type(made).__name__}; return a list of tasks")
+        return _called(source), enumerate(made)
+    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise OperantError(f"tasks: a {type(source).__name__} is no source; give a list, a function, a file or a name")
+    return "tasks", enumerate(source)
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+    if name.startswith("builtin:"):
+        return _builtin(name.removeprefix("builtin:"))
+    path = Path(name).expanduser()
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    if path.is_dir():
+        raise OperantError(f"tasks: {name!r} is a folder; give one of its files ({_endings()})")
+    if path.is_file() or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
+        return _stem(path), _file(path, suffix)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name) or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
+        raise OperantError(f"tasks: there is no file {name!r}, and a data set of the Hub is called owner/name")
+    return _hub(name)
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").rsplit(".", 1)[0]
+
+
+def _endings() -> str:
+    return " ".join(FORMATS) + ", also with .gz behind"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
+    """Numbered rows of a file that is there and whose ending is known."""
+    if not path.is_file():
+        others = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, others, 1)
+        raise OperantError(f"tasks: there is no file {str(path)!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    ending = suffix.removesuffix(".gz")
+    if ending not in FORMATS:
+        raise OperantError(f"tasks: {str(path)!r} ends in {suffix or 'nothing'!r}; what is read: {_endings()}")
+    return _explained(path, FORMATS[ending](path))
+
+
+def _explained(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    try:
+        yield from rows
+    except UnicodeDecodeError as error:
+        raise OperantError(f"tasks: {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+    except (OSError, EOFError, csv.Error) as error:
+        raise OperantError(f"tasks: {path} cannot be read: {error}") from error
+
+
+def _open(path: Path) -> TextIO:
+    # utf-8-sig: spreadsheets put a mark before the first field's name.
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    with _open(path) as file:
+        for number, line in enumerate(file):
+            if line.strip():
+                yield number, _parsed(line, f"{path}, line {number + 1}")
+
+
+def _json(path: Path) -> Iterator[tuple[int, Any]]:
+    with _open(path) as file:
+        rows = _parsed(file.read(), str(path))
+    if not isinstance(rows, list):
+        raise OperantError(f"tasks: {path} holds a {type(rows).__name__}; it must be a list of objects or texts")
+    yield from enumerate(rows)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise OperantError(f"tasks: {where}: no valid JSON ({error.msg}, {line}column {error.colno})") from error
+    return row
+
+
+def _csv(path: Path) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(1 << 30)
+    with _open(path) as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            row.pop(None, None)  # cells beyond the header
+            yield number, {name: value or "" for name, value in row.items()}
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except ArrowInvalid as error:
+        raise OperantError(f"tasks: {path} is no Parquet file: {error}") from error
+    yield from enumerate(rows)
+
+
+def _txt(path: Path) -> Iterator[tuple[int, Any]]:
+    with _open(path) as file:
+        yield from enumerate(line.rstrip("\r\n") for line in file)
+
+
+FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+    ".txt": _txt,
+}
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+    """`NAME`, or its `NAME/train` and `NAME/held-out`, which share no line and keep the numbers of the whole."""
+    stem, _, part = name.partition("/")
+    path = BUILTIN / f"{stem}.txt"
+    if part not in ("", "train", "held-out") or not path.is_file():
+        known = ", ".join(f"builtin:{p.stem}" for p in sorted(BUILTIN.glob("*.txt"))) or "none in this install"
+        raise OperantError(f"tasks 'builtin:{name}' do not exist; built-in: {known}, each with /train and /held-out")
+    rows = list(_txt(path))
+    cut = len(rows) - HELD_OUT
+    return stem, iter({"": rows, "train": rows[:cut], "held-out": rows[cut:]}[part])
+
+
+def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+    """Rows of a data set of the Hub; `name:split` chooses a split, otherwise it is `train`."""
+    name, _, split = name.partition(":")
+    owned = ALIASES.get(name, name)
+    try:
+        import datasets
+    except ImportError as error:
+        remedy = "pip install 'operant[hub]', or give a file"
+        raise OperantError(f"tasks: {name!r} is no file here, and a data set of the Hub needs {remedy}") from error
+    from huggingface_hub import HfApi
+
+    unreachable = None
+    try:
+        reach("dataset", owned, lambda: HfApi().dataset_info(owned, timeout=CONNECT_SECONDS))
+    except OperantError as error:
+        unreachable = error
+        datasets.config.HF_HUB_OFFLINE = True  # what follows looks into the cache alone
+    try:
+        rows = datasets.load_dataset(owned, split=split or "train")
+    except Exception as error:
+        raise unreachable or OperantError(f"tasks: data set {owned!r} cannot be loaded: {error}") from error
+    return name.rsplit("/", 1)[-1], enumerate(rows)

@@ -1,0 +1,228 @@
+"""Rows become tasks: filtered, their text made into ids once, queries cut from the ids.
+
+load_tasks("reviews.jsonl", tokenizer, DataOptions(text_field="review", min_chars=200, query_tokens="2-8"))
+load_tasks(["The film", "My brother"], tokenizer)
+load_tasks("builtin:openings/train", tokenizer)
+"""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from operant.data.order import permutation
+from operant.data.sources import read
+from operant.sampling import counter
+from operant.types import OperantError, Task
+
+CHUNK = 512
+"""Texts that are encoded at a time."""
+MARGIN = 16
+"""Tokens that must follow a query for its ids to be sure to be those of the whole text."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How rows become tasks."""
+
+    text_field: str = "text"
+    """The field that holds the prompt: text, chat messages or ids."""
+    min_chars: int = 0
+    """Leave out texts with fewer characters."""
+    max_chars: int | None = None
+    """Leave out texts with more characters."""
+    query_tokens: int | str | None = None
+    """The prompt is the first so many tokens of the text: 5, or "2-8" for a number drawn for each task."""
+    template: str | None = None
+    """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
+    limit: int | None = None
+    """At most so many tasks."""
+    shuffle: bool = False
+    """Shuffle the rows before `limit` cuts them."""
+    id_field: str | None = None
+    """The field that names the task; otherwise the source and the row's number do."""
+    target_field: str | None = None
+    """The field that becomes `Task.target`, for rewards."""
+
+    def __post_init__(self) -> None:
+        low, high = self.query_range() or (1, 1)
+        checks = [
+            ("min_chars", self.min_chars >= 0, "at least 0"),
+            ("max_chars", self.max_chars is None or self.max_chars >= max(self.min_chars, 1), "at least min_chars"),
+            ("query_tokens", 1 <= low <= high, "a number from 1, or a range such as 2-8"),
+            ("limit", self.limit is None or self.limit >= 1, "at least 1"),
+        ]
+        for name, good, rule in checks:
+            if not good:
+                raise OperantError(f"data.{name}={getattr(self, name)!r}: it must be {rule}")
+
+    def query_range(self) -> tuple[int, int] | None:
+        """Fewest and most tokens of a query; None where the whole text is the prompt."""
+        if self.query_tokens is None:
+            return None
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", str(self.query_tokens))
+        return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+
+
+def load_tasks(
+    source: Any,
+    tokenizer: Any = None,
+    options: DataOptions | None = None,
+    seed: int = 0,
+    context: int | None = None,
+    max_new: int = 0,
+) -> list[Task]:
+    """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
+
+    Files are .jsonl, .json, .csv, .parquet or .txt (a text a line), also with .gz behind. Names are `builtin:openings`
+    (with /train or /held-out) and data sets of the Hub ("imdb", "owner/name:split"). With a tokenizer, prompts become
+    ids; what is a `Task` already stays as it is unless a query is cut from it. `context` and `max_new`, in tokens,
+    bound the prompts. A function that never ends needs `limit`.
+
+    Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
+    """
+    options = options or DataOptions()
+    if options.query_range() and tokenizer is None:
+        raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
+    name, rows = read(source)
+    if options.shuffle:
+        listed = list(rows)
+        rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
+    passed: Counter[str] = Counter()
+    made = _encoded(_tasks(rows, name, options, passed), tokenizer, options, seed, passed)
+    tasks = list(islice(made, options.limit))
+    if not tasks:
+        raise OperantError(_nothing_left(name, passed, options))
+    twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
+    if twice:
+        raise OperantError(f"tasks of {name}: the id {twice[0]!r} stands twice; give every task an id of its own")
+    _check_lengths(tasks, tokenizer, context, max_new)
+    return tasks
+
+
+# --- rows to tasks ----------------------------------------------------------------------------------------------------
+
+
+def _tasks(
+    rows: Iterable[tuple[int, Any]], name: str, options: DataOptions, passed: Counter[str]
+) -> Iterator[tuple[Task, bool]]:
+    """(task, whether it was a task already), filtered by length. `passed` counts what came through each filter."""
+    for number, row in rows:
+        passed["read"] += 1
+        given = isinstance(row, Task)
+        task: Task = row if isinstance(row, Task) else _task(row, number, name, options)
+        text = task.prompt if isinstance(task.prompt, str) else None
+        if not (task.prompt if text is None else text.strip()):
+            continue
+        passed["not empty"] += 1
+        if text is not None and not given and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
+            continue
+        passed["length in characters"] += 1
+        yield task, given
+
+
+def _task(row: Any, number: int, name: str, options: DataOptions) -> Task:
+    where = f"{name}, row {number}"
+    fields = row if isinstance(row, Mapping) else {options.text_field: row}
+    named = _field(fields, options.id_field, where) if options.id_field else f"{name}/{number}"
+    target = _field(fields, options.target_field, where) if options.target_field else None
+    if options.template is not None:
+        try:
+            return Task(str(named), options.template.format_map(fields), target)
+        except (KeyError, IndexError, ValueError) as error:
+            raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(fields)}") from error
+    prompt = _field(fields, options.text_field, where)
+    if not isinstance(prompt, str) and not (
+        isinstance(prompt, list) and all(isinstance(p, (int, dict)) for p in prompt)
+    ):
+        raise OperantError(
+            f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text or messages"
+        )
+    return Task(str(named), prompt, target)
+
+
+def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in fields:
+        known = [str(field) for field in fields]
+        near = difflib.get_close_matches(name, known, 1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise OperantError(f"{where}: there is no field {name!r}{hint} (fields: {', '.join(known) or 'none'})")
+    return fields[name]
+
+
+# --- text to ids ------------------------------------------------------------------------------------------------------
+
+
+def _encoded(
+    tasks: Iterator[tuple[Task, bool]], tokenizer: Any, options: DataOptions, seed: int, passed: Counter[str]
+) -> Iterator[Task]:
+    """Prompts as ids, cut to queries where that is asked for. Messages stay."""
+    span = options.query_range()
+    special: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
+    while chunk := list(islice(tasks, CHUNK)):
+        wanted = [isinstance(t.prompt, str) and tokenizer is not None and bool(span or not g) for t, g in chunk]
+        ids = iter(_ids([str(task.prompt) for (task, _), w in zip(chunk, wanted) if w], tokenizer, span))
+        for (task, _), text in zip(chunk, wanted):
+            prompt: Any = next(ids) if text else task.prompt
+            if span and isinstance(prompt, list) and isinstance(prompt[0], int):
+                prompt = _query(prompt, span, special, counter(seed, "query", task.id))
+            if prompt:
+                passed["length in tokens"] += 1
+                yield task if prompt is task.prompt else replace(task, prompt=prompt)
+
+
+def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list[list[int]]:
+    if not texts or span is None:
+        return tokenizer(texts).input_ids if texts else []
+    # A query needs the first words of a long review: encode a piece that ends at a space well behind them.
+    limit = 8 * (span[1] + MARGIN)
+    start = limit // 2
+    pieces = [t[: t.rfind(" ", start, limit)] if " " in t[start:limit] and t[limit:] else t for t in texts]
+    ids = tokenizer(pieces).input_ids
+    for i, (text, piece) in enumerate(zip(texts, pieces)):
+        if len(piece) < len(text) and len(ids[i]) < span[1] + MARGIN:
+            ids[i] = tokenizer(text).input_ids
+    return ids
+
+
+def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int) -> list[int]:
+    """The first n ids and the special ones before them; n lies in `span` and is drawn by `number`. Empty: too short."""
+    lead = next((i for i, token in enumerate(ids) if token not in special), len(ids))
+    length = span[0] + number % (span[1] - span[0] + 1)
+    body = [*ids[lead:]]
+    while body and body[-1] in special:  # an end-of-text token that the tokenizer adds is no part of a query
+        body.pop()
+    return ids[:lead] + body[:length] if len(body) >= span[0] else []
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
+    if not passed["read"]:
+        return f"tasks of {name}: there are none to read; an empty list of tasks trains nothing"
+    settings = {
+        "not empty": f"the field {options.text_field!r} is empty everywhere",
+        "length in characters": f"min_chars={options.min_chars}, max_chars={options.max_chars}",
+        "length in tokens": f"query_tokens={options.query_tokens}: every text is shorter",
+    }
+    guilty = next(step for step in settings if not passed[step])
+    left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
+    return f"tasks of {name}: none is left of {passed['read']} read ({left}); loosen {settings[guilty]}"
+
+
+def _check_lengths(tasks: list[Task], tokenizer: Any, context: int | None, max_new: int) -> None:
+    if context is None:
+        return
+    for task in tasks:
+        prompt = task.prompt
+        if isinstance(prompt, str) and tokenizer is not None:
+            prompt = tokenizer(prompt).input_ids
+        if isinstance(prompt, list) and isinstance(prompt[0], int) and len(prompt) + max_new > context:
+            raise OperantError(
+                f"task {task.id!r}: its prompt of {len(prompt)} tokens and {max_new} new ones are more than "
+                f"the model's context of {context}; shorten it (query_tokens, max_chars) or lower sampling.max_tokens"
+            )

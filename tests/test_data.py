@@ -1,0 +1,355 @@
+"""Tasks from anything, queries as ids, sentences for what is wrong, and an order that can be resumed."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from operant.data import DataOptions, Order, load_tasks
+from operant.hub import BUILTIN
+from operant.types import OperantError, Task
+
+TEXT = "the film was good and the story was long but my brother and i saw the film again"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Words and single characters; id 1 begins and id 2 ends what it encodes by itself."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[UNK]", "<s>", "</s>", *sorted(set(TEXT.split())), *"abcdefgh"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(dict.fromkeys(words))}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("<s>", 1), ("</s>", 2)]
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    """A byte-level BPE as GPT-2's: no special tokens around a text, and text does not survive being cut and encoded."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    inner = ByteLevelBPETokenizer()
+    inner.train_from_iterator(
+        [TEXT, "unbelievable brothers"] * 20, vocab_size=400, min_frequency=1, show_progress=False
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer)
+
+
+def prompts(tasks):
+    return [task.prompt for task in tasks]
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+ROWS = [{"text": "a b", "label": "1"}, {"text": "c, d", "label": "0"}]
+
+
+def write(path, rows):
+    """`rows` in the format that the path's ending names."""
+    kind = path.name.removesuffix(".gz").rsplit(".", 1)[1]
+    if kind == "parquet":
+        import pyarrow as arrow
+        from pyarrow import parquet
+
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+        return path
+    text = {
+        "jsonl": lambda: "\n".join(map(json.dumps, rows)) + "\n\n",
+        "json": lambda: json.dumps(rows),
+        "csv": lambda: "\ufefftext,label\r\n" + "".join(f'"{r["text"]}",{r["label"]}\r\n' for r in rows),
+        "txt": lambda: "\n".join(r["text"] for r in rows),
+    }[kind]()
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz", "a.parquet", "a.txt"])
+def test_files(tmp_path, name):
+    target = None if name == "a.txt" else "label"
+    tasks = load_tasks(write(tmp_path / name, ROWS), options=DataOptions(target_field=target))
+    assert [(t.id, t.prompt) for t in tasks] == [("a/0", "a b"), ("a/1", "c, d")]
+    assert [t.target for t in tasks] == ([None, None] if target is None else ["1", "0"])
+
+
+def test_lists_and_functions_and_tasks():
+    assert prompts(load_tasks(["one", "two"])) == ["one", "two"]
+    assert prompts(load_tasks([{"q": "one"}], options=DataOptions(text_field="q"))) == ["one"]
+    given = [Task("x", "one", 3), Task("y", [{"role": "user", "content": "hi"}])]
+    assert load_tasks(given) == given
+
+    def forever():
+        number = 0
+        while True:
+            yield f"number {number}"
+            number += 1
+
+    tasks = load_tasks(forever, options=DataOptions(limit=3))
+    assert [(t.id, t.prompt) for t in tasks] == [(f"forever/{i}", f"number {i}") for i in range(3)]
+
+
+def test_text_becomes_ids_once_and_tasks_stay(tokenizer):
+    tasks = load_tasks(["the film", Task("mine", "the film")], tokenizer)
+    assert tasks[0].prompt == tokenizer("the film").input_ids
+    assert tasks[1].prompt == "the film"
+    chat = [{"role": "user", "content": "hi"}]
+    options = DataOptions(text_field="messages")
+    assert load_tasks([{"messages": chat}, {"messages": [7, 8]}], tokenizer, options)[0].prompt == chat
+    assert load_tasks([{"messages": chat}, {"messages": [7, 8]}], tokenizer, options)[1].prompt == [7, 8]
+
+
+def test_ids_targets_and_templates_come_from_fields():
+    rows = [{"n": 7, "a": "x", "b": "y", "gold": [1]}]
+    options = DataOptions(template="{a} and {b}:", id_field="n", target_field="gold")
+    assert load_tasks(rows, options=options) == [Task("7", "x and y:", [1])]
+
+
+def test_filters_count_characters_and_numbers_stay_those_of_the_source():
+    rows = ["12345", "1", "", "123", "  ", "1234567"]
+    tasks = load_tasks(rows, options=DataOptions(min_chars=3, max_chars=5))
+    assert [(t.id, t.prompt) for t in tasks] == [("tasks/0", "12345"), ("tasks/3", "123")]
+
+
+def test_shuffle_is_a_permutation_that_the_seed_decides_and_comes_before_the_limit():
+    rows = [str(i) for i in range(50)]
+    all_of = prompts(load_tasks(rows, options=DataOptions(shuffle=True), seed=1))
+    some = load_tasks(rows, options=DataOptions(shuffle=True, limit=5), seed=1)
+    assert sorted(all_of) == sorted(rows) and all_of != rows
+    assert prompts(some) == all_of[:5]
+    assert [t.id for t in some] == [f"tasks/{p}" for p in all_of[:5]]
+    assert all_of != prompts(load_tasks(rows, options=DataOptions(shuffle=True), seed=2))
+
+
+# --- queries ----------------------------------------------------------------------------------------------------------
+
+
+def test_queries_are_the_first_ids_of_the_text(bpe):
+    rows = [TEXT, TEXT.replace("good", "unbelievable"), "unbelievable " + TEXT * 20]
+    for n in range(1, 9):
+        expected = [bpe(row).input_ids[:n] for row in rows]
+        assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == expected
+
+
+def test_a_query_of_a_long_text_is_not_cut_where_the_encoded_piece_ends(bpe):
+    """Texts whose first hundreds of characters are few tokens, or hold no space, are encoded whole."""
+    rows = ["the " * 3 + " " * 400 + "film was " * 20, "thefilm" * 200 + " the", "\n" * 500 + TEXT * 10]
+    for n in (3, 8):
+        assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
+
+
+def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
+    rows = [TEXT] * 400
+    options = DataOptions(query_tokens="2-8")
+    drawn = [len(p) for p in prompts(load_tasks(rows, bpe, options, seed=3))]
+    counts = Counter(drawn)
+    assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8]
+    assert min(counts.values()) > 400 / 7 / 2
+    assert drawn[:10] == [len(p) for p in prompts(load_tasks(rows[:10], bpe, options, seed=3))]
+    assert drawn != [len(p) for p in prompts(load_tasks(rows, bpe, options, seed=4))]
+    named = load_tasks([{"text": TEXT, "id": "tasks/5"}], bpe, DataOptions(query_tokens="2-8", id_field="id"), seed=3)
+    assert len(named[0].prompt) == drawn[5]
+
+
+def test_query_lengths_are_the_same_in_another_process():
+    """Python salts its own hash of a text in every process."""
+    code = """
+from types import SimpleNamespace
+from operant.data import DataOptions, load_tasks
+class Characters:
+    all_special_ids = ()
+    def __call__(self, texts):
+        return SimpleNamespace(input_ids=[list(map(ord, t)) for t in texts])
+tasks = load_tasks(["x" * 90] * 30, Characters(), DataOptions(query_tokens="1-80"))
+print([len(t.prompt) for t in tasks])
+"""
+
+    def run(salt):
+        env = {"PYTHONHASHSEED": salt, "PYTHONPATH": ":".join(sys.path)}
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+
+    assert run("1") == run("2") != ""
+
+
+def test_special_tokens_around_a_text_are_no_part_of_the_length(tokenizer):
+    words = tokenizer(TEXT).input_ids[1:-1]
+    (task,) = load_tasks([TEXT], tokenizer, DataOptions(query_tokens=3))
+    assert task.prompt == [1, *words[:3]]
+    (whole,) = load_tasks(["the film"], tokenizer, DataOptions(query_tokens="2-2"))
+    assert whole.prompt == tokenizer("the film").input_ids[:-1], "the end-of-text token would end the review"
+
+
+def test_texts_too_short_for_a_query_are_left_out(bpe):
+    tasks = load_tasks(["the", TEXT], bpe, DataOptions(query_tokens="3-4"))
+    assert [t.id for t in tasks] == ["tasks/1"]
+    cut = load_tasks([Task("t", TEXT, 5), Task("ids", [9, 8, 7, 6])], bpe, DataOptions(query_tokens=3))
+    assert cut == [Task("t", bpe(TEXT).input_ids[:3], 5), Task("ids", [9, 8, 7])]
+
+
+# --- what wrong input gets --------------------------------------------------------------------------------------------
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    write(tmp_path / "reviews.jsonl", ROWS)
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n\n{"text": "b"\n', encoding="utf-8")
+    (tmp_path / "object.json").write_text('{"text": "a"}', encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes("café\n".encode("latin-1"))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 500)[:-20])
+    (tmp_path / "no.parquet").write_bytes(b"nothing")
+    (tmp_path / "a.xlsx").write_bytes(b"")
+    for name, message in [
+        ("review.jsonl", r"no file .*review.jsonl'; did you mean 'reviews.jsonl'"),
+        ("broken.jsonl", r"broken\.jsonl, line 3: no valid JSON"),
+        ("object.json", "holds a dict; it must be a list"),
+        ("latin.txt", "is not UTF-8"),
+        ("cut.jsonl.gz", r"cut\.jsonl\.gz cannot be read"),
+        ("no.parquet", "is no Parquet file"),
+        ("a.xlsx", r"ends in '\.xlsx'; what is read: \.jsonl \.json \.csv"),
+        ("", "is a folder"),
+    ]:
+        with pytest.raises(OperantError, match=message):
+            load_tasks(tmp_path / name)
+    with pytest.raises(OperantError, match=r"no file 'reviews\.xlsx'"):
+        load_tasks("reviews.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ([{"reviews": "x"}], {"text_field": "review"}, "row 0: there is no field 'review'; did you mean 'reviews'"),
+        ([{"text": "x"}, {"txt": "x"}], {}, "row 1: there is no field 'text'; did you mean 'txt'"),
+        ([{"text": "x"}], {"id_field": "id"}, "no field 'id'"),
+        ([{"text": "x"}], {"target_field": "label"}, "no field 'label'"),
+        ([{"text": 3}], {}, "is a int, not text"),
+        ([{"text": "x"}], {"template": "{review}"}, "template needs 'review'; fields: text"),
+        ([{"text": "x", "id": 1}] * 2, {"id_field": "id"}, "the id '1' stands twice"),
+        ([], {}, "none to read"),
+        (["ab", "", "abc"], {"min_chars": 9}, r"3 read \(2 after 'not empty', 0 after .*loosen min_chars=9"),
+        (["", " "], {}, "none is left of 2 read .* is empty everywhere"),
+        ({"text": "x"}, {}, "a dict is no source"),
+        (lambda: None, {}, "returned a NoneType"),
+        ("builtin:opening", {}, "built-in: builtin:openings"),
+        ("builtin:openings/test", {}, "each with /train and /held-out"),
+        (["x"], {"query_tokens": "2-8"}, "needs a tokenizer"),
+    ],
+)
+def test_what_is_refused(source, options, message):
+    with pytest.raises(OperantError, match=message):
+        load_tasks(source, options=DataOptions(**options))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"min_chars": -1}, {"max_chars": 0}, {"limit": 0}]
+    + [{"query_tokens": q} for q in (0, "8-2", "two", "0-3", -2)]
+    + [{"min_chars": 5, "max_chars": 4}],
+)
+def test_options_are_checked(bad):
+    with pytest.raises(OperantError, match=rf"data\.{list(bad)[-1]}"):
+        DataOptions(**bad)
+
+
+def test_every_text_shorter_than_a_query(bpe):
+    with pytest.raises(
+        OperantError, match=r"0 after 'length in tokens'\); loosen query_tokens=90: every text is shorter"
+    ):
+        load_tasks(["the film"], bpe, DataOptions(query_tokens=90))
+
+
+def test_a_prompt_longer_than_the_context(bpe):
+    length = len(bpe(TEXT).input_ids)
+    assert load_tasks([TEXT], bpe, context=length + 5, max_new=5)
+    with pytest.raises(
+        OperantError, match=rf"'tasks/1'.* {length} tokens and 6 new .*context of {length + 5}; shorten"
+    ):
+        load_tasks(["the film", TEXT], bpe, context=length + 5, max_new=6)
+    with pytest.raises(OperantError, match="task 'mine'"):
+        load_tasks([Task("mine", TEXT)], bpe, context=length - 1)
+
+
+def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(OperantError, match=r"'imdb'.*pip install 'operant\[hub\]'"):
+        load_tasks("imdb")
+
+    held = {}
+
+    class Datasets:
+        class config:
+            HF_HUB_OFFLINE = False
+
+        @classmethod
+        def load_dataset(cls, name, split):
+            assert cls.config.HF_HUB_OFFLINE, "offline, it must look into the cache alone"
+            return held[name, split]
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    with pytest.raises(OperantError, match=r"dataset 'stanfordnlp/imdb' .* cannot be had offline .*HF_HUB_OFFLINE"):
+        load_tasks("imdb")
+    held["owner/name", "test"] = [{"text": "cached"}]
+    assert load_tasks("owner/name:test") == [Task("name/0", "cached")]
+
+
+# --- the openings -----------------------------------------------------------------------------------------------------
+
+
+def test_the_openings_are_short_distinct_and_split():
+    everything = load_tasks("builtin:openings")
+    train, held_out = load_tasks("builtin:openings/train"), load_tasks("builtin:openings/held-out")
+    assert train + held_out == everything, "the parts keep the numbers of the whole"
+    assert len(held_out) == 256 and len(train) >= 300
+    lines = prompts(everything)
+    assert len({line.lower() for line in lines}) == len(lines)
+    assert all(2 <= len(line.split()) <= 8 and line == line.strip() for line in lines)
+    assert (BUILTIN / "openings.txt").read_text(encoding="utf-8").isascii()
+
+
+# --- the order --------------------------------------------------------------------------------------------------------
+
+
+def test_every_task_exactly_once_a_pass_also_where_batches_run_over():
+    order = Order(7, seed=5)
+    taken = [i for _ in range(7) for i in order.take(3)]
+    passes = [taken[0:7], taken[7:14], taken[14:21]]
+    assert all(sorted(p) == list(range(7)) for p in passes)
+    assert len({tuple(p) for p in passes}) == 3, "every pass has an order of its own"
+    assert order.passes == 3.0
+
+
+def test_the_order_is_resumed_where_it_stood():
+    whole = Order(37, seed=1).take(100)
+    for cut in (0, 5, 37, 74, 99):
+        first = Order(37, seed=1)
+        before = first.take(cut)
+        second = Order(37, seed=1)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert before + second.take(100 - cut) == whole
+    assert Order(37, seed=2).take(100) != whole
+
+
+def test_an_order_refuses_other_tasks_and_none():
+    with pytest.raises(OperantError, match="number of tasks 5, this one 6"):
+        Order(6).load_state_dict(Order(5).state_dict())
+    with pytest.raises(OperantError, match="seed of the order 0, this one 1"):
+        Order(5, seed=1).load_state_dict(Order(5).state_dict())
+    with pytest.raises(OperantError, match="no tasks"):
+        Order(0)
+
+
+def test_an_order_may_be_plain():
+    assert Order(3, shuffle=False).take(5) == [0, 1, 2, 0, 1]
+
+
+def test_orders_are_fair():
+    """Over many passes each task stands first about equally often."""
+    firsts = Counter()
+    order = Order(4, seed=0)
+    for _ in range(400):
+        firsts[order.take(4)[0]] += 1
+    assert min(firsts.values()) > 70
