@@ -1,0 +1,66 @@
+"""A reward may pay every token: each float lands on its own token and reaches the returns."""
+
+import pytest
+import torch
+from toys import lm
+
+from operant.advantages import with_gae
+from operant.batch import collate
+from operant.learner import Learner
+from operant.rewards.judging import judge
+from operant.types import OperantError, Rollout, Task, Turn
+
+
+def attempt(name, turns, values):
+    played = [Turn(p, a, [-1.0] * len(a), v, reward=r) for (p, a, r), v in zip(turns, values, strict=True)]
+    return Rollout(Task(name, played[0].prompt), 0, played, [""] * len(played))
+
+
+PLAIN = attempt("plain", [([5, 6, 7], [8, 9, 2], 0.0)], [[0.5, 0.25, 1.0]])
+TWO = attempt("two", [([4], [7], 10.0), ([4, 7, 11, 12], [3, 2], 0.5)], [[2.0], [1.0, 3.0]])
+
+
+def per_token(rollouts):
+    """1 for every 8, 0.1 times the place otherwise: one float a token of the whole attempt."""
+    actions = [[i for turn in r.turns for i in turn.action] for r in rollouts]
+    return [[1.0 if i == 8 else 0.1 * place for place, i in enumerate(ids)] for ids in actions]
+
+
+def test_every_float_lands_on_its_token_and_reaches_the_returns():
+    judged = judge(per_token, [PLAIN, TWO])
+    batch = collate([PLAIN, TWO], judged.scores)
+    expected = torch.zeros(2, 6)
+    expected[0, 3:6] = torch.tensor([1.0, 0.1, 0.2])
+    expected[1, 1] = 10.0 + 0.0  # the world pays the last token of its turn, and the score comes on top
+    expected[1, 4:6] = torch.tensor([0.1, 0.2 + 0.5])
+    assert torch.allclose(batch.rewards, expected)
+
+    credited = with_gae(batch, gamma=0.9, lam=0.5, whiten_scope="none")
+    # plain, from the end: delta = r + 0.9 v' - v, A = delta + 0.45 A'
+    a3 = 0.2 - 1.0
+    a2 = 0.1 + 0.9 * 1.0 - 0.25 + 0.45 * a3
+    a1 = 1.0 + 0.9 * 0.25 - 0.5 + 0.45 * a2
+    # two: the token after the world's words is the next action
+    b3 = 0.7 - 3.0
+    b2 = 0.1 + 0.9 * 3.0 - 1.0 + 0.45 * b3
+    b1 = 10.0 + 0.9 * 1.0 - 2.0 + 0.45 * b2
+    returns = torch.zeros(2, 6)
+    returns[0, 3:6] = torch.tensor([a1 + 0.5, a2 + 0.25, a3 + 1.0])
+    returns[1, [1, 4, 5]] = torch.tensor([b1 + 2.0, b2 + 1.0, b3 + 3.0])
+    assert torch.allclose(credited.returns, returns, atol=1e-6)
+
+
+def test_they_reach_the_learner_whole_and_a_wrong_length_changes_nothing():
+    learner = Learner(lm(), max_tokens=3, fixed_length=True, **{"kl.coef": 0.0, "optimizer.lr": 1e-2})
+    before = [p.clone() for p in learner.policy.parameters()]
+    replies = learner.generate([[5, 6, 7], [4]])
+    with pytest.raises(OperantError, match=r"2 rewards for 3 action tokens.*one float for each token"):
+        learner.step(replies, [[1.0, 2.0], [0.0, 0.0, 0.0]])
+    with pytest.raises(OperantError):
+        judge(lambda rollouts: [[1.0, 2.0]] * len(rollouts), replies)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+    metrics = learner.step(replies, [[1.0, 2.0, 3.0], [0.5, 0.0, -0.5]])
+    assert metrics["reward/return"] == pytest.approx((6.0 + 0.0) / 2)
+    # Zero-initialised values, gamma 1: the return of a token is lambda-discounted surprise alone.
+    expected = [1 + 0.95 * (2 + 0.95 * 3), 2 + 0.95 * 3, 3, 0.5 + 0.95 * 0.95 * -0.5, 0.95 * -0.5, -0.5]
+    assert metrics["returns/mean"] == pytest.approx(sum(expected) / 6, abs=1e-5)
