@@ -36,7 +36,7 @@ bench: $(READY)  ## measure: benchmarks/README.md says what and for how long
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY)  ## write the pages that are made from the code
-	$(BIN)/python -m operant.tracking.registry > docs/metrics.md
+	$(BIN)/python docs/generate.py
 
 clean:  ## remove environments and caches; runs/ stays
 	rm -rf $(VENV) $(PEER) build dist .pytest_cache .ruff_cache .hypothesis

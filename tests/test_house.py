@@ -24,7 +24,8 @@ LEVELS = [
     "learner",
     "config",
     "build",
-    "trainer label",
+    "trainer label doctor",
+    "commands",
     "cli __main__",
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms.split()}
@@ -46,7 +47,9 @@ def imported_rooms(source: str, package: tuple[str, ...] = ("operant",)) -> list
         elif isinstance(node, ast.ImportFrom):
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             base += node.module.split(".") if node.module else []
-            names = [alias.name for alias in node.names] if base == ["operant"] else [None]
+            names = (
+                [alias.name for alias in node.names if alias.name != "__version__"] if base == ["operant"] else [None]
+            )
             found += [(node.lineno, [*base, name] if name in LEVEL else base) for name in names]
     return [(line, parts[1] if len(parts) > 1 else "") for line, parts in found if parts and parts[0] == "operant"]
 
@@ -134,7 +137,8 @@ def opens_without_encoding(source: str) -> list[str]:
     found = []
     for call in calls(source):
         name, owner = called(call).split(".")[-1], called(call).split(".")[0]
-        if name not in {"open", "read_text", "write_text"} or owner in {"os", "webbrowser", "tarfile", "zipfile"}:
+        other = owner in {"os", "webbrowser", "tarfile", "zipfile"} or (owner[:1].isupper() and owner != "Path")
+        if name not in {"open", "read_text", "write_text"} or other:
             continue
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         modes = [arg.value for arg in given if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
@@ -146,12 +150,9 @@ def opens_without_encoding(source: str) -> list[str]:
 
 def unpickles(source: str) -> list[str]:
     """Nothing from disk or network is unpickled."""
-    loaders = {"load", "loads", "Unpickler"}
-    pairs = {tuple(called(call).split(".")): call for call in calls(source)}
-    return [ast.unparse(call) for (owner, *name), call in pairs.items() if owner in PICKLERS and set(name) & loaders]
-
-
-PICKLERS = {"torch", "pickle", "dill", "cloudpickle", "joblib"}
+    picklers, loaders = {"torch", "pickle", "dill", "cloudpickle", "joblib"}, {"load", "loads", "Unpickler"}
+    named = [(called(call).split("."), call) for call in calls(source)]
+    return [ast.unparse(call) for (owner, *name), call in named if owner in picklers and set(name) & loaders]
 
 
 def salted_hashes(source: str) -> list[str]:
@@ -195,8 +196,8 @@ def test_habit_sees_its_fault(rule) -> None:
 
 
 def test_binary_files_and_named_encodings_are_fine() -> None:
-    fine = "open(p, 'rb')\nopen(p, encoding='utf-8')\np.open('wb')\np.read_text(encoding='utf-8')\nos.open(p, 0)"
-    assert opens_without_encoding(fine) == []
+    fine = ["open(p, 'rb')", "p.open('wb')", "open(p, encoding='utf-8')", "os.open(p, 0)", "RunFolder.open(p)"]
+    assert opens_without_encoding("\n".join(fine)) == []
 
 
 # --- the package from outside -----------------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""Write what the pages take from the code: `python docs/generate.py` (`make docs`). A test holds the pages to it.
+
+metrics.md   whole, from tracking/registry.py
+options.md   whole, from the dataclasses and functions that the options belong to
+ppo.md       the table between <!-- presets --> and <!-- /presets -->
+from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from operant.algorithms import PRESETS
+from operant.config import config_schema
+from operant.options import defaults, names
+from operant.tracking import registry
+
+DOCS = Path(__file__).parent
+HEAD = """# Options
+
+Every option of a run with `algorithm=ppo`, by its full name. From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on
+the command line `--kl.coef 0.2`, in a recipe either form; where one group alone has the name, the name alone will do.
+This page is generated: edit the dataclass that holds the option, then run `make docs`.
+"""
+BAR = r"\|"
+# Options that are arguments of a pure function, whose docstring speaks of all of them together.
+ARGUMENTS = {
+    "clip": "The ratio may move by this much before the gain ends.",
+    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
+    "value_coef": "Weight of the value loss beside the policy loss.",
+    "entropy_coef": "Weight of the entropy bonus.",
+    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
+    "gamma": "Discount between the tokens of a reply.",
+    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
+    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
+    "turn_lam": "Lambda between turns; none: `lam`.",
+    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
+    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
+    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
+}
+TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner"}
+
+
+def main() -> None:
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """Each page's name and its whole text as it should be."""
+    whole = {"metrics.md": registry.markdown(), "options.md": options()}
+    return whole | {"ppo.md": _filled("ppo.md", presets()), "from-trl.md": _filled("from-trl.md", old_metrics())}
+
+
+def _filled(page: str, table: str) -> str:
+    """The page with the table between its two marks."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.sub(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", lambda m: m[1] + table + m[3], text, flags=re.DOTALL)
+
+
+def old_metrics() -> str:
+    """One row a name of TRL's, with ours and its meaning."""
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for metric in registry.METRICS.values():
+        for name, note in re.findall(r"([\w/*]+)(?: (\([^)]*\)))?", metric.old):
+            rows.setdefault(name, []).append((f"`{metric.name}`", f"{metric.meaning} {note}".strip()))
+    for columns, (meaning, names_there) in registry.COLUMNS.items():
+        for name in filter(None, names_there.split(", ")):
+            rows.setdefault(name, []).append((f"columns `{columns}`", meaning))
+    table = "| TRL | here | meaning |\n|---|---|---|\n"
+    for name in sorted(rows):
+        ours, meanings = zip(*rows[name])
+        table += f"| `{name}` | {', '.join(ours)} | {'; '.join(meanings)} |\n"
+    return table
+
+
+def presets() -> str:
+    """One row an option that a preset sets, one column a preset; empty where it is the default."""
+    known = config_schema("ppo")
+    ours = {full: defaults(known[group])[name] for full, (group, name) in names(known).items()}
+    used = [full for full in ours if any(full in preset for preset in PRESETS.values())]
+    table = f"| option | default | {' | '.join(PRESETS)} |\n|---|---|{'---|' * len(PRESETS)}\n"
+    for full in used:
+        cells = [_shown(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
+        table += f"| `{full}` | {_shown(ours[full])} | {' | '.join(cells)} |\n"
+    return table
+
+
+def options() -> str:
+    """One table a group: name, default, meaning."""
+    page = HEAD
+    for group, made in config_schema("ppo").items():
+        said = sentences(made)
+        page += f"\n## {TITLES.get(group, group)}\n\n{_lead(made)}\n\n| option | default | meaning |\n|---|---|---|\n"
+        for name, value in defaults(made).items():
+            full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
+            page += f"| `{full}` | {_shown(value)} | {said.get(name, '').replace('|', BAR)} |\n"
+    return page
+
+
+def _alone(name: str) -> bool:
+    return name in names(config_schema("ppo")) or sum(n.endswith(f".{name}") for n in names(config_schema("ppo"))) == 1
+
+
+def sentences(made: Any) -> dict[str, str]:
+    """The text under each field of a dataclass; for the arguments of a function, `ARGUMENTS`."""
+    if not is_dataclass(made):
+        return ARGUMENTS
+    body = ast.parse(textwrap.dedent(inspect.getsource(made))).body[0].body
+    pairs = itertools.pairwise(body)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _lead(made: Any) -> str:
+    """The first paragraph of the docstring, on one line."""
+    return (inspect.getdoc(made) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float | int):
+        return f"{value:g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_shown, value)) or "none"
+    return str(value)
+
+
+if __name__ == "__main__":
+    main()
