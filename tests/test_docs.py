@@ -23,8 +23,8 @@ FROM_TRL = ROOT / "docs" / "from-trl.md"
 # The fields of TRL 0.11.4's PPOConfig, and the metrics that its PPOTrainer and its notebooks logged.
 PPO_CONFIG = """exp_name seed log_with task_name model_name query_dataset reward_model remove_unused_columns
 tracker_kwargs accelerator_kwargs project_kwargs tracker_project_name push_to_hub_if_best_kwargs steps learning_rate
-adap_kl_ctrl init_kl_coef kl_penalty target horizon gamma lam cliprange cliprange_value vf_coef batch_size forward_batch_size
-mini_batch_size gradient_accumulation_steps world_size ppo_epochs max_grad_norm optimize_cuda_cache
+adap_kl_ctrl init_kl_coef kl_penalty target horizon gamma lam cliprange cliprange_value vf_coef batch_size
+forward_batch_size mini_batch_size gradient_accumulation_steps world_size ppo_epochs max_grad_norm optimize_cuda_cache
 optimize_device_cache early_stopping target_kl compare_steps ratio_threshold use_score_scaling use_score_norm score_clip
 whiten_rewards gradient_checkpointing is_encoder_decoder is_peft_model backward_batch_size global_backward_batch_size
 global_batch_size dataset_num_proc""".split()

@@ -78,6 +78,12 @@ def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
     assert climbs(room, path.read_text(encoding="utf-8"), package) == []
 
 
+def test_the_design_page_has_the_same_order() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    listed = page.split("<!-- rooms -->")[1].split("<!-- /rooms -->")[0].strip().strip("`").strip()
+    assert listed.splitlines() == LEVELS
+
+
 @pytest.mark.parametrize(
     ("room", "source", "package"),
     [
