@@ -1,0 +1,87 @@
+"""What the exactness tests share: attempts written by hand, gradients caught on their way, and several ranks."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from operant.types import Batch, Rollout, Task, Turn
+
+
+def said(prompt: list[int], action: list[int], *, group: int = 0, **turn) -> Rollout:
+    """One attempt of one turn."""
+    only = Turn(prompt, action, **turn)
+    return Rollout(Task(f"task/{group}", prompt), group, [only], [""], only.end)
+
+
+def wider(batch: Batch, more: int, ids: int, numbers: float) -> Batch:
+    """The same batch with `more` columns of padding; whatever is no action or no text holds `ids` and `numbers`."""
+    changed = {}
+    for name in ("tokens", "mask", "actions", "turns"):
+        value = getattr(batch, name)
+        extra = torch.full((len(batch), more), {"tokens": ids, "turns": -1}.get(name, False), dtype=value.dtype)
+        changed[name] = torch.cat([value, extra], 1)
+    changed["tokens"] = torch.where(changed["mask"], changed["tokens"], ids)
+    for name in ("rewards", "logprobs", "raw_logprobs", "ref_logprobs", "kl", "values", "advantages", "returns"):
+        value = getattr(batch, name)
+        if value is not None:
+            value = torch.cat([value, torch.zeros(len(batch), more)], 1)
+            changed[name] = torch.where(changed["actions"], value, numbers)
+    return batch.with_(**changed)
+
+
+class Caught(torch.optim.Optimizer):
+    """An optimizer that moves nothing and keeps the gradient of every step, as one vector in float64."""
+
+    def __init__(self, parameters):
+        super().__init__(list(parameters), {"lr": 0.0})
+        self.gradients = []
+
+    def step(self):
+        held = [p for group in self.param_groups for p in group["params"]]
+        pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().double() for p in held]
+        self.gradients.append(torch.cat(pieces))
+
+
+def gap(mine: torch.Tensor, truth: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the truth."""
+    return float((mine.double() - truth.double()).norm() / truth.double().norm())
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def on_ranks(work, world: int, *given, deadline: float = 120.0) -> list:
+    """What `work(rank, world, *given)` returned on each of `world` gloo processes, which meet in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A server that has imported everything and run nothing: a rank costs no import, and no thread is forked.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["operant.learner", "transformers.models.gpt2.modeling_gpt2"])
+        ranks = [context.Process(target=_rank, args=(work, r, world, folder, given), daemon=True) for r in range(world)]
+        for process in ranks:
+            process.start()
+        end = time.monotonic() + deadline
+        for process in ranks:
+            process.join(max(0.0, end - time.monotonic()))
+        late = [r for r, process in enumerate(ranks) if process.is_alive()]
+        for process in ranks:
+            process.kill()
+            process.join()
+        assert not late, f"ranks {late} of {world} still waited after {deadline:.0f} s"
+        assert [p.exitcode for p in ranks] == [0] * world
+        return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
+
+
+def _rank(work, rank: int, world: int, folder: str, given: tuple) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    try:
+        torch.save(work(rank, world, *given), Path(folder) / f"{rank}.pt")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,208 @@
+"""The gradient of given rollouts is one thing, however the batch is cut: micro-batches, padding, minibatches, ranks.
+
+The truth is written out here: a float64 twin of the model, one bare forward a row, PPO's loss and its denominators by
+their formulas. The gradient is caught before any optimizer touches it.
+"""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from rigs import Caught, gap, on_ranks, said, wider
+from toys import CAUSAL, lm
+
+from operant import losses
+from operant.batch import collate
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.sampling import Sampling, counter
+from operant.types import Batch
+from operant.updates.gradient import Objective, UpdateOptions, minibatch_whitening, update
+from operant.updates.optimizer import OptimizerOptions
+
+LENGTHS = [3, 16, 4, 9, 5, 12, 7, 3, 10]
+COEF, HORIZON = 0.1, 20
+LOSS = partial(losses.ppo, clip=0.2, value_clip=0.2, value_coef=COEF)
+
+
+def attempts() -> list[tuple[list[int], list[int]]]:
+    """Nine (prompt, reply) pairs, replies of 3..16 tokens."""
+    draw = torch.Generator().manual_seed(5)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(3, 20, (n,), generator=draw).tolist()
+
+    return [(ids(1 + i % 4), ids(n)) for i, n in enumerate(LENGTHS)]
+
+
+def facts(i: int) -> dict[str, torch.Tensor]:
+    """What is known of attempt i, [A] each: advantages, returns, old values, and how far old log-probs are off."""
+    draw = torch.Generator().manual_seed(100 + i)
+    return {name: torch.randn(LENGTHS[i], generator=draw) for name in ("advantages", "returns", "values", "shift")}
+
+
+def batch_of(which: list[int], policy: Policy) -> Batch:
+    """These attempts as a batch; the old log-probs are up to half a nat from the policy's, so that some are clipped."""
+    pairs = attempts()
+    batch = collate([said(*pairs[i]) for i in which], [0.0] * len(which))
+    filled = {name: torch.zeros(batch.tokens.shape) for name in ("advantages", "returns", "values", "logprobs")}
+    with torch.no_grad():
+        now = policy.forward(batch).logprobs
+    for row, i in enumerate(which):
+        at, known = batch.actions[row], facts(i)
+        for name in ("advantages", "returns", "values"):
+            filled[name][row][at] = known[name]
+        filled["logprobs"][row][at] = now[row][at] + 0.3 * known["shift"]
+    return batch.with_(**filled)
+
+
+def made_policy(kind: str = "gpt2") -> Policy:
+    torch.manual_seed(3)
+    return Policy(lm(kind), value=ValueOptions(init="normal"))
+
+
+def truth(policy: Policy, which: list[int], per: str, *, whitened: bool = False) -> torch.Tensor:
+    """The gradient by the formulas, in float64; `which` is the whole minibatch, whoever holds it."""
+    twin, head = copy.deepcopy(policy.model).double(), copy.deepcopy(policy.value_head.net[0]).double()
+    pairs, tokens = attempts(), sum(LENGTHS[i] for i in which)
+    every = torch.cat([facts(i)["advantages"] for i in which]).double()
+    total = torch.zeros((), dtype=torch.float64)
+    for i in which:
+        (prompt, reply), known = pairs[i], {k: v.double() for k, v in facts(i).items()}
+        n = len(reply)
+        out = twin(torch.tensor([prompt + reply]), output_hidden_states=True)
+        span = slice(len(prompt) - 1, len(prompt) - 1 + n)
+        now = out.logits[0, span].log_softmax(-1)[range(n), reply]
+        value = (out.hidden_states[-1][0, span] @ head.weight.T + head.bias).squeeze(-1)
+        ratio = torch.exp(now - (now.detach() + 0.3 * known["shift"]))
+        advantage = known["advantages"]
+        if whitened:
+            advantage = (advantage - every.mean()) / (every.var(correction=0) + 1e-8).sqrt()
+        surrogate = -torch.minimum(advantage * ratio, advantage * ratio.clamp(0.8, 1.2))
+        near = known["values"] + (value - known["values"]).clamp(-0.2, 0.2)
+        error = 0.5 * torch.maximum((value - known["returns"]) ** 2, (near - known["returns"]) ** 2)
+        share = {"token": 1 / tokens, "episode": 1 / n / len(which), "sequence": 1 / len(which)}
+        total = total + (surrogate + COEF * error).sum() * share.get(per, 1 / len(which) / HORIZON)
+    total.backward()
+    held = [*twin.parameters(), head.weight, head.bias]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in held])
+
+
+def caught(policy: Policy, batch: Batch, *, per="token", micro=8192, minibatch=None, step=0, whitened=False):
+    """The gradient of each optimizer step of one epoch, and how many forward passes with gradient it took."""
+    optimizer = Caught([*policy.model.parameters(), *policy.value_head.parameters()])
+    passes = []
+    hook = policy.model.register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    update(
+        policy,
+        optimizer,
+        batch,
+        Objective(LOSS, per=per, horizon=HORIZON, whiten=minibatch_whitening("minibatch", False) if whitened else None),
+        options=UpdateOptions(epochs=1, minibatch=minibatch, micro_tokens=micro),
+        steering=OptimizerOptions(max_grad_norm=None),
+        sampling=Sampling(),
+        step=step,
+    )
+    hook.remove()
+    return optimizer.gradients, sum(passes)
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+MICRO = {1: 8192, 3: 42, 8: 1}
+"""Micro-batches of the eight attempts under a budget of tokens."""
+
+
+@pytest.mark.parametrize("per", ["token", "episode", "sequence", "horizon"])
+@pytest.mark.parametrize("pieces", MICRO)
+def test_micro_batches_do_not_change_the_gradient(pieces, per):
+    policy, which = made_policy(), list(range(8))
+    (mine,), passes = caught(policy, batch_of(which, policy), per=per, micro=MICRO[pieces])
+    assert passes == pieces
+    assert gap(mine, truth(policy, which, per)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_every_architecture_has_the_gradient_of_the_formula(kind):
+    policy, which = made_policy(kind), list(range(8))
+    batch = wider(batch_of(which, policy), 6, 2, 0.0)
+    for micro in (8192, 1):
+        (mine,), _ = caught(policy, batch, micro=micro)
+        assert gap(mine, truth(policy, which, "token")) < 1e-5
+
+
+def test_padding_of_any_width_and_content_does_not_change_the_gradient():
+    policy, which = made_policy(), list(range(8))
+    batch = batch_of(which, policy)
+    for junk in (7.0, 1e6, float("nan")):
+        (mine,), _ = caught(policy, wider(batch, 9, 7, junk))
+        assert gap(mine, truth(policy, which, "token")) < 1e-5
+
+
+def test_each_minibatch_has_its_own_denominator_and_whitening():
+    """Three minibatches of three: each gradient is that of its own three attempts, whatever the micro-batches."""
+    policy, which = made_policy(), list(range(9))
+    order = sorted(which, key=lambda n: counter(0, 0, 0, n))
+    for micro in (8192, 1):
+        mine, _ = caught(policy, batch_of(which, policy), minibatch=3, micro=micro, whitened=True)
+        assert len(mine) == 3
+        for k, gradient in enumerate(mine):
+            assert gap(gradient, truth(policy, order[3 * k : 3 * k + 3], "token", whitened=True)) < 1e-5
+
+
+def test_the_order_of_rows_does_not_change_the_gradient():
+    policy = made_policy()
+    (mine,), _ = caught(policy, batch_of([5, 0, 7, 2, 6, 1, 4, 3], policy), micro=42)
+    assert gap(mine, truth(policy, list(range(8)), "token")) < 1e-5
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+DEALT = {2: [[0, 1, 2, 3, 4, 5, 6], [7, 8]], 3: [[1, 3, 5, 6, 4, 8], [0, 7], [2]]}
+"""Who holds which attempts: very unequal numbers of tokens."""
+REDUCTIONS = ["token", "episode", "sequence", "horizon"]
+
+
+def absent() -> int:
+    """A step in whose order rank 2's only unit, number 2, comes last: the first minibatch of 8 has none of its own."""
+    numbers = [0, 3, 6, 9, 12, 15, 1, 4, 2]
+    return next(s for s in range(1000) if max(numbers, key=lambda n: counter(0, s, 0, n)) == 2)
+
+
+def ranks_work(rank: int, world: int) -> dict:
+    """Every case of one world, on one rank."""
+    policy = made_policy()
+    batch = batch_of(DEALT[world][rank], policy)
+    found = {per: caught(policy, batch, per=per, micro=1) for per in REDUCTIONS}
+    found["whitened"] = caught(policy, batch, whitened=True, micro=40)
+    if world == 3:
+        found["absent"] = caught(policy, batch, whitened=True, micro=40, minibatch=8, step=absent())
+    return found
+
+
+@pytest.fixture(scope="module", params=DEALT)
+def ranked(request):
+    return request.param, on_ranks(ranks_work, request.param)
+
+
+def test_ranks_make_the_gradient_of_one_process(ranked):
+    world, ranks = ranked
+    policy = made_policy()
+    for case in [*REDUCTIONS, "whitened"]:
+        right = truth(policy, list(range(9)), case if case in REDUCTIONS else "token", whitened=case == "whitened")
+        for rank in range(world):
+            (mine,), _ = ranks[rank][case]
+            assert gap(mine, right) < 1e-5, (case, rank)
+
+
+@pytest.mark.parametrize("ranked", [3], indirect=True)
+def test_ranks_with_three_one_and_no_micro_batches_of_their_own(ranked):
+    """The first minibatch holds the attempts of ranks 0 and 1 alone, the second that of rank 2 alone."""
+    (_, ranks), policy = ranked, made_policy()
+    assert [ranks[r]["absent"][1] for r in range(3)] == [3, 1, 1]
+    first = truth(policy, DEALT[3][0] + DEALT[3][1], "token", whitened=True)
+    second = truth(policy, DEALT[3][2], "token", whitened=True)
+    for rank in range(3):
+        mine, _ = ranks[rank]["absent"]
+        assert gap(mine[0], first) < 1e-5 and gap(mine[1], second) < 1e-5
