@@ -13,6 +13,9 @@ from operant.chat import encode_more, encode_prompt
 from operant.sampling import Sampling, reply_text, task_key
 from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
 
+MAX_TURNS = 1000
+"""Turns after which an episode is held to be endless."""
+
 
 class _Episode:
     """One attempt in progress."""
@@ -75,11 +78,13 @@ def play(
     stream: str = "train",
     step: int = 0,
     groups: Sequence[int] | None = None,
+    max_turns: int = MAX_TURNS,
 ) -> list[Rollout]:
     """One rollout for each task, in their order; all live episodes speak at once.
 
     The same task given twice is two samples of it, with random numbers of their own. `groups` default to one a task id.
-    Raises: OperantError for a world that answers for slots it was not asked about.
+    Raises: OperantError for a world that answers for slots it was not asked about, or that lets an episode go on for
+    more than `max_turns` turns.
     """
     seen: Counter[str] = Counter()
     names: dict[str, int] = {}
@@ -93,6 +98,7 @@ def play(
     finished: dict[int, Rollout] = {}
     while len(finished) < len(tasks):
         live = [slot for slot in episodes if slot not in finished]
+        _check_ends(env, episodes[live[0]], max_turns)
         _speak([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
         steps = _answers(env.step({s: episodes[s].texts[-1] for s in live}), live)
         for slot, given in steps.items():
@@ -119,6 +125,15 @@ def _speak(
         picked = engine.choose([e.prompt for e in bound], options, sampling, [keys[id(e)] for e in bound])
         for e, ids, (index, completion) in zip(bound, options, picked, strict=True):
             e.take(completion, e.options[index], index, ids)
+
+
+def _check_ends(env: Env, oldest: _Episode, max_turns: int) -> None:
+    """Every live episode has spoken equally often; one that never ends would never be paid or learnt from."""
+    if len(oldest.turns) >= max_turns:
+        raise OperantError(
+            f"{type(env).__name__} has not ended task {oldest.task.id!r} after {max_turns} turns: its step must return "
+            "terminated=True, or truncated=True at a step limit of its own; or give play a larger max_turns"
+        )
 
 
 def _answers(steps: dict[int, Step], asked: list[int]) -> dict[int, Step]:
