@@ -1,0 +1,284 @@
+"""Credit: numbers worked out by hand, a slow twin of the definition, and poison wherever the policy did not speak."""
+
+import pytest
+import torch
+from rigs import said, wider
+from toys import lm
+
+from operant import losses
+from operant.advantages import group_relative, whiten, with_gae
+from operant.batch import collate, token_weights
+from operant.kl import estimate, loss_term
+from operant.observe import pay
+from operant.policy.policy import Policy
+from operant.types import Batch, Outputs, Rollout, Task, Turn
+
+PLAIN = {"whiten_scope": "none"}
+
+
+def valued(batch: Batch, values: list[list[float]]) -> Batch:
+    """The batch with these values at the actions of its rows."""
+    full = torch.zeros(batch.tokens.shape)
+    full[batch.actions] = torch.tensor([v for row in values for v in row])
+    return batch.with_(values=full)
+
+
+def at_actions(x: torch.Tensor, batch: Batch) -> list[list[float]]:
+    return [x[row][batch.actions[row]].tolist() for row in range(len(batch))]
+
+
+def near(expected) -> list:
+    return [pytest.approx(row, abs=1e-6) for row in expected]
+
+
+# --- golden numbers ---------------------------------------------------------------------------------------------------
+
+
+def test_gae_of_three_tokens_by_hand():
+    """gamma 0.9, lambda 0.8; deltas 1.4, -1.9 and 3, or 5.7 where a state worth 3 follows."""
+    replies = [said([5], [6, 7, 8]), said([5], [6, 7, 8], end="cut", next_value=3.0)]
+    batch = valued(collate(replies, [[1.0, 0.0, 2.0]] * 2), [[0.5, 1.0, -1.0]] * 2)
+    done = with_gae(batch, gamma=0.9, lam=0.8, **PLAIN)
+    # 0.26 = -1.9 + 0.72 * 3; 1.5872 = 1.4 + 0.72 * 0.26; 2.204 = -1.9 + 0.72 * 5.7; 2.98688 = 1.4 + 0.72 * 2.204
+    assert at_actions(done.advantages, done) == near([[1.5872, 0.26, 3.0], [2.98688, 2.204, 5.7]])
+    assert at_actions(done.returns, done) == near([[2.0872, 1.26, 2.0], [3.48688, 3.204, 4.7]])
+
+
+TWO_TURNS = [Turn([5], [6, 7], reward=1.0), Turn([5, 6, 7, 8, 8], [9, 10], reward=2.0)]
+VALUES = [0.5, 0.25, -0.5, 1.0]
+
+
+def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
+    last = Turn(**{**vars(TWO_TURNS[1]), "next_value": next_value})
+    rollout = Rollout(Task("t", [5]), 0, [TWO_TURNS[0], last], ["", ""], end)
+    batch = collate([rollout], [0.0])
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 8, 9, 10]]
+    return valued(batch, [VALUES])
+
+
+@pytest.mark.parametrize(
+    ("rates", "next_value", "expected"),
+    [
+        # Deltas: 0.25 - 0.5 = -0.25; 1 + 0.6 * -0.5 - 0.25 = 0.45; 1 + 0.5 = 1.5; 2 - 1 = 1.
+        # lambda 0.5 in a turn, 0 across: 2 = 1.5 + 0.5 * 1; 0.45; -0.025 = -0.25 + 0.5 * 0.45.
+        ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6, "turn_lam": 0.0}, 0.0, [-0.025, 0.45, 2.0, 1.0]),
+        # One lambda everywhere: 1.05 = 0.45 + 0.6 * 0.5 * 2; 0.275 = -0.25 + 0.5 * 1.05.
+        ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 0.0, [0.275, 1.05, 2.0, 1.0]),
+        # A cut episode's next state stands behind a turn: 1 + 0.6 * 5 = 4; 3.5; 1.5 = 0.45 + 0.3 * 3.5; 0.5.
+        ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 5.0, [0.5, 1.5, 3.5, 4.0]),
+        # gamma 0.5 in a turn and 0.5 * 0.6 across, lambda 1: deltas -0.375, 0.6, 1, 1;
+        # 1.5 = 1 + 0.5 * 1; 1.05 = 0.6 + 0.3 * 1.5; 0.15 = -0.375 + 0.5 * 1.05.
+        ({"gamma": 0.5, "lam": 1.0, "turn_gamma": 0.6}, 0.0, [0.15, 1.05, 1.5, 1.0]),
+    ],
+)
+def test_two_discounts_by_hand(rates, next_value, expected):
+    batch = two_turns("cut" if next_value else "world", next_value)
+    done = with_gae(batch, **rates, **PLAIN)
+    assert at_actions(done.advantages, done) == near([expected])
+    assert at_actions(done.returns, done) == near([[a + v for a, v in zip(expected, VALUES, strict=True)]])
+
+
+def test_the_reverted_fix_of_the_history_is_another_number():
+    """The fork once had r + gamma * (next - value) for the surprise: 1.35 here instead of 1.05."""
+    rewards, ahead = [0.0, 1.0, 0.0, 2.0], [*VALUES[1:], 0.0]
+    gammas, wrong, carried = [1.0, 0.6, 1.0, 0.6], [0.0] * 4, 0.0
+    for a in reversed(range(4)):
+        carried = rewards[a] + gammas[a] * (ahead[a] - VALUES[a]) + gammas[a] * 0.5 * carried
+        wrong[a] = carried
+    done = with_gae(two_turns(), gamma=1.0, lam=0.5, turn_gamma=0.6, **PLAIN)
+    mine = at_actions(done.advantages, done)[0]
+    assert max(abs(a - b) for a, b in zip(mine, wrong, strict=True)) > 0.05
+
+
+def by_definition(rewards, values, turns, after, rates) -> list[float]:
+    """A_t = sum over s >= t of (product of discount * lambda between them) * delta_s, term by term in Python floats."""
+    n, out = len(rewards), []
+    inside = [a + 1 < n and turns[a] == turns[a + 1] for a in range(n)]
+    discount = [rates["gamma"] if i else rates["gamma"] * rates["turn_gamma"] for i in inside]
+    decay = [d * (rates["lam"] if i else rates["turn_lam"]) for d, i in zip(discount, inside, strict=True)]
+    for t in range(n):
+        total, weight = 0.0, 1.0
+        for s in range(t, n):
+            ahead = values[s + 1] if s + 1 < n else after
+            total += weight * (rewards[s] + discount[s] * ahead - values[s])
+            weight *= decay[s]
+        out.append(total)
+    return out
+
+
+def random_episodes(count: int = 7) -> tuple[list[Rollout], list[dict]]:
+    """Episodes of one to three turns; some prompts go on where the reply ended, some are fresh; some are cut."""
+    draw = torch.Generator().manual_seed(1)
+
+    def some(n: int, least: int = 1) -> int:
+        return int(torch.randint(least, n, (1,), generator=draw))
+
+    rollouts, known = [], []
+    for e in range(count):
+        turns, facts, prompt = [], {"rewards": [], "values": [], "turns": []}, [5] * some(4)
+        for k in range(some(4)):
+            n = some(6)
+            action, values = [6 + some(9) for _ in range(n)], torch.randn(n, generator=draw).tolist()
+            paid = float(torch.randn(1, generator=draw))
+            turns.append(Turn(prompt, action, values=values, reward=paid))
+            facts["rewards"] += [0.0] * (n - 1) + [paid]
+            facts["values"] += values
+            facts["turns"] += [k] * n
+            prompt = [9] * some(5) if e % 2 else prompt + action + [7] * some(4, 0)
+        facts["after"] = 1.5 if e % 3 == 0 else 0.0
+        turns[-1] = Turn(**{**vars(turns[-1]), "next_value": facts["after"]})
+        rollouts.append(Rollout(Task(str(e), [5]), e, turns, [""] * len(turns), "cut" if facts["after"] else "world"))
+        known.append(facts)
+    return rollouts, known
+
+
+def test_gae_of_random_episodes_is_its_definition():
+    rollouts, known = random_episodes()
+    batch = collate(rollouts, [0.0] * len(rollouts))
+    assert len(batch) > len(rollouts)  # fresh prompts opened rows of their own
+    rates = {"gamma": 0.95, "lam": 0.9, "turn_gamma": 0.7, "turn_lam": 0.3}
+    done = with_gae(batch, **rates, **PLAIN)
+    for e, facts in enumerate(known):
+        mine = [
+            a for row in (batch.episodes == e).nonzero()[:, 0].tolist() for a in at_actions(done.advantages, done)[row]
+        ]
+        truth = by_definition(facts["rewards"], facts["values"], facts["turns"], facts["after"], rates)
+        assert mine == pytest.approx(truth, abs=1e-5)
+
+
+# --- poison (test 7) --------------------------------------------------------------------------------------------------
+
+
+def filled_batch() -> Batch:
+    """Random episodes with all that a step knows of them."""
+    rollouts, _ = random_episodes()
+    batch = collate(rollouts, [0.5] * len(rollouts))
+    draw = torch.Generator().manual_seed(2)
+    rand = lambda scale: torch.randn(batch.tokens.shape, generator=draw) * scale * batch.actions  # noqa: E731
+    return batch.with_(logprobs=rand(1.0) - 2, raw_logprobs=rand(1.0) - 2, ref_logprobs=rand(1.0) - 2)
+
+
+def numbers(batch: Batch) -> dict[str, torch.Tensor]:
+    """Everything between a batch and its loss, at actions alone; the loss's gradient at all log-probs and values."""
+    batch = batch.with_(kl=estimate("k1", batch.raw_logprobs, batch.ref_logprobs))
+    batch = with_gae(pay(batch, 0.2), gamma=0.99, lam=0.95, whiten_rewards=True)
+    batch = batch.with_(weights=token_weights(batch))
+    now = torch.full(batch.tokens.shape, -1.5)
+    now = torch.where(batch.actions, now, 0.0).requires_grad_()
+    seen = torch.zeros(batch.tokens.shape).requires_grad_()
+    out = Outputs(now, now, entropy=now, values=seen)
+    loss = losses.ppo(out, batch, entropy_coef=0.01, dual_clip=3.0)["loss"]
+    charged = loss_term("k3", out.raw_logprobs, batch.raw_logprobs, batch.ref_logprobs)
+    total = losses.total(loss + 0.1 * charged, batch)
+    total.backward()
+    at = batch.actions
+    names = ("advantages", "returns", "kl", "rewards")
+    found = {name: getattr(batch, name)[at] for name in names} | {
+        "loss": total.detach(),
+        "kl loss": charged[at].detach(),
+    }
+    return found | {"gradient": now.grad[at], "value gradient": seen.grad[at], "off": seen.grad[~at].abs().sum()}
+
+
+@pytest.mark.parametrize("junk", [7.0, 1e6, float("nan")])
+def test_padding_and_the_words_of_others_change_no_number(junk):
+    plain, poisoned = numbers(filled_batch()), numbers(wider(filled_batch(), 11, 7, junk))
+    for name, truth in plain.items():
+        assert torch.equal(poisoned[name], truth), name
+    assert plain["off"] == 0
+
+
+def test_whitening_by_hand():
+    """1, 2, 3, 6 have mean 3 and variance 14 / 4, or 14 / 3; what stands elsewhere takes no part."""
+    x = torch.tensor([[1.0, 2.0, 1e6], [3.0, float("nan"), 6.0]])
+    where = torch.tensor([[True, True, False], [True, False, True]])
+    for unbiased, variance in ((False, 14 / 4), (True, 14 / 3)):
+        expected = [(v - 3) / (variance + 1e-8) ** 0.5 for v in (1, 2, 3, 6)]
+        assert whiten(x, where, unbiased=unbiased)[where].tolist() == pytest.approx(expected, abs=1e-6)
+        kept = whiten(x, where, unbiased=unbiased, shift_mean=False)[where].tolist()
+        assert kept == pytest.approx([e + 3 for e in expected], abs=1e-6)
+        assert not whiten(x, where)[~where].any()
+
+
+# --- worlds (test 8) --------------------------------------------------------------------------------------------------
+
+
+def conversation(between: list[int], behind: list[int], score: float = 1.0) -> Batch:
+    """Said, world, said, world: the world's last words stand behind the last action."""
+    first = Turn([5, 6], [7, 8, 9])
+    second = Turn([5, 6, 7, 8, 9, *between], [10, 11])
+    batch = collate([Rollout(Task("t", [5, 6]), 0, [first, second], ["", ""])], [score])
+    batch = valued(batch, [[0.1, 0.2, 0.3, 0.4, 0.5]])
+    if not behind:
+        return batch
+    grown = wider(batch, len(behind), 0, 0.0)
+    tokens, mask = grown.tokens.clone(), grown.mask.clone()
+    tokens[0, -len(behind) :], mask[0, -len(behind) :] = torch.tensor(behind), True
+    return grown.with_(tokens=tokens, mask=mask)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_the_last_action_has_the_reward_and_the_world_decays_nothing(gamma):
+    expected = None
+    for between, behind in (([12], []), ([12, 13, 14, 15], [16, 17, 18]), ([3] * 9, [4])):
+        batch = conversation(between, behind)
+        junk = torch.where(batch.actions, batch.values, torch.randn(batch.tokens.shape) * 100)
+        done = with_gae(batch.with_(values=junk), gamma=gamma, lam=0.5, **PLAIN)
+        assert batch.actions.sum() == 5 and batch.rewards[batch.actions].tolist() == [0, 0, 0, 0, 1]
+        mine = at_actions(done.advantages, done)
+        # gamma 0: r - v. gamma 1: deltas 0.1, 0.1, 0.1, 0.1, 0.5, each counting half of the next.
+        truth = {0.0: [-0.1, -0.2, -0.3, -0.4, 0.5], 1.0: [0.21875, 0.2375, 0.275, 0.35, 0.5]}[gamma]
+        assert mine == near([truth])
+        assert not done.advantages[~batch.actions].any() and not done.returns[~batch.actions].any()
+        expected = expected or mine
+        assert mine == expected
+
+
+def test_the_words_of_the_world_have_no_gradient():
+    """The model's gradient is that of the five actions' log-probs, by its own bare forward in float64."""
+    batch = conversation([12, 13, 14], [16, 17])
+    batch = batch.with_(weights=token_weights(batch))
+    policy, twin = Policy(lm()), lm().double()
+    losses.total(losses.sft(policy.forward(batch), batch)["loss"], batch).backward()
+    row = [5, 6, 7, 8, 9, 12, 13, 14, 10, 11, 16, 17]
+    scores = twin(torch.tensor([row])).logits[0].log_softmax(-1)
+    (-sum(scores[t - 1, row[t]] for t in (2, 3, 4, 8, 9)) / 5).backward()
+    for mine, truth in zip(policy.model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(mine.grad.double(), truth.grad, atol=1e-6)
+
+
+# --- groups (test 9) --------------------------------------------------------------------------------------------------
+
+RETURNS = [1.0, 2.0, 3.0, 6.0, 0.0, 1.0, 2.0, 4.0, 4.0, 4.0, 8.0, 7.0] + [0.1] * 3
+GROUPS = [3, 3, 3, 3, 9, 9, 9, 1, 1, 1, 1, 5] + [2] * 3
+"""Groups of 4, 3 and 4, a group of one, and a constant group whose float32 mean is not 0.1."""
+
+
+def grouped(returns, groups, **how) -> list[float]:
+    return group_relative(torch.tensor(returns), torch.tensor(groups), **how).tolist()
+
+
+def test_groups_by_hand():
+    # Means 3, 1, 5; variances 14 / 4, 2 / 3, 3; a group of one and a constant group are exactly 0.
+    centred = [-2, -1, 0, 3, -1, 0, 1, -1, -1, -1, 3, 0, 0, 0, 0]
+    stds = [3.5**0.5] * 4 + [(2 / 3) ** 0.5] * 3 + [3**0.5] * 4 + [1.0] * 4
+    assert grouped(RETURNS, GROUPS, scale=False) == pytest.approx(centred, abs=1e-6)
+    assert grouped(RETURNS, GROUPS) == pytest.approx([c / s for c, s in zip(centred, stds, strict=True)], abs=1e-4)
+    assert grouped(RETURNS, GROUPS)[11:] == [0.0] * 4
+
+
+def test_groups_go_by_name_and_not_by_position():
+    order = torch.randperm(len(RETURNS), generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order])
+    plain = grouped(RETURNS, GROUPS)
+    assert shuffled == pytest.approx([plain[i] for i in order], abs=1e-6)
+    by_position = torch.tensor([RETURNS[i] for i in order[:12]]).view(-1, 4)
+    wrong = (by_position - by_position.mean(1, keepdim=True)).flatten().tolist()
+    right = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order], scale=False)[:12]
+    assert max(abs(a - b) for a, b in zip(wrong, right, strict=True)) > 1
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 1, -7.3])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 11])
+def test_a_constant_group_has_no_advantage_at_all(value, size):
+    assert grouped([value] * size + [1.0, 2.0], [4] * size + [5, 5])[:size] == [0.0] * size
