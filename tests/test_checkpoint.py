@@ -1,6 +1,7 @@
 """RunState: in memory, to disk and back to the bit, whole or not at all."""
 
 import json
+import os
 import resource
 import shutil
 
@@ -201,12 +202,15 @@ def test_two_are_kept_and_a_future_that_was_given_up_is_not(tmp_path):
         state.save(tmp_path, step)
         return sorted(p.name for p in tmp_path.iterdir())
 
-    assert [save(s) for s in (1, 2, 3, 100000)][-1] == ["step-00003", "step-100000"]
+    assert [save(s) for s in (1, 2, 3, 99_999, 100_000)][2:4] == [
+        ["step-00002", "step-00003"],
+        ["step-00003", "step-99999"],
+    ]
     assert newest_whole(tmp_path).name == "step-100000"
-    assert save(4) == ["step-00003", "step-00004"]
+    assert save(99_998) == ["step-99998"]
 
 
-def test_a_step_can_be_saved_again_and_a_kill_between_loses_nothing(tmp_path):
+def test_a_step_can_be_saved_again(tmp_path):
     state = RunState()
     box = state.register("x", Box("old"))
     state.save(tmp_path, 5)
@@ -215,11 +219,33 @@ def test_a_step_can_be_saved_again_and_a_kill_between_loses_nothing(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00005"]
     assert state.load(path, quiet) and box.state == "new"
 
-    path.rename(tmp_path / "step-00005.old")  # killed after the old one was put aside
-    (tmp_path / ".step-00005.tmp").mkdir()
+
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch):
+    state = RunState()
+    box = state.register("x", Box("old"))
+    path = state.save(tmp_path, 5)
+    box.state = "new"
+    rename = os.rename
+
+    def killed(source, target):
+        if target == path:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        state.save(tmp_path, 5)
+    monkeypatch.undo()
     state.load(newest_whole(tmp_path), quiet)
+    assert box.state == "old"
+
+    box.state = "new"
+    (tmp_path / ".step-00005.tmp").mkdir()  # as a kill -9 leaves it
+    shutil.copytree(tmp_path / "step-00005.old", tmp_path / "aside")
     state.save(tmp_path, 5)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00005"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["aside", "step-00005"]
+    (tmp_path / "aside").rename(tmp_path / "step-00005.old")  # killed before the old one was taken away
+    assert newest_whole(tmp_path).name == "step-00005"
 
 
 @pytest.mark.parametrize("poison", [torch.tensor([1.0, float("nan")]), torch.tensor([float("-inf")]), float("nan")])

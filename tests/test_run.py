@@ -187,3 +187,10 @@ def test_a_refused_write_leaves_the_old_file(tmp_path):
         files.write(tmp_path / "a", "new" * 100)
     assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_reader_of_a_file_that_is_replaced_keeps_the_old_one_whole(tmp_path):
+    files.write(tmp_path / "a", "old")
+    with open(tmp_path / "a", encoding="utf-8") as reader:
+        files.write(tmp_path / "a", "new content")
+        assert reader.read() == "old"

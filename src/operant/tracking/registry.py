@@ -21,7 +21,8 @@ reward/scaled_mean | | | ppo/mean_scores, objective/scores | mean score after sc
 reward/scaled_std | | | ppo/std_scores | spread of the scores that are trained on
 reward/kl_penalty | score | small beside the reward | ppo/mean_non_score_reward, objective/non_score_reward (negative
     there) | what the KL term took from a reply, mean over replies: coefficient times kl/paid
-reward/return | score | rises | objective/rlhf_reward | score minus KL penalty, mean over replies: what PPO maximises
+reward/return | score | rises | objective/rlhf_reward | score as it is trained on minus KL penalty, mean over replies:
+    what PPO maximises
 reward/abstained | share | ..0.1 | | share of replies that the reward would not judge; they are left out
 reward/<part>/mean | score | | | mean of one named part of the reward, before its weight
 reward/<part>/std | score | | | spread of one named part of the reward
@@ -48,9 +49,9 @@ policy/clip_fraction | share | 0..0.3 | ppo/policy/clipfrac, policy/clipfrac_avg
     holds the update back: high means that steps are too large
 policy/approx_kl | nats | 0..0.1 | ppo/policy/approxkl, policy/approxkl_avg | size of the update: half the squared
     change of log-prob, mean over tokens
-policy/old_new_kl | nats | ..0.1 | ppo/policy/policykl | old minus new log-prob, mean over tokens: what early stopping
+policy/old_new_kl | nats | ..0.1 | ppo/policy/policykl | old minus new log-prob, mean over tokens
+policy/old_new_k3 | nats | 0..0.1 | | the k3 estimate of the same divergence, never negative: what early stopping
     looks at
-policy/old_new_k3 | nats | 0..0.1 | | the k3 estimate of the same divergence, never negative
 policy/ratio_mean | | 0.9..1.1 | ppo/policy/ratio, val/ratio | new over old probability of a token, mean over tokens
 policy/ratio_std | | ..0.5 | val/ratio_var (its square) | spread of those ratios over tokens
 policy/ratio_min | | 0.005.. | ppo/policy/ratio | smallest ratio of the step
@@ -58,7 +59,8 @@ policy/ratio_max | | ..200 | ppo/policy/ratio | largest ratio of the step
 policy/advantage_mean | | 0 where it is whitened | ppo/policy/advantages_mean | mean advantage over tokens, as the
     loss uses it
 policy/advantage_std | | 1 where it is whitened | ppo/policy/advantages | spread of the advantages over tokens
-policy/skipped_steps | | 0 | | optimizer steps refused: ratios too large, or numbers that are not finite
+policy/skipped_steps | share | 0 | | share of optimizer steps refused: ratios too large, or a gradient that
+    is not finite
 # Value
 value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
     mean over tokens, before its coefficient
@@ -76,7 +78,7 @@ returns/std | score | | ppo/returns/var (its square) | spread of those targets
 loss/total | | tells little: watch reward and KL | ppo/loss/total | what was descended on: policy, value, entropy and
     KL terms with their coefficients
 # Rollout
-rollout/count | | | | replies (episodes) of this step
+rollout/count | | | eps (a second) | replies (episodes) of this step
 rollout/logprob_gap | nats | below 0.0001 in float32, below 0.05 in bfloat16 | | largest difference between the
     log-prob of a token when it was sampled and when it is scored with unchanged weights
 rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens, mean over tokens
@@ -89,8 +91,11 @@ rollout/reply_tokens_std | tokens | | tokens/responses_len_std | spread of that 
 rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies that ended with a stop token or stop
     string
 rollout/ended_length | share | | | share of replies that ended at the task's own length limit
-rollout/ended_world | share | | | share of episodes that the world ended
+rollout/turns | | | | replies an episode, mean: 1 but in a world
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of what follows is counted in
+# Held-out tasks
+evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, the same random numbers each time
+evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
 # Update
 update/lr | | | ppo/learning_rate, lr | learning rate
 update/grad_norm | | steady | gradients/* (whole histograms) | length of the gradient before clipping, mean over
@@ -107,7 +112,6 @@ time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
 time/track | s | | time/ppo/calc_stats | writing metrics and replies
 tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
-episodes/per_second | 1/s | | eps | replies (episodes) over the time of the whole step
 """
 """name | unit | healthy: words, or lowest..highest | TRL's names | meaning. Indented lines go on."""
 

@@ -130,7 +130,7 @@ def _metric_table(metrics: Sequence[dict[str, Any]]) -> str:
             f'<td class="n"><span{odd}>{number(known[-1])}</span></td><td>{healthy}</td><td>{meaning}</td></tr>'
         )
     head = '<tr><th>metric</th><th class="n">first</th><th class="n">last</th><th>healthy</th><th>meaning</th></tr>'
-    table = f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+    table = f'<table class="all">{head}{"".join(lines)}</table>'
     return f"<details><summary>All metrics</summary>{table}</details>" if lines else ""
 
 
@@ -183,17 +183,19 @@ th { font-weight: 500; font-size: .8rem }
 .end { white-space: nowrap }
 .odd { color: var(--odd) }
 .odd::after { content: " !" }
-.wide { overflow-x: auto }
-.wide table { min-width: 46rem }
 details { margin-top: 1.5rem }
 summary { cursor: pointer; font-weight: 600 }
 pre { overflow-x: auto; font-size: .85rem }
 @media (max-width: 36rem) {
-  .replies, .replies tbody { display: block }
-  .replies tr { display: grid; grid-template-columns: 1fr auto; padding: .5rem 0; border-bottom: 1px solid var(--rule) }
-  .replies td { padding: 0; border: 0 }
-  .replies th { display: none }
-  .said { grid-column: 1 / -1 }
-  .replies .n { order: 1 }
+  table, tbody { display: block }
+  tr { display: grid; grid-template-columns: 1fr auto auto; gap: 0 1rem; padding: .5rem 0 }
+  tr:not(:last-child) { border-bottom: 1px solid var(--rule) }
+  tr:first-child { display: none }
+  td { padding: 0; border: 0; overflow-wrap: anywhere }
+  .said, .all td:nth-child(n + 4) { grid-column: 1 / -1 }
+  .all td:nth-child(n + 4) { color: var(--soft); font-size: .8rem }
+  .all td:nth-child(4) { order: 1 }
+  .all td:nth-child(4):not(:empty)::before { content: "healthy: " }
+  .replies .n { order: 1; grid-column: 2 / -1 }
 }
 """
