@@ -6,8 +6,6 @@ from typing import Any
 
 from operant.types import OperantError
 
-_ALONE = {"resume", "out", "help", "prompt", "temperature", "max_tokens"}
-
 
 def train(arguments: Sequence[str]) -> int:
     """`operant train RECIPE [--option value ...]`, or `--resume runs/x`."""
@@ -23,12 +21,12 @@ def train(arguments: Sequence[str]) -> int:
     if not words and not resume and not options:
         raise OperantError("say what to train: operant train sentiment, or operant train --tasks ... --reward ...")
     from operant.tracking.console import Console
-    from operant.trainer import _runs
+    from operant.trainer import runs
 
     run, shown = None, Console(1)
     recipe = words[0] if words else None
-    for run in _runs(None, None, None, out=resume or out or _name(recipe), recipe=recipe, resume=bool(resume),
-                     trackers=[shown], **options):  # fmt: skip
+    place = resume or out or _name(recipe)
+    for run in runs(place, recipe=recipe, resume=bool(resume), trackers=[shown], **options):
         if not run.metrics or shown.total == 1:
             shown.total, shown.samples_every = run.config.train.steps, run.config.train.samples_every
             print(f"{run.path}: {_sentence(run)}", flush=True)

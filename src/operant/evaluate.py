@@ -29,7 +29,7 @@ class Evaluation:
         return sum(known) / len(known) if known else float("nan")
 
 
-def judged(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:
+def totals(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:
     """One number a rollout; per-token scores are summed."""
     scores = judge(reward, rollouts).scores
     return [sum(s) if isinstance(s, list) else s for s in scores]

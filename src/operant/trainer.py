@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant import evaluate, files
+from operant import files
 from operant.build import Built, build
 from operant.checkpoint import RunState, newest_whole
 from operant.config import Config, as_mapping, configure
+from operant.evaluate import Evaluation, divergence, totals
 from operant.policy.loading import export
 from operant.rewards import judge
 from operant.rewards.scaling import truncated
@@ -43,8 +44,8 @@ class Run:
         self.config, self.built, self.folder, self.trackers = config, built, folder, trackers
         self.learner, self.path = built.learner, folder.path
         self.metrics: list[dict[str, float]] = []
-        self.before: evaluate.Evaluation | None = None
-        self.after: evaluate.Evaluation | None = None
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
         self.interrupted = False
         self.state = RunState()
         for name, part in self.learner.parts().items():
@@ -96,21 +97,21 @@ class Run:
 
     # --- held-out tasks -----------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> evaluate.Evaluation | None:
+    def evaluate(self) -> Evaluation | None:
         """Judge the held-out tasks, with the same random numbers every time; None where there are none."""
         if not self.built.held_out:
             return None
         learner = self.learner
         rollouts = learner.play(self.built.held_out, stream="evaluate")
         learner.clock.pop("generate", None)
-        scores = evaluate.judged(rollouts, self.built.reward)
+        scores = totals(rollouts, self.built.reward)
         kl = None
         if learner.reference is not None:
-            kl = evaluate.divergence(rollouts, learner.policy, learner.reference.policy, learner.sampling)
-        return evaluate.Evaluation(rollouts, scores, kl)
+            kl = divergence(rollouts, learner.policy, learner.reference.policy, learner.sampling)
+        return Evaluation(rollouts, scores, kl)
 
     @staticmethod
-    def _told(evaluation: evaluate.Evaluation | None) -> dict[str, float]:
+    def _told(evaluation: Evaluation | None) -> dict[str, float]:
         if evaluation is None:
             return {}
         told = {"evaluate/reward": evaluation.mean}
@@ -168,7 +169,7 @@ def train(
     Raises: OperantError for whatever the user can mend.
     """
     run = None
-    for run in _runs(policy, tasks, reward, algorithm=algorithm, out=out, **given):
+    for run in runs(out, **_given(policy, tasks, reward, algorithm), **given):
         pass
     assert run is not None
     return run
@@ -179,18 +180,20 @@ def steps(
 ) -> Iterator[dict[str, float]]:
     """As `train`, handing out the metrics of every step; stop asking, and the run ends with that step."""
     seen = 0
-    for run in _runs(policy, tasks, reward, algorithm=algorithm, out=out, **given):
+    for run in runs(out, **_given(policy, tasks, reward, algorithm), **given):
         if len(run.metrics) > seen:
             seen = len(run.metrics)
             yield run.metrics[-1]
 
 
-def _runs(
-    policy: Any,
-    tasks: Any,
-    reward: Any,
+def _given(policy: Any, tasks: Any, reward: Any, algorithm: str) -> dict[str, Any]:
+    own = {"policy": policy, "tasks": tasks, "reward": reward}
+    return {k: v for k, v in own.items() if v is not None} | ({"algorithm": algorithm} if algorithm != "ppo" else {})
+
+
+def runs(
+    out: Any = None,
     *,
-    out: Any,
     tokenizer: Any = None,
     env: Env | None = None,
     recipe: str | None = None,
@@ -198,16 +201,9 @@ def _runs(
     trackers: list[Tracker] | None = None,
     **given: Any,
 ) -> Iterator[Run]:
-    """The run, before the first step, after every step, and when it is done."""
-    own = {k: v for k, v in {"policy": policy, "tasks": tasks, "reward": reward}.items() if v is not None}
-    if given.get("algorithm") == "ppo" and recipe:
-        given.pop("algorithm")
+    """The run itself, handed out before the first step, after every step, and when it is done."""
     out = Path(out or f"runs/{recipe or 'run'}")
-    if resume:
-        held = read_config(out)
-        config = configure(_loadable(held, own, out) | own | {k: v for k, v in given.items() if k != "algorithm"})
-    else:
-        config = configure(own | given, recipe)
+    config = configure(_stored(out, given) | given if resume else given, recipe)
     built = build(config, tokenizer=tokenizer, env=env)
     folder = RunFolder.open(out) if resume else RunFolder.create(out, as_mapping(config))
     run = Run(config, built, folder, Trackers(folder, trackers or [], say=folder.say))
@@ -251,18 +247,18 @@ def _go_on(run: Run) -> None:
     run.folder.say(f"going on after step {step}")
 
 
-def _loadable(held: Mapping[str, Any], own: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """The stored configuration; what was a Python object there has to be given again."""
-    kept = dict(held)
+def _stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in the run folder; what was a Python object there has to be given again."""
+    held = read_config(out)
     for name in ("policy", "tasks", "reward", "reference", "evaluate"):
-        if str(kept.get(name, "")).startswith("<"):
-            if name not in own and name in ("policy", "tasks", "reward"):
+        if str(held.get(name, "")).startswith("<"):
+            if name not in given:
                 raise OperantError(
-                    f"{out} was started from Python with {name}={kept[name]}: go on from there, with "
+                    f"{out} was started from Python with {name}={held[name]}: go on from there, with "
                     f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
                 )
-            kept.pop(name)
-    return kept
+            held.pop(name)
+    return held
 
 
 def _parts(judged: Any) -> dict[str, float]:
@@ -277,7 +273,7 @@ def _parts(judged: Any) -> dict[str, float]:
     return tally.result()
 
 
-def _kept(evaluation: evaluate.Evaluation | None) -> dict[str, Any] | None:
+def _kept(evaluation: Evaluation | None) -> dict[str, Any] | None:
     """An evaluation as plain data."""
     if evaluation is None:
         return None
@@ -286,13 +282,13 @@ def _kept(evaluation: evaluate.Evaluation | None) -> dict[str, Any] | None:
     return {"mean": evaluation.mean, "kl": evaluation.kl, "replies": replies}
 
 
-def _restored(kept: dict[str, Any] | None) -> evaluate.Evaluation | None:
+def _restored(kept: dict[str, Any] | None) -> Evaluation | None:
     if kept is None:
         return None
     from operant.types import Task
 
     rollouts = [Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]]
-    return evaluate.Evaluation(rollouts, [r["score"] for r in kept["replies"]], kept["kl"])
+    return Evaluation(rollouts, [r["score"] for r in kept["replies"]], kept["kl"])
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.tokenizer, self.critic = model, tokenizer, critic
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        # transformers guesses padding from ids and warns; here masks come from lengths, and such ids are just ids.
+        model.warn_if_padding_and_no_attention_mask = _say_nothing
         self.head = model.get_output_embeddings()
         if self.head is None:
             raise OperantError(f"{type(model).__name__} has no output head: a policy needs a language-model head")
@@ -194,6 +196,10 @@ class Policy(nn.Module):
         if self.model.training:  # somebody called model.train() on the inner model
             self.model.eval()
         return self.model(**kwargs)
+
+
+def _say_nothing(*arguments: Any, **kwargs: Any) -> None:
+    pass
 
 
 def _scatter(x: Tensor, where: Tensor) -> Tensor:
