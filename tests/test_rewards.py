@@ -10,7 +10,7 @@ import torch
 
 from operant import rewards
 from operant.rewards import check, judge, minus_query, models, resolve, weighted
-from operant.rewards.scaling import RunningMoments, ScoreOptions, first_at, penalised, scaled, score, truncated
+from operant.rewards.scaling import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import OperantError, Rollout, Task, Turn
@@ -219,9 +219,7 @@ def test_abstaining_in_a_weighted_sum():
     tally = Tally()
     judged.report(tally)
     numbers = tally.result()
-    assert numbers["reward/mean"] == pytest.approx((3.7 + 6.0) / 2)
-    assert numbers["reward/std"] == pytest.approx((6.0 - 3.7) / 2)
-    assert numbers["reward/abstained"] == pytest.approx(1 / 3)
+    assert (numbers["reward/b/std"], numbers["reward/b/abstained"]) == (5.0, pytest.approx(1 / 3))
     assert (numbers["reward/a/mean"], numbers["reward/b/mean"]) == (1.0, 15.0)
     assert numbers["reward/a/abstained"] == pytest.approx(2 / 3)
     with pytest.raises(OperantError, match="'b' returned nan"):
@@ -425,29 +423,31 @@ def test_a_constant_reward_is_not_blown_up():
     assert scaled(5.0, moments, normalise=True) == 0.0
 
 
+def score(reward, rollouts, options, moments, tokenizer=None):
+    """What is said of the rollouts as they are shown, and what is trained on."""
+    judged = judge(reward, as_seen(rollouts, options, tokenizer, Sampling()))
+    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)
+
+
 def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():
     moments = RunningMoments()
     options = ScoreOptions(scale=True, normalise=True, clip=1.0)
-    judged = score(fixed([1.0, None, 3.0, 8.0]), [said("")] * 4, options, moments)
+    said_, used = score(fixed([1.0, None, 3.0, 8.0]), [said("")] * 4, options, moments)
     std = math.sqrt(((1 - 4) ** 2 + (3 - 4) ** 2 + (8 - 4) ** 2) / 2)
-    assert judged.scores == [1.0, None, 3.0, 8.0]
-    assert judged.used == [pytest.approx(-3 / std), None, pytest.approx(-1 / std), 1.0]
+    assert said_ == [1.0, None, 3.0, 8.0]
+    assert used == [pytest.approx(-3 / std), None, pytest.approx(-1 / std), 1.0]
     assert moments.count == 3
-    plain = score(fixed([0.0, 4.0]), [said("")] * 2, ScoreOptions(scale=True), RunningMoments())
-    assert plain.used == pytest.approx([0.0, 4 / math.sqrt(8)])
-    tally = Tally()
-    plain.report(tally)
-    assert tally.result()["reward/mean"] == 2.0
-    assert tally.result()["reward/used/mean"] == pytest.approx(2 / math.sqrt(8))
-    assert score(fixed([1.0]), [said("")], ScoreOptions(), moments).used is None
+    _, used = score(fixed([0.0, 4.0]), [said("")] * 2, ScoreOptions(scale=True), RunningMoments())
+    assert used == pytest.approx([0.0, 4 / math.sqrt(8)])
+    assert score(fixed([1.0]), [said("")], ScoreOptions(), moments)[1] == [1.0]
 
 
 def test_per_token_scores_are_scaled_as_their_sum():
     options, moments = ScoreOptions(normalise=True), RunningMoments()
-    judged = score(fixed([[1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]), [said("")] * 2, options, moments)
+    _, used = score(fixed([[1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]), [said("")] * 2, options, moments)
     std = math.sqrt(8)  # of the totals 2 and 6
-    assert judged.used[0] == pytest.approx([1 / std, 0.0, (1 - 4) / std])
-    assert sum(judged.used[0]) == pytest.approx((2 - 4) / std)
+    assert used[0] == pytest.approx([1 / std, 0.0, (1 - 4) / std])
+    assert sum(used[0]) == pytest.approx((2 - 4) / std)
 
 
 def test_missing_stop_replaces_or_adds():
@@ -488,12 +488,12 @@ def test_truncation_at_a_token_as_in_ziegler_et_al():
         return [0.5, 0.6, 0.7]
 
     options = ScoreOptions(truncate_token=".", truncate_after=2)
-    judged = score(reward, rollouts, options, RunningMoments(), Letters())
+    _, used = score(reward, rollouts, options, RunningMoments(), Letters())
     assert seen == ["a.cd.", "ab.", "a.cd"]
-    assert judged.used == [0.5, 0.6, -1.0]
+    assert used == [0.5, 0.6, -1.0]
     # Where the full stop also stops the reply, it still belongs to the text that is judged.
-    stops, found = truncated(rollouts[1:2], options, Letters(), Sampling(stop_tokens=(26,)))
-    assert (stops[0].reply, found) == ("ab.", [True])
+    stops = as_seen(rollouts[1:2], options, Letters(), Sampling(stop_tokens=(26,)))
+    assert stops[0].reply == "ab."
     assert (first_at([26, 26], 26, 2), first_at([1, 26, 26], 26, 2)) == (None, 2)
     with pytest.raises(OperantError, match="is 2 tokens"):
         score(reward, rollouts, ScoreOptions(truncate_token=".."), RunningMoments(), Letters())

@@ -29,7 +29,7 @@ from operant.policy.heads import ValueOptions
 from operant.policy.loading import load_policy
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
-from operant.rewards.scaling import RunningMoments, ScoreOptions, clipped, penalised, scaled
+from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
 from operant.rollout import play
 from operant.sampling import Sampling, from_generation_kwargs
 from operant.tally import Tally
@@ -243,13 +243,8 @@ class Learner:
         options: ScoreOptions = self.options["score"]
         totals = [_number(s, r) for s, r in zip(scores, rollouts, strict=True)]
         before = [sum(s) if isinstance(s, list) else s for s in totals if s is not None]
-        processed = penalised(totals, rollouts, [True] * len(rollouts), options)
-        if options.scale or options.normalise:
-            self.moments.update([sum(s) if isinstance(s, list) else s for s in processed if s is not None])
-            processed = [scaled(s, self.moments, normalise=options.normalise) for s in processed]
-        if options.clip is not None:
-            processed = [clipped(s, options.clip) for s in processed]
-        pairs = [(r, s) for r, s in zip(rollouts, processed, strict=True) if s is not None]
+        trained = processed(totals, rollouts, options, self.moments, self.policy.tokenizer)
+        pairs = [(r, s) for r, s in zip(rollouts, trained, strict=True) if s is not None]
         if self.own.on_length == "drop":
             pairs = [(r, s) for r, s in pairs if r.turns[-1].end != "length"]
         if not pairs:

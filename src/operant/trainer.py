@@ -24,8 +24,8 @@ from operant.checkpoint import RunState, newest_whole
 from operant.config import Config, as_mapping, configure
 from operant.evaluate import Evaluation, divergence, totals
 from operant.policy.loading import export
-from operant.rewards import judge
-from operant.rewards.scaling import truncated
+from operant.rewards import Judged, judge
+from operant.rewards.scaling import as_seen
 from operant.run import RunFolder, read_config
 from operant.tally import Tally
 from operant.tracking.report import write_report
@@ -78,12 +78,10 @@ class Run:
         return metrics
 
     def _seen(self, rollouts: list[Rollout]) -> list[Rollout]:
-        options = self.config.learner["score"]
-        if options.truncate_token is None:
-            return rollouts
-        return truncated(rollouts, options, self.policy.tokenizer, self.learner.sampling)[0]
+        learner = self.learner
+        return as_seen(rollouts, learner.options["score"], learner.policy.tokenizer, learner.sampling)
 
-    def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Any, start: float) -> None:
+    def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
         begun, step = time.perf_counter(), int(metrics["step"])
         self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts))
         every = self.config.train.evaluate_every
@@ -261,15 +259,11 @@ def _stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return held
 
 
-def _parts(judged: Any) -> dict[str, float]:
-    """Means of the reward's named parts."""
+def _parts(judged: Judged) -> dict[str, float]:
+    """Means of the reward's named parts, where it has several."""
     tally = Tally()
     if len(judged.parts) > 1:
-        for name, values in judged.parts.items():
-            known = [v for v in values if v is not None]
-            tally.mean(f"reward/{name}/mean", known)
-            tally.spread(f"reward/{name}/std", known)
-            tally.add(f"reward/{name}/abstained", len(values) - len(known), len(values))
+        judged.report(tally)
     return tally.result()
 
 

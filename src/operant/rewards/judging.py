@@ -27,8 +27,6 @@ class Judged:
     """The totals: None abstains; a list has one number per action token, of all its replies."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
     """By name, as said: before weights; a part that spoke per token is summed."""
-    used: list[Total] | None = None
-    """The totals as the trainer uses them, where they were processed (see `scaling`)."""
 
     @property
     def abstained(self) -> list[bool]:
@@ -36,23 +34,12 @@ class Judged:
         return [score is None for score in self.scores]
 
     def report(self, tally: Tally) -> None:
-        """Count means, spread and abstentions into `tally`."""
-        report(tally, "reward", self.scores)
-        tally.add("reward/abstained", sum(self.abstained), len(self.scores))
-        if self.used is not None:
-            report(tally, "reward/used", self.used)
+        """Count the mean, spread and abstentions of each named part into `tally`."""
         for name, values in self.parts.items():
             said = [v for v in values if v is not None]
             tally.mean(f"reward/{name}/mean", said)
-            if len(said) < len(values):
-                tally.add(f"reward/{name}/abstained", len(values) - len(said), len(values))
-
-
-def report(tally: Tally, name: str, scores: list[Total]) -> None:
-    """Mean and standard deviation of the attempts that were judged."""
-    totals = [sum(s) if isinstance(s, list) else s for s in scores if s is not None]
-    tally.mean(f"{name}/mean", totals)
-    tally.spread(f"{name}/std", totals)
+            tally.spread(f"reward/{name}/std", said)
+            tally.add(f"reward/{name}/abstained", len(values) - len(said), len(values))
 
 
 def name_of(reward: Any) -> str:

@@ -8,7 +8,8 @@ In this order, and nothing is on unless asked for:
    `use_score_scaling` and `use_score_norm`), and clipped.
 
     options, moments = ScoreOptions(scale=True, clip=3.0, missing_stop=-1.0), RunningMoments()
-    judged = score(reward, rollouts, options, moments, tokenizer)   # judged.used is what is trained on
+    judged = judge(reward, as_seen(rollouts, options, tokenizer, sampling))
+    used = processed(judged.scores, rollouts, options, moments, tokenizer)   # what is trained on
 """
 
 import math
@@ -17,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant import distributed
-from operant.rewards.judging import Judged, Total, judge
+from operant.rewards.judging import Total
 from operant.sampling import Sampling, reply_text
-from operant.types import OperantError, RewardFn, Rollout
+from operant.types import OperantError, Rollout
 
 EPS = 1.1920928955078125e-07
 """Of float32, as TRL adds to the standard deviation."""
@@ -90,45 +91,33 @@ class RunningMoments:
         self.count, self.mean, self.var = state["count"], state["mean"], state["var"]
 
 
-def score(
-    reward: RewardFn,
-    rollouts: list[Rollout],
-    options: ScoreOptions,
-    moments: RunningMoments,
-    tokenizer: Any = None,
-    sampling: Sampling | None = None,
-) -> Judged:
-    """Judge `rollouts` and process the scores; `Judged.used` holds what is trained on. Changes `moments`."""
-    seen, found = rollouts, [True] * len(rollouts)
+def processed(
+    scores: Sequence[Total], rollouts: Sequence[Rollout], options: ScoreOptions, moments: RunningMoments, tokenizer: Any
+) -> list[Total]:
+    """Scores as they are trained on: penalties, running scale, clip. Changes `moments`; None stays None."""
+    found = [True] * len(rollouts)
     if options.truncate_token is not None:
-        seen, found = truncated(rollouts, options, tokenizer, sampling or Sampling())
-    judged = judge(reward, seen)
-    used = penalised(judged.scores, rollouts, found, options)
+        token = _token(options.truncate_token, tokenizer)
+        found = [first_at(r.ids, token, options.truncate_after) is not None for r in rollouts]
+    used = penalised(scores, rollouts, found, options)
     if options.scale or options.normalise:
         moments.update([_total(s) for s in used if s is not None])
         used = [scaled(s, moments, normalise=options.normalise) for s in used]
-    if options.clip is not None:
-        used = [clipped(s, options.clip) for s in used]
-    return judged if options == ScoreOptions() else replace(judged, used=used)
+    return used if options.clip is None else [clipped(s, options.clip) for s in used]
 
 
-def truncated(
-    rollouts: list[Rollout], options: ScoreOptions, tokenizer: Any, sampling: Sampling
-) -> tuple[list[Rollout], list[bool]]:
-    """The rollouts as the reward sees them, and whether each had the truncate token late enough.
-
-    Only the text is cut; the ids stay, because all of them are trained on.
-    """
-    token = _token(options.truncate_token, tokenizer)
-    seen, found = [], []
+def as_seen(rollouts: list[Rollout], options: ScoreOptions, tokenizer: Any, sampling: Sampling) -> list[Rollout]:
+    """The rollouts as the reward sees them: text up to the truncate token. The ids stay: all of them are trained on."""
+    if options.truncate_token is None:
+        return rollouts
+    token, seen = _token(options.truncate_token, tokenizer), []
     for rollout in rollouts:
         cut = first_at(rollout.ids, token, options.truncate_after)
-        found.append(cut is not None)
         if cut is not None:
             text = reply_text(tokenizer, rollout.turns[-1].prompt, rollout.ids[: cut + 1], _keep(sampling, token))
             rollout = replace(rollout, texts=[*rollout.texts[:-1], text])
         seen.append(rollout)
-    return seen, found
+    return seen
 
 
 def first_at(ids: Sequence[int], token: int, after: int) -> int | None:
@@ -136,7 +125,9 @@ def first_at(ids: Sequence[int], token: int, after: int) -> int | None:
     return next((i for i in range(after, len(ids)) if ids[i] == token), None)
 
 
-def penalised(scores: list[Total], rollouts: list[Rollout], found: list[bool], options: ScoreOptions) -> list[Total]:
+def penalised(
+    scores: Sequence[Total], rollouts: Sequence[Rollout], found: Sequence[bool], options: ScoreOptions
+) -> list[Total]:
     """Scores with the penalties in; one that abstained stays out."""
     out = []
     for total, rollout, has_token in zip(scores, rollouts, found):
