@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +144,24 @@ def test_a_query_of_a_long_text_is_not_cut_where_the_encoded_piece_ends(bpe):
         assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
 
 
+def test_a_tokenizer_with_very_long_tokens_sees_the_whole_text():
+    class Hundreds:
+        """A token is a hundred characters."""
+
+        all_special_ids = ()
+
+        def __call__(self, texts):
+            alone = isinstance(texts, str)
+            ids = [
+                [ord(t[i]) + len(t[i : i + 100]) for i in range(0, len(t), 100)] for t in ([texts] if alone else texts)
+            ]
+            return SimpleNamespace(input_ids=ids[0] if alone else ids)
+
+    text = "the film was " * 100
+    (task,) = load_tasks([text], Hundreds(), DataOptions(query_tokens=5))
+    assert task.prompt == Hundreds()(text).input_ids[:5]
+
+
 def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
     rows = [TEXT] * 400
     options = DataOptions(query_tokens="2-8")
@@ -180,8 +199,9 @@ def test_special_tokens_around_a_text_are_no_part_of_the_length(tokenizer):
     words = tokenizer(TEXT).input_ids[1:-1]
     (task,) = load_tasks([TEXT], tokenizer, DataOptions(query_tokens=3))
     assert task.prompt == [1, *words[:3]]
-    (whole,) = load_tasks(["the film"], tokenizer, DataOptions(query_tokens="2-2"))
-    assert whole.prompt == tokenizer("the film").input_ids[:-1], "the end-of-text token would end the review"
+    whole = load_tasks(["the film"] * 20 + ["the"], tokenizer, DataOptions(query_tokens="2-9"))
+    ids = tokenizer("the film").input_ids[:-1]
+    assert prompts(whole) == [ids] * 20, "the end-of-text token would end the review, and makes no query of one word"
 
 
 def test_texts_too_short_for_a_query_are_left_out(bpe):
