@@ -55,7 +55,7 @@ def test_every_metric_says_what_it_means():
         assert len(metric.meaning) > 5 and "|" not in metric.meaning, metric.name
     assert METRICS["kl/per_reply"].band == (0, 10) and METRICS["kl/per_reply"].healthy == "0 to 10"
     assert METRICS["policy/ratio_max"].band == (None, 200) and METRICS["policy/ratio_max"].healthy == "at most 200"
-    assert [METRICS["kl/per_reply"].unhealthy(x) for x in (-0.1, 5, 11)] == [True, False, True]
+    assert [METRICS["kl/per_reply"].unhealthy(x) for x in (-0.1, -1e-7, 5, 11)] == [True, False, False, True]
     assert describe("reward/taste/sweet/mean") is METRICS["reward/<part>/mean"]
     assert describe("reward/mean") is METRICS["reward/mean"] and describe("nonsense") is None
 
@@ -148,8 +148,9 @@ def test_plain_lines_where_the_output_is_no_terminal():
     assert lines[2].startswith("step 4/4") and lines[2].endswith("0:00 left") and len(lines) == 4
 
 
-def test_a_bar_at_a_terminal_of_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_bar_at_a_terminal(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     console = Console(100, samples_every=1, output=out)
@@ -160,9 +161,12 @@ def test_a_bar_at_a_terminal_of_80_columns(monkeypatch):
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
     assert "The film |  was [bold]fine[/nothing]" in shown
     last = shown.replace("\r", "\n").strip().splitlines()[-1]
-    assert len(last) <= 80
-    for part in ("12/100", "reward 0.523", "KL 3.12", "entropy 2.91", "clip 0.12", "1.2k tok/s", "left"):
+    assert len(last) <= width
+    numbers = ["reward 0.523", "KL 3.12", "entropy 2.91", "clip 0.12", "1.2k tok/s"]
+    fitting = numbers if width == 80 else numbers[:3]
+    for part in ("12/100", "2:56 left", *fitting):  # a narrow window shows fewer numbers, and these whole
         assert part in last
+    assert "…" not in last
 
 
 def test_a_missing_metric_leaves_a_place_out():
@@ -294,6 +298,21 @@ def test_the_report_shows_charts_replies_numbers_and_configuration(run_folder):
     assert "<title>a&lt;b</title>" in html and "builtin:&lt;lm&gt;" in html
     assert METRICS["policy/entropy"].meaning in html and "own/thing" in html
     assert "prefers-color-scheme: dark" in html and 'name="viewport"' in html
+
+
+def test_a_young_critic_does_not_flatten_the_curve(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+
+    def lowest(values):
+        for step, value in enumerate(values):
+            folder.log(step, {"value/explained_variance": value, "kl/per_reply": -1.6e-7})
+        html = write_report(folder.path).read_text(encoding="utf-8")
+        assert "KL per reply 0 → <b>0</b>" in html
+        ticks = re.findall(r'text-anchor="end"[^>]*>([^<]*)<', html.split("<figure>")[-1])
+        return min(map(float, ticks)), "drawn from -1 upwards" in html
+
+    assert lowest([-90.0, 0.1, 0.5]) == (-1.0, True)
+    assert lowest([-90.0, 0.1, -3.0])[0] < -50  # still bad: then all of it is shown
 
 
 def test_a_report_of_a_run_that_has_only_begun(tmp_path):

@@ -49,7 +49,11 @@ class Console:
             shown.append(f"{_short(metrics['tokens/per_second'])} tok/s")
         left = (now - self._first[1]) / max(step - self._first[0], 1) * (self.total - step)
         if self._live is not None:
-            self._live.update(0, completed=step, numbers=" ".join(shown), left=_clock(left))
+            clock = f"{_clock(left)} left"
+            room = self._live.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
+            while len(" ".join(shown)) > room and shown:  # a narrow window shows fewer
+                shown.pop()
+            self._live.update(0, completed=step, numbers=" ".join(shown), left=clock)
         elif step % self.every == 0 or step >= self.total:
             self._print("  ".join([f"step {step}/{self.total}", *shown, f"{_clock(left)} left"]))
 
@@ -124,12 +128,8 @@ def _bar(output: TextIO, total: int) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
-    def text(field: str, width: int | None = None) -> TextColumn:
-        # In a narrow window the numbers are cut, never the count and the time.
-        return TextColumn(field, markup=False, table_column=Column(no_wrap=True, min_width=width))
-
-    count = text("{task.completed}/{task.total}", 2 * len(str(total)) + 1)
-    columns = count, BarColumn(bar_width=None), text("{task.fields[numbers]}"), text("{task.fields[left]} left", 9)
-    bar = Progress(*columns, console=RichConsole(file=output), expand=True)
-    bar.add_task("train", total=total, numbers="", left="?")
+    count, numbers, left = "{task.completed}/{task.total}", "{task.fields[numbers]}", "{task.fields[left]}"
+    texts = [TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in (count, numbers, left)]
+    bar = Progress(texts[0], BarColumn(bar_width=None), *texts[1:], console=RichConsole(file=output), expand=True)
+    bar.add_task("train", total=total, numbers="", left="")
     return bar

@@ -132,9 +132,9 @@ class Metric:
     """The healthy range as numbers (lowest, highest), where it has some."""
 
     def unhealthy(self, value: float) -> bool:
-        """Whether `value` is outside of the band."""
+        """Whether `value` is outside of the band by more than rounding."""
         low, high = self.band or (None, None)
-        return (low is not None and value < low) or (high is not None and value > high)
+        return (low is not None and value < low - 1e-4) or (high is not None and value > high + 1e-4)
 
 
 def _read(table: str) -> dict[str, Metric]:

@@ -20,7 +20,7 @@ _CHARTS = [
     ("rollout/reply_tokens", "Reply length", "rollout/reply_tokens_std"),
 ]
 _FLOOR = {"value/explained_variance": -1.0}
-"""What a young critic does below this would flatten all that follows."""
+"""What a young critic did below this would flatten all that followed."""
 _REPLIES = 10
 
 
@@ -61,7 +61,8 @@ def _summary(metrics: Sequence[dict[str, Any]]) -> str:
     facts = [f"{metrics[-1]['step']} steps", f"{seconds / 60:.1f} minutes of training"]
     for key, title in (("reward/mean", "reward"), ("kl/per_reply", "KL per reply")):
         if known := _known(metrics, key):
-            facts.append(f"{title} {number(known[0])} → <b>{number(known[-1])}</b>")
+            first, last = (number(round(x, 3) + 0.0) for x in (known[0], known[-1]))
+            facts.append(f"{title} {first} → <b>{last}</b>")
     return f"<p>{' · '.join(facts)}</p>"
 
 
@@ -69,6 +70,8 @@ def _chart(metrics: Sequence[dict[str, Any]], name: str, title: str, spread: str
     metric = describe(name)
     assert metric is not None, f"{name} is not in the registry"
     known, floor = _known(metrics, name), _FLOOR.get(name, -math.inf)
+    if known and known[-1] < floor:
+        floor = -math.inf
     points = [(m["step"], None if m.get(name) is None else max(m[name], floor)) for m in metrics]
     half = [m.get(spread) for m in metrics] if spread else None
     svg = line_chart(points, label=title, spread=half, band=metric.band)
