@@ -53,7 +53,7 @@ class Console:
             room = self._live.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
             while len(" ".join(shown)) > room and shown:  # a narrow window shows fewer
                 shown.pop()
-            self._live.update(0, completed=step, numbers=" ".join(shown), left=clock)
+            self._live.update(0, total=self.total, completed=step, numbers=" ".join(shown), left=clock)
         elif step % self.every == 0 or step >= self.total:
             self._print("  ".join([f"step {step}/{self.total}", *shown, f"{_clock(left)} left"]))
 
