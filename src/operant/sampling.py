@@ -169,7 +169,7 @@ def counter(*parts: int | str) -> int:
 
 
 def task_key(seed: int, stream: str, step: int, task_id: str, sample: int = 0, turn: int = 0) -> int:
-    """The counter of one reply. `stream` keeps training, evaluation and probes apart; the last two use step 0 always."""
+    """The counter of one reply. `stream` keeps training, evaluation and probes apart; the last two stay at step 0."""
     if stream != "train":
         step = 0
     return counter(seed, STREAMS[stream], step, task_id, sample, turn)
@@ -201,12 +201,18 @@ class StopTable:
             s in p or any(p.startswith(s[k:]) for k in range(len(s))) for s in self.strings for p in pieces
         )
 
-    def ends(self, action: Sequence[int]) -> bool:
-        """Whether the reply's text now holds a stop string."""
+    def ends(self, action: Sequence[int], min_tokens: int = 0) -> bool:
+        """Whether the reply's text now holds a stop string that was not complete before `min_tokens` tokens."""
         if action[-1] < len(self.flags) and not self.flags[action[-1]]:
             return False
-        text = self.tokenizer.decode(list(action))
-        return any(s in text for s in self.strings)
+        early = len(self.tokenizer.decode(list(action[: min_tokens - 1]))) if min_tokens > 1 else 0
+        return _stop_place(self.tokenizer.decode(list(action)), self.strings, early) is not None
+
+
+def _stop_place(text: str, strings: Sequence[str], early: int) -> int | None:
+    """Where the first stop string begins in `text`; those that lie within its first `early` characters do not count."""
+    places = [text.find(s, max(0, early - len(s) + 1)) for s in strings]
+    return min((p for p in places if p >= 0), default=None)
 
 
 _tables: dict[tuple[int, tuple[str, ...]], StopTable] = {}
@@ -225,12 +231,16 @@ def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sam
     ids = list(action[:-1] if action and action[-1] in sampling.stops else action)
     # Decoded behind its prompt, so that a leading space that a tokenizer drops at the start of a text is kept.
     before = tokenizer.decode(list(prompt), skip_special_tokens=True)
-    whole = tokenizer.decode(list(prompt) + ids, skip_special_tokens=True)
-    text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode(ids, skip_special_tokens=True)
-    if sampling.fixed_length:
+
+    def said(some: list[int]) -> str:
+        whole = tokenizer.decode(list(prompt) + some, skip_special_tokens=True)
+        return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(some, skip_special_tokens=True)
+
+    text = said(ids)
+    if sampling.fixed_length or not sampling.stop_strings:
         return text
-    cuts = [text.index(s) for s in sampling.stop_strings if s in text]
-    return text[: min(cuts)] if cuts else text
+    early = len(said(ids[: sampling.min_tokens - 1])) if sampling.min_tokens > 1 else 0
+    return text[: _stop_place(text, sampling.stop_strings, early)]
 
 
 # --- transformers' names ----------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class _Record:
         stopped = torch.isin(ids, self.stops) if len(self.stops) else torch.zeros_like(ids, dtype=torch.bool)
         if self.table is not None and place + 1 >= self.sampling.min_tokens:
             for i in (self.flags[ids.clamp(max=len(self.flags) - 1)] & ~stopped).nonzero().squeeze(1).tolist():
-                stopped[i] = self.table.ends(self.tokens[live[i], : place + 1].tolist())
+                stopped[i] = self.table.ends(self.tokens[live[i], : place + 1].tolist(), self.sampling.min_tokens)
         fresh = live[stopped & ~self.ended[live]]
         self.lengths[fresh] = place + 1
         self.ended[fresh] = True
