@@ -1,0 +1,200 @@
+"""The same list of old faults, continued: how episodes end, what credit they get, and what rewards may see."""
+
+import threading
+
+import pytest
+import torch
+from rigs import said
+from toys import CAUSAL, letters, lm
+
+from operant import advantages, distributed
+from operant.advantages import whiten, with_gae
+from operant.batch import collate
+from operant.data import DataOptions, load_tasks
+from operant.engines.native import NativeEngine
+from operant.learner import Learner
+from operant.observe import bootstrap
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.rewards import NAMES, judge, resolve
+from operant.rewards.scaling import RunningMoments, ScoreOptions, as_seen, processed
+from operant.rollout import play
+from operant.sampling import Sampling
+from operant.types import OperantError, Step, Task
+
+
+class Corridor:
+    """One turn that pays 1; then the episode is over, cut by a step limit, or (`end=None`) goes on for ever."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def reset(self, tasks):
+        return {slot: Step(fresh=True) for slot in tasks}
+
+    def step(self, replies):
+        ends = {self.end: True} if self.end else {}
+        return {slot: Step("a wall.", fresh=True, reward=1.0, **ends) for slot in replies}
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_7_what_follows_a_cut_is_the_next_states_value_and_after_an_end_nothing(kind):
+    policy, tokenizer = Policy(lm(kind, 40), letters(), value=ValueOptions(init="normal")), letters()
+    ahead = tokenizer("a wall.")["input_ids"]
+    with torch.no_grad():
+        value = float(policy.value_head(policy.model.base_model(torch.tensor([ahead])).last_hidden_state[0, -1]))
+    assert abs(value) > 0.05
+    for end, expected in (("truncated", value), ("terminated", 0.0)):
+        tasks = [Task("x", "a hall"), Task("y", "the")]
+        kept = {"engine": NativeEngine(policy), "tokenizer": tokenizer, "sampling": Sampling(max_tokens=3)}
+        rollouts = play(tasks, env=Corridor(end), **kept)
+        batch = bootstrap(collate(rollouts, [0.0, 0.0]), rollouts, policy)
+        assert batch.bootstrap.tolist() == pytest.approx([expected] * 2, abs=1e-4)
+        credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, whiten_scope="none")
+        for row, rollout in enumerate(rollouts):
+            last = batch.actions[row].nonzero()[-1, 0]
+            surprise = 1.0 + 0.9 * 0.5 * expected - rollout.turns[0].values[-1]
+            assert float(credited.advantages[row, last]) == pytest.approx(surprise, abs=1e-4)
+
+
+def test_8_whitening_is_masked_biased_unless_asked_and_may_keep_its_mean():
+    x = torch.tensor([[1.0, 2.0, 1e6], [4.0, -1e6, 5.0]])
+    where = x.abs() < 100  # 1, 2, 4, 5: mean 3, squares 4 + 1 + 1 + 4 = 10
+    for unbiased, variance in ((False, 10 / 4), (True, 10 / 3)):
+        for shift, mean in ((True, 0.0), (False, 3.0)):
+            white = whiten(x, where, unbiased=unbiased, shift_mean=shift)
+            expected = [(v - 3) / variance**0.5 + mean for v in (1, 2, 4, 5)]
+            assert white[where].tolist() == pytest.approx(expected, abs=1e-6)
+            assert white[~where].tolist() == [0.0, 0.0]
+
+
+def test_8_whitening_on_ranks_is_whitening_of_the_whole(monkeypatch):
+    """Three ranks with 4, 1 and 0 numbers, as threads that meet wherever a rank would wait for the others."""
+    parts = [torch.tensor([3.0, -1.0, 8.0, 2.5]), torch.tensor([40.0]), torch.tensor([7.0])]
+    masks = [torch.ones(4, dtype=torch.bool), torch.ones(1, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)]
+    barrier, told, out = threading.Barrier(3, timeout=20), {}, {}
+
+    def total(number):
+        told[threading.current_thread().name] = number
+        barrier.wait()
+        summed = sum(told[str(rank)] for rank in range(3))
+        barrier.wait()
+        return summed
+
+    whole = whiten(torch.cat(parts[:2]), torch.ones(5, dtype=torch.bool))
+    monkeypatch.setattr(distributed, "total_float", total)
+    assert advantages.distributed is distributed
+
+    def work(rank):
+        out[rank] = whiten(parts[rank], masks[rank])
+
+    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.allclose(torch.cat([out[0], out[1]]), whole, atol=1e-6) and out[2].tolist() == [0.0]
+
+
+def test_14_a_score_does_not_depend_on_its_neighbours():
+    made = {"length": "length:5", "letters": "letters:e", "pattern": "pattern:e$", "repetition": "repetition"}
+    models = {"builtin", "classifier", "vader", "minus_query"}  # of models: tests/test_rewards.py
+    assert made.keys() | models == NAMES.keys(), "a new reward stands here, or says where its test is"
+    texts = ["the end", "e", "", "see see see see", "no", "the end"]
+    rollouts = [said([3], letters()(t or " ")["input_ids"], group=i) for i, t in enumerate(texts)]
+    rollouts = [type(r)(r.task, r.group, r.turns, [t], "stop") for r, t in zip(rollouts, texts, strict=True)]
+    for spec in made.values():
+        reward = resolve(spec)
+        alone = [judge(reward, [r]).scores[0] for r in rollouts]
+        assert judge(reward, rollouts).scores == alone
+        assert judge(reward, rollouts[::-1]).scores == alone[::-1]
+        assert len(set(alone)) > 1
+
+
+def test_15_a_world_that_never_ends_an_episode_is_an_error_that_names_it():
+    policy, tokenizer = Policy(lm("llama", 40)), letters()
+    kept = {"engine": NativeEngine(policy), "tokenizer": tokenizer, "sampling": Sampling(max_tokens=1)}
+    with pytest.raises(OperantError, match=r"Corridor has not ended task 'x' after 5 turns.*truncated=True.*max_turns"):
+        play([Task("x", "a hall")], env=Corridor(None), max_turns=5, **kept)
+    (rollout,) = play([Task("x", "a hall")], env=Corridor("truncated"), max_turns=1, **kept)
+    assert rollout.end == "cut"
+    # A length limit ends a reply: it is paid, and no episode waits for a stop token that never comes.
+    learner = Learner(lm(), **{"max_tokens": 3, "stop_tokens": (19,), "kl.coef": 0.0})
+    replies = learner.generate([[4, 5]] * 4)
+    assert {r.end for r in replies} <= {"length", "stop"}
+    assert learner.step(replies, [1.0] * 4)["reward/return"] == pytest.approx(1.0)
+
+
+def test_21_a_reply_cut_at_a_token_is_scored_to_there_penalised_without_it_and_paid_at_its_end():
+    """Three choices of 5a (P5): what the reward reads, what replaces its score, and which place is paid."""
+    tokenizer = letters()
+    full_stop = tokenizer.convert_tokens_to_ids(".")
+    texts = ["ab. c. b", "a.bc", "abc"]
+    ids = [[tokenizer.convert_tokens_to_ids(c) for c in t] for t in texts]
+    rollouts = [said([4, 5], action, group=i, end="length") for i, action in enumerate(ids)]
+    seen = []
+
+    def reward(given):
+        seen.extend(r.reply for r in given)
+        return [0.25] * len(given)
+
+    options = ScoreOptions(truncate_token=full_stop, truncate_after=2, truncate_penalty=-1.0)
+    said_ = judge(reward, as_seen(rollouts, options, tokenizer, Sampling())).scores
+    used = processed(said_, rollouts, options, RunningMoments(), tokenizer)
+    assert seen[0] == "ab."  # the first full stop at position >= 2, and nothing behind it
+    assert used == [0.25, -1.0, -1.0]  # an early full stop is none; without one the penalty replaces the score
+    batch = collate(rollouts, used)
+    for row, action in enumerate(ids):
+        paid = torch.zeros(batch.tokens.shape[1])
+        paid[2 + len(action) - 1] = used[row]  # the last action, also where the row is padded, also past the cut
+        assert torch.equal(batch.rewards[row], paid)
+        assert int(batch.actions[row].sum()) == len(action)
+
+
+GOLDEN = {
+    # (gamma, lam, turn_gamma, turn_lam) -> advantages of two turns of 2 and 1 tokens, on paper: rewards 0, 1 | 2,
+    # values 0.5, 1.5 | 3, delta = r + discount v' - v; the last is 2 - 3 in all of them.
+    (1.0, 1.0, 1.0, None): [2.5, 1.5, -1.0],  # what is left of the rewards, less the value
+    (0.9, 0.5, 1.0, None): [1.6375, 1.75, -1.0],  # 2.2 - 0.45; 0.85 + 0.45 * 1.75
+    (0.9, 0.5, 0.6, 0.0): [1.354, 1.12, -1.0],  # 1 + 0.54 * 3 - 1.5, no trace; 0.85 + 0.45 * 1.12
+    (1.0, 0.95, 0.0, None): [0.525, -0.5, -1.0],  # 1 - 1.5, nothing crosses; 1 - 0.95 * 0.5
+}
+
+
+@pytest.mark.parametrize("rates", GOLDEN)
+def test_22_advantages_have_their_golden_values(rates):
+    gamma, lam, turn_gamma, turn_lam = rates
+    first = said([4], [5, 6], logprobs=[0.0, 0.0], values=[0.5, 1.5], reward=1.0)
+    second = said([4, 5, 6, 9], [7], logprobs=[0.0], values=[3.0], reward=2.0)
+    episode = type(first)(first.task, 0, [*first.turns, *second.turns], ["", ""], "world")
+    batch = collate([episode], [0.0])
+    credited = with_gae(batch, gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam, whiten_scope="none")
+    mine = credited.advantages[batch.actions].tolist()
+    assert mine == pytest.approx(GOLDEN[rates], abs=1e-5)
+    assert credited.returns[batch.actions].tolist() == pytest.approx(
+        [a + v for a, v in zip(GOLDEN[rates], [0.5, 1.5, 3.0], strict=True)], abs=1e-5
+    )
+    # The variant that once stood in the fork, R + gamma (V' - V), has another last delta as soon as gamma is not 1.
+    assert gamma == 1 or abs(2.0 + gamma * (0.0 - 3.0) - mine[2]) > 0.2
+
+
+def test_25_a_limit_on_queries_is_a_limit_on_queries():
+    """lmhpd cut queries to the length of responses: the two lengths stand apart here, and each binds its own."""
+    tokenizer = letters()
+    texts = ["abcdefghijklmnopqrstuvwxyz", "zyxwvutsrqponmlkjihgfedcba"]
+    tasks = load_tasks(texts, tokenizer, DataOptions(query_tokens=9), context=64, max_new=3)
+    assert [len(t.prompt) for t in tasks] == [9, 9]
+    learner = Learner(lm("gpt2", 40), tokenizer=tokenizer, max_tokens=3, fixed_length=True)
+    replies = learner.generate(tasks)
+    assert [(r.turns[0].prompt, len(r.ids)) for r in replies] == [(t.prompt, 3) for t in tasks]
+    metrics = learner.step(replies, [0.0, 1.0])
+    assert (metrics["rollout/query_tokens"], metrics["rollout/reply_tokens"]) == (9.0, 3.0)
+    # A context of 64 takes 61 + 3 and 9 + 55, and neither 62 + 3 nor 9 + 56.
+    engine = NativeEngine(learner.policy)
+    for prompt, limit, fits in ((61, 3, True), (62, 3, False), (9, 55, True), (9, 56, False)):
+        sampling = Sampling(max_tokens=limit, stop_tokens=tuple(range(40)))
+        if fits:
+            assert len(engine.generate([[5] * prompt], sampling, [0])) == 1
+        else:
+            with pytest.raises(OperantError, match=f"has {prompt} tokens; with max_tokens={limit} it does not fit"):
+                engine.generate([[5] * prompt], sampling, [0])

@@ -1,0 +1,150 @@
+"""The sampler: its distribution, its counters, where replies end, and that it says what training will say."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from toys import CAUSAL, lm
+
+from operant.engines.native import NativeEngine
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.sampling import Sampling, task_key, uniforms
+
+PROMPTS = [[5, 6, 7, 8, 9], [4], [12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8], [15, 16]] * 4
+KEYS = [task_key(0, "train", 3, f"task/{i}") for i in range(len(PROMPTS))]
+
+
+def replies(policy, sampling, prompts=PROMPTS, keys=KEYS, **options):
+    return NativeEngine(policy, **options).generate(prompts, sampling, keys)
+
+
+# --- distribution and counters ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.6}, {"banned": (1, 4)}, {"top_k": 3}, {"top_p": 0.7}])
+def test_tokens_are_drawn_with_their_probabilities(more):
+    """20,000 draws with counters 0..19999: chi-square against the enumerated distribution of float64."""
+    torch.manual_seed(0)
+    logits, n = torch.randn(1, 12) * 1.5, 20_000
+    sampling = Sampling(**more)
+    scores = sampling.adjust(logits, 0)
+    kept = sampling.kept(scores)
+    if kept is not None:
+        scores = scores.masked_fill(~kept, -torch.inf)
+    ids, logprobs = sampling.draw(scores.expand(n, -1).clone(), uniforms(list(range(n)), 2))
+
+    probs = (logits[0].double() / sampling.temperature).exp()
+    probs[list(sampling.banned)] = 0
+    order = probs.argsort(descending=True)
+    if sampling.top_k:
+        probs[order[3:]] = 0
+    if sampling.top_p < 1:  # the smallest set with 0.7 of the mass
+        within = int(((probs / probs.sum())[order].cumsum(0) < 0.7).sum()) + 1
+        probs[order[within:]] = 0
+    probs /= probs.sum()
+    counts = torch.bincount(ids, minlength=12)
+    assert not counts[probs == 0].any()
+    some = probs > 0
+    chi = float(((counts - n * probs)[some] ** 2 / (n * probs[some])).sum())
+    freedom = int(some.sum()) - 1
+    assert chi < freedom + 4 * (2 * freedom) ** 0.5  # four standard deviations; the counters are fixed
+    assert torch.allclose(logprobs.double(), probs.log()[ids], atol=1e-5)
+
+
+def test_uniforms_are_even_and_independent_from_place_to_place_and_key_to_key():
+    keys = [task_key(0, "train", 0, f"t{i}") for i in range(2000)]
+    x = torch.stack([uniforms(keys, place) for place in range(8)], 1)
+    assert float(x.min()) >= 0 and float(x.max()) < 1
+    assert abs(float(x.mean()) - 0.5) < 4 / (12 * x.numel()) ** 0.5
+    bins = torch.histc(x.float(), 20, 0, 1)
+    assert float(((bins - 800) ** 2 / 800).sum()) < 19 + 4 * 38**0.5
+    correlation = torch.corrcoef(x.T) - torch.eye(8)
+    assert float(correlation.abs().max()) < 4 / 2000**0.5
+    assert abs(float(torch.corrcoef(torch.stack([x[1:, 0], x[:-1, 0]]))[0, 1])) < 4 / 2000**0.5
+
+
+def test_a_cdf_whose_rounding_falls_short_still_draws_a_token_that_can_be_drawn():
+    scores = torch.full((1, 5), -torch.inf)
+    scores[0, [1, 3]] = torch.tensor([0.0, -40.0])
+    for u, expected in ((0.0, 1), (1 - 2**-53, 3), (0.5, 1)):
+        ids, logprobs = Sampling().draw(scores.clone(), torch.tensor([u], dtype=torch.float64))
+        assert ids.item() in (1, 3) and (u > 0.9 or ids.item() == expected)
+        assert torch.isfinite(logprobs).all()
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_a_reply_does_not_depend_on_batch_size_order_or_neighbours(kind):
+    policy = Policy(lm(kind), value=ValueOptions(init="normal"))
+    sampling = Sampling(max_tokens=8, stop_tokens=(2, 7))
+    whole = replies(policy, sampling)
+    assert len({len(c.action) for c in whole}) > 2  # so that rows retire at different times
+    order = torch.randperm(len(PROMPTS), generator=torch.Generator().manual_seed(1)).tolist()
+    shuffled = replies(policy, sampling, [PROMPTS[i] for i in order], [KEYS[i] for i in order], batch=8)
+    for size in (1, 5):
+        assert [c.action for c in replies(policy, sampling, batch=size)] == [c.action for c in whole]
+    for i, c in zip(order, shuffled, strict=True):
+        assert (c.action, c.end) == (whole[i].action, whole[i].end)
+        assert c.logprobs == pytest.approx(whole[i].logprobs, abs=1e-4)
+        assert c.values == pytest.approx(whole[i].values, abs=1e-4)
+
+
+def test_compaction_changes_nothing(monkeypatch):
+    policy = Policy(lm("gpt2"), value=ValueOptions(init="normal"))
+    sampling = Sampling(max_tokens=10, stop_tokens=(2, 7, 11), top_p=0.9, truncation="stored")
+    said = {}
+    for share in (0.0, 0.75, 1.1):  # never, as it is, whenever a reply has ended
+        monkeypatch.setattr("operant.engines.native.COMPACT_AT", share)
+        said[share] = replies(policy, sampling)
+    for share in (0.75, 1.1):
+        for mine, plain in zip(said[share], said[0.0], strict=True):
+            assert (mine.action, mine.end, mine.allowed) == (plain.action, plain.end, plain.allowed)
+            assert mine.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+
+
+def test_counters_are_the_same_in_every_process_and_know_every_part():
+    code = "from operant.sampling import *; print(task_key(3, 'train', 5, 'imdb/17', 2, 1), uniforms([7], 9).item())"
+    other = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
+    assert other.stdout.strip() == f"{task_key(3, 'train', 5, 'imdb/17', 2, 1)} {uniforms([7], 9).item()}"
+    base = (3, "train", 5, "imdb/17", 2, 1)
+    for place, other in enumerate((4, "evaluate", 6, "imdb/18", 3, 0)):
+        assert task_key(*base[:place], other, *base[place + 1 :]) != task_key(*base)
+
+
+def test_evaluation_and_probes_have_the_same_numbers_at_every_step():
+    for stream in ("evaluate", "probe"):
+        assert task_key(1, stream, 0, "a") == task_key(1, stream, 99, "a")
+    assert task_key(1, "train", 0, "a") != task_key(1, "train", 99, "a")
+    assert len({task_key(1, stream, 0, "a") for stream in ("train", "evaluate", "probe")}) == 3
+
+
+# --- where replies end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_replies_end_at_a_stop_token_or_the_limit_and_have_an_action(kind):
+    policy = Policy(lm(kind))
+    seen = replies(policy, Sampling(max_tokens=5, stop_tokens=(2, 7, 11)))
+    for c in seen:
+        assert 1 <= len(c.action) <= 5 and len(c.logprobs) == len(c.action)
+        assert not {2, 7, 11} & set(c.action[:-1])
+        assert c.end == ("stop" if c.action[-1] in (2, 7, 11) else "length")
+        assert c.end == "stop" or len(c.action) == 5
+    assert {c.end for c in seen} == {"stop", "length"}
+    assert {len(c.action) for c in replies(policy, Sampling(max_tokens=1, stop_tokens=tuple(range(20))))} == {1}
+    fixed = replies(policy, Sampling(max_tokens=5, fixed_length=True, stop_tokens=(2, 7, 11)))
+    assert {(len(c.action), c.end) for c in fixed} == {(5, "length")}
+    assert any({2, 7, 11} & set(c.action[:-1]) for c in fixed)
+
+
+def test_before_the_minimum_length_stop_tokens_have_no_probability_in_sampling_and_score_alike():
+    policy = Policy(lm("llama"))
+    stops = (2, 7, 11, 5)
+    sampling = Sampling(max_tokens=6, min_tokens=3, stop_tokens=stops)
+    for c, prompt in zip(replies(policy, sampling), PROMPTS, strict=True):
+        assert len(c.action) >= 3 and not set(stops) & set(c.action[:2])
+        logits = policy.model(torch.tensor([prompt + c.action])).logits[0, len(prompt) - 1 : -1].detach().double()
+        logits[: min(3, len(logits)), list(stops)] = -torch.inf
+        truth = logits.log_softmax(-1).gather(-1, torch.tensor(c.action)[:, None]).squeeze(-1)
+        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-4)

@@ -1,0 +1,147 @@
+"""Stop strings, text, transformers' argument names, and that decoding agrees with the training forward."""
+
+import pytest
+import torch
+from rigs import said
+from test_sampling import KEYS, PROMPTS, replies
+from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
+
+from operant.batch import collate
+from operant.engines.native import NativeEngine
+from operant.learner import Learner
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.sampling import Sampling, from_generation_kwargs, reply_text, stop_table
+from operant.types import OperantError
+
+
+class Forced:
+    """A tokenizer's policy that says what it is told: `NativeEngine` sees logits that leave no choice."""
+
+    def __init__(self, script):
+        self.policy = Policy(lm("llama", len(PIECES)), letters())
+        self.script, self.place = script, 0
+        self.policy.logits = self.logits
+
+    def logits(self, states):
+        out = torch.full((len(states), len(PIECES)), -1e4)
+        out[:, self.script[self.place]] = 0.0
+        self.place += 1
+        return out
+
+
+def ids_of(*pieces):
+    return [PIECES.index(p) for p in pieces]
+
+
+@pytest.mark.parametrize(
+    ("strings", "pieces", "kept", "text"),
+    [
+        (("d.",), ["s", "d.", "a"], 2, "s"),  # one token is the string
+        (("end",), ["s", "e", "n", "d", "a"], 4, "s"),  # spans three tokens
+        (("d.",), ["t", "end.a", "b"], 2, "ten"),  # inside a token: the ids keep the whole of it, the text is cut
+        (("n d", "! b"), ["!", " b", "c"], 2, ""),  # a token that begins with a space completes it
+        (("en", "d."), ["b", "en", "d."], 2, "b"),  # the first of several
+        ((" the",), ["a", " ", "the", "b"], 3, "a"),
+        (("zz",), ["a", "z", "b", "z", "a", "c"], 6, "azbzac"),  # never
+    ],
+)
+def test_a_stop_string_ends_the_reply_with_the_whole_last_token_and_the_text_before_it(strings, pieces, kept, text):
+    script = ids_of(*pieces)
+    forced = Forced(script)
+    sampling = Sampling(max_tokens=len(script), stop_strings=strings)
+    (c,) = NativeEngine(forced.policy).generate([[5]], sampling, [0])
+    assert c.action == script[:kept]
+    assert c.end == ("stop" if kept < len(script) or text != "".join(pieces) else "length")
+    assert reply_text(letters(), [5], c.action, sampling) == text
+
+
+def test_the_table_looks_at_every_token_that_could_complete_a_stop_string_and_at_few_others():
+    tokenizer, strings = letters(), ("en", "d.")
+    table = stop_table(tokenizer, strings)
+    completing = {i for i, p in enumerate(PIECES) if any(s in x + p for s in strings for x in ("", "e", "d"))}
+    flagged = set(table.flags.nonzero()[0].tolist())
+    assert completing <= flagged and len(flagged) < len(PIECES) / 2
+    assert stop_table(tokenizer, strings) is table and stop_table(letters(), strings) is not table
+
+
+@pytest.mark.parametrize(
+    ("more", "kept", "text"),
+    [
+        ({}, 2, ""),
+        ({"min_tokens": 3}, 5, "ena"),  # the first came too early: it neither ends the reply nor cuts its text
+        ({"min_tokens": 2}, 2, ""),
+        ({"fixed_length": True}, 6, "enaenb"),
+    ],
+)
+def test_stop_strings_wait_for_the_minimum_length_and_mean_nothing_at_fixed_length(more, kept, text):
+    script = ids_of("e", "n", "a", "e", "n", "b")
+    sampling = Sampling(max_tokens=6, stop_strings=("en",), **more)
+    (c,) = NativeEngine(Forced(script).policy).generate([[5]], sampling, [0])
+    assert (len(c.action), reply_text(letters(), [5], c.action, sampling)) == (kept, text)
+
+
+def test_the_text_leaves_the_stop_token_out_and_keeps_a_leading_space():
+    tokenizer = letters()
+    reply = [*ids_of(" b", "c"), 2]
+    assert reply_text(tokenizer, ids_of("a"), reply, Sampling(stop_tokens=(2,))) == " bc"
+    assert reply_text(tokenizer, ids_of("a"), ids_of("c", "d"), Sampling(stop_tokens=tuple(ids_of("d")))) == "c"
+
+
+# --- transformers' names ----------------------------------------------------------------------------------------------
+
+
+def test_trls_generation_arguments_are_taken_as_they_are():
+    given = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": 2, "max_new_tokens": 32}
+    sampling = from_generation_kwargs(Sampling(max_tokens=7), given)
+    assert sampling == Sampling(max_tokens=32) and sampling.for_training() is sampling
+    learner = Learner(lm(), max_tokens=7)
+    assert {len(r.ids) for r in learner.generate([[4, 5]] * 8, **given | {"eos_token_id": -1})} == {32}
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"max_new_token": 3}, "did you mean 'max_new_tokens'"),
+        ({"temprature": 0.5}, "did you mean 'temperature'"),
+        ({"num_beams": 4}, "num_beams=4 changes the distribution"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"max_length": 20}, "say max_new_tokens"),
+        ({"min_length": 3}, "say min_new_tokens"),
+        ({"max_new_tokens": 0}, "max_tokens=0"),
+        ({"temperature": 0.0}, "top_k=1 is greedy"),
+        ({"min_new_tokens": 99}, "min_tokens=99"),
+    ],
+)
+def test_what_cannot_be_scored_or_is_unknown_is_refused_with_the_nearest(given, what):
+    with pytest.raises(OperantError, match=what):
+        from_generation_kwargs(Sampling(), given)
+
+
+def test_the_names_of_transformers_mean_what_they_say_there():
+    given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "num_return_sequences": 1, "top_k": 5.0}
+    expected = Sampling(min_tokens=2, stop_tokens=(4, 5), temperature=0.7, top_k=5)
+    assert from_generation_kwargs(Sampling(), given) == expected
+    assert from_generation_kwargs(Sampling(), {"do_sample": False}).top_k == 1
+    assert from_generation_kwargs(Sampling(stop_tokens=(9,)), {"eos_token_id": None}).stop_tokens == (9,)
+
+
+# --- decoding and training --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_what_decoding_notes_is_what_the_training_forward_computes(kind):
+    policy = Policy(lm(kind), value=ValueOptions(init="normal", layers=2))
+    sampling = Sampling(max_tokens=8, stop_tokens=(2, 7), temperature=0.8)
+    seen = replies(policy, sampling)
+    assert len(seen) == len(KEYS)
+    notes = [{"logprobs": c.logprobs, "values": c.values, "end": c.end} for c in seen]
+    batch = collate([said(p, c.action, **n) for p, c, n in zip(PROMPTS, seen, notes, strict=True)], [0.0] * len(seen))
+    with torch.no_grad():
+        out = policy.forward(batch, sampling)
+    at = batch.actions
+    assert float((out.logprobs - batch.logprobs)[at].abs().max()) < 1e-4
+    assert float((out.values - batch.values)[at].abs().max()) < 1e-4
+    for row, (prompt, c) in enumerate(zip(PROMPTS, seen, strict=True)):
+        truth = bare_logprobs(policy.model, prompt, c.action, 0.8)
+        assert torch.allclose(out.logprobs[row][at[row]].double(), truth, atol=1e-4)
