@@ -153,9 +153,8 @@ def test_a_bar_at_a_terminal(monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    console = Console(1, samples_every=1, output=out)
-    console.start({})
-    console.total = 100  # known only when the run is built
+    console = Console(output=out)
+    console.start({"steps": 100, "samples_every": 1})
     console.log(12, STEP)
     console.rollouts(12, [{"query": "The film", "reply": " was [bold]fine[/nothing]", "reward": None}])
     console.close()

@@ -1,8 +1,10 @@
 """What a run shows while it runs: a progress bar at a terminal, plain lines elsewhere, and replies now and then.
 
-console = Console(total=100)
-console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
-before_after([("The film was", " bad.", 0.1, " lovely.", 0.9)])
+    console = Console()                    # or Console(total=100)
+    console.start({"steps": 100})
+    console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
+
+`before_after` prints the same queries' replies from before and after training, side by side.
 """
 
 import os
@@ -23,10 +25,17 @@ class Console:
     """A tracker for people. At a terminal the bar moves with every step.
 
     total: steps of the run. every: steps between plain lines. samples_every: steps between sample replies, 0 for none.
+    What is not given, the run's configuration says: `steps`, `samples_every`.
     """
 
     def __init__(
-        self, total: int, *, every: int = 1, samples_every: int = 10, samples: int = 2, output: TextIO | None = None
+        self,
+        total: int = 0,
+        *,
+        every: int = 1,
+        samples_every: int | None = None,
+        samples: int = 2,
+        output: TextIO | None = None,
     ) -> None:
         self.total, self.every, self.samples_every, self.samples = total, max(every, 1), samples_every, samples
         self._output: TextIO = sys.stdout if output is None else output
@@ -35,6 +44,9 @@ class Console:
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Show the bar, at a terminal."""
+        self.total = self.total or int(config.get("steps", 0))
+        if self.samples_every is None:
+            self.samples_every = int(config.get("samples_every", 10))
         if _is_terminal(self._output):
             self._live = _bar(self._output, self.total)
             self._live.start()
