@@ -356,6 +356,11 @@ def test_classifier_is_lazy_and_check_says_what_is_wrong(bert, tmp_path, monkeyp
             rewards.Classifier(str(bert), **bad)
 
 
+def test_loading_draws_no_progress_bar(bert, capfd):
+    check(rewards.Classifier(str(bert)))
+    assert "Loading weights" not in capfd.readouterr().err
+
+
 def test_a_language_model_is_no_classifier(bert, tmp_path):
     from transformers import BertConfig, BertForMaskedLM
 

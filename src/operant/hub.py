@@ -13,7 +13,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def builtin_models() -> list[str]:
 def offline() -> bool:
     """Whether the user has said that there is no Hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "on", "true", "yes")
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Load a model without transformers' progress bar over its weights."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def reach(kind: str, name: str, ask: Callable[[], Any]) -> None:

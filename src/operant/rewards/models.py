@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from operant.hub import find_model
+from operant.hub import find_model, quietly
 from operant.types import OperantError, Rollout
 
 
@@ -72,7 +72,8 @@ class Classifier:
             folder = find_model(self.name)
             options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
             try:
-                model, found = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+                with quietly():
+                    model, found = AutoModelForSequenceClassification.from_pretrained(folder, **options)
                 tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left", padding_side="right")
             except (OSError, ValueError, KeyError, RuntimeError) as error:
                 raise OperantError(f"classifier {self.name!r} cannot be loaded from {folder}: {error}") from error
