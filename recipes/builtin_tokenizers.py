@@ -68,9 +68,7 @@ def train_wordpiece(texts: list[str], size: int, max_length: int) -> PreTrainedT
     tok.decoder = decoders.WordPiece()
     tok.train_from_iterator(
         texts,
-        trainers.WordPieceTrainer(
-            vocab_size=size, special_tokens=special, limit_alphabet=200, show_progress=False
-        ),
+        trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, limit_alphabet=200, show_progress=False),
     )
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -86,6 +84,18 @@ def train_wordpiece(texts: list[str], size: int, max_length: int) -> PreTrainedT
         mask_token="[MASK]",
         model_max_length=max_length,
     )
+
+
+def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """As `save_pretrained`, on one line, and named as every version of transformers knows it."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    compact = json.dumps(json.loads(path.read_text()), ensure_ascii=False, separators=(",", ":"))
+    path.write_text(compact, encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config = {k: v for k, v in config.items() if k not in ("backend", "is_local", "local_files_only")}
+    path.write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
 
 
 def encode(tokenizer, texts: list[str], labels: list[int], path: Path) -> None:
@@ -114,7 +124,7 @@ def main() -> None:
         else:
             tokenizer = train_wordpiece(texts["train"], args.vocab, args.max_length)
             folder = "sentiment-tokenizer"
-        tokenizer.save_pretrained(args.work / folder)
+        save(tokenizer, args.work / folder)
         for split in splits:
             encode(tokenizer, texts[split], splits[split][1], args.work / f"{name}-{split}.npz")
 
