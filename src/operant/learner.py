@@ -9,6 +9,7 @@ The trainer is written with this class; a loop of one's own can be, too.
 """
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -112,7 +113,7 @@ class Learner:
         self.clock: dict[str, float] = {}
 
     def _sampling(self) -> Sampling:
-        sampling = self.options["sampling"].for_training()
+        sampling = _warned(self.options["sampling"].for_training())
         if not sampling.stop_tokens:
             sampling = replace(sampling, stop_tokens=self.policy.stop_tokens)
         gamma = self.options["advantage"].get("gamma", 1.0)
@@ -150,6 +151,8 @@ class Learner:
         Raises: OperantError for an unknown argument (with the nearest), or sampling that cannot be scored exactly.
         """
         sampling = from_generation_kwargs(self.sampling, generation).for_training()
+        if sampling != self.sampling:
+            _warned(sampling)
         self._refuse_untold(sampling)
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
         return self.play(tasks, sampling=sampling)
@@ -360,6 +363,13 @@ def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mappin
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
     return composed
+
+
+def _warned(sampling: Sampling) -> Sampling:
+    """Say what truncation does to the KL that is told and paid."""
+    if sampling.warning() is not None:
+        warnings.warn(sampling.warning(), stacklevel=4)
+    return sampling
 
 
 def _task(query: Any) -> Task:

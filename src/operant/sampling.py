@@ -85,9 +85,8 @@ class Sampling:
     def for_training(self) -> "Sampling":
         """Refuse what would make ratios and KL wrong; returns self."""
         if self.truncates and self.truncation != "stored":
-            names = [f"{n}={getattr(self, n)}" for n in ("top_k", "top_p", "min_p") if getattr(self, n) not in (0, 1)]
             raise OperantError(
-                f"sampling.{', '.join(names)}: truncated sampling gives a biased ratio and a negative KL in training; "
+                f"sampling.{self._cuts()}: truncated sampling gives a biased ratio and a negative KL in training; "
                 "use top_k=0, top_p=1, min_p=0, or truncation='stored' to carry the allowed tokens along"
             )
         return self
@@ -97,9 +96,13 @@ class Sampling:
         if not self.truncates:
             return None
         return (
-            "replies come from a truncated distribution (top_k, top_p or min_p), and KL is measured between the whole "
-            "ones: its estimate is biased and may be negative"
+            f"replies come from a distribution truncated by {self._cuts()}, and KL is measured between the whole ones: "
+            "its estimate is biased and may be negative"
         )
+
+    def _cuts(self) -> str:
+        on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
+        return ", ".join(f"{name}={getattr(self, name)}" for name in on if on[name])
 
     def adjust(self, logits: Tensor, places: Tensor | int) -> Tensor:
         """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32, untruncated."""
