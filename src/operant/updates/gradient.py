@@ -96,7 +96,7 @@ def update(
                 return tally
             _apply(policy, optimizer, options, steering, seen)
             tally.merge(seen)
-        tally.add("update/epochs", 1.0, 0.0)
+        tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     tally.add("update/early_stopped", 0.0)
     return tally
 
@@ -191,7 +191,7 @@ def _apply(
         seen.add("update/grad_norm", norm)
         apply(optimizer, steering)
     loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
-    seen.add("loss/total", loss)
+    seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
     seen.add("policy/skipped_steps", float(refused))
     optimizer.zero_grad()
 
