@@ -19,13 +19,16 @@ Select = Callable[[Tensor], Tensor]
 
 def causal(batch: Batch) -> tuple[dict[str, Tensor], Select]:
     """Arguments for a decoder-only model."""
-    kwargs = {"input_ids": batch.tokens}
-    lengths = batch.mask.sum(1)
-    if not bool((batch.mask == (torch.arange(batch.mask.shape[1], device=lengths.device) < lengths[:, None])).all()):
+    # The last column predicts nothing that is asked for: a state at the very end of the context still has its value.
+    width = batch.tokens.shape[1] - 1
+    tokens, mask = batch.tokens[:, : max(width, 1)], batch.mask[:, : max(width, 1)]
+    kwargs = {"input_ids": tokens}
+    lengths = mask.sum(1)
+    if not bool((mask == (torch.arange(mask.shape[1], device=lengths.device) < lengths[:, None])).all()):
         # Padding on the left: positions start at the first real token. On the right, nothing needs to be said:
         # no token looks ahead, and the default positions are the true ones.
-        kwargs |= {"attention_mask": batch.mask.long(), "position_ids": positions(batch.mask)}
-    return kwargs, lambda hidden: hidden[:, :-1][batch.actions[:, 1:]]
+        kwargs |= {"attention_mask": mask.long(), "position_ids": positions(mask)}
+    return kwargs, lambda hidden: hidden[:, :width][batch.actions[:, 1:]]
 
 
 def encoder_decoder(batch: Batch, start: int) -> tuple[dict[str, Tensor], Select]:
