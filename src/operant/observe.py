@@ -24,6 +24,7 @@ def observe(
 
     `again` makes the pass over the policy also where decoding kept everything.
     """
+    _fits(batch, policy)
     exact = kl.exact if reference is not None else ()
     lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
     if lacking or exact or again or (batch.allowed is not None and batch.raw_logprobs is None):
@@ -111,6 +112,16 @@ def _value_after(policy: Policy, ids: list[int]) -> float:
         bootstrap=torch.zeros(1),
     )
     return float(policy.values(state)[0, -1])
+
+
+def _fits(batch: Batch, policy: Policy) -> None:
+    longest = int(batch.mask.sum(1).max())
+    if policy.context is not None and longest > policy.context:
+        row = int(batch.mask.sum(1).argmax())
+        raise OperantError(
+            f"row {row} has {longest} tokens, query and reply together, and the model's context is {policy.context}: "
+            "shorten them; nothing is cut in silence"
+        )
 
 
 def _finite(batch: Batch) -> None:
