@@ -1,5 +1,6 @@
 """(query, response, score) from anywhere to rollouts: texts, id lists or tensors."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def to_rollouts(
     """
     count = len(queries)
     names = list(range(count)) if episodes is None else [int(e) for e in episodes]
-    paid = [0.0] * count if rewards is None else [float(r) for r in rewards]
+    paid = [0.0] * count if rewards is None else [_number(r, i) for i, r in enumerate(rewards)]
     ahead = [0.0] * count if next_values is None else [float(v) for v in next_values]
     given = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead}
     for what, things in given.items():
@@ -54,6 +55,13 @@ def to_rollouts(
         text = reply_text(tokenizer, turn.prompt, turn.action, sampling) if tokenizer is not None else ""
         held.setdefault(names[i], []).append((turn, text))
     return [_rollout(name, turns, tokenizer) for name, turns in held.items()]
+
+
+def _number(reward: Any, index: int) -> float:
+    number = float("nan") if reward is None else float(reward)
+    if not math.isfinite(number):
+        raise OperantError(f"the reward of turn {index} is {reward}: rewards of turns must be finite numbers")
+    return number
 
 
 def _turn(prompt: list[int], action: list[int], sampling: Sampling, index: int) -> Turn:
