@@ -1,0 +1,319 @@
+"""KL: its gradient against enumeration in float64, its estimate against its definition, and who sets its price."""
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+from rigs import Caught, gap, said
+from toys import bare_logprobs, lm
+
+from operant.batch import collate
+from operant.kl import KLOptions, controller, estimate, loss_term
+from operant.learner import Learner
+from operant.observe import observe
+from operant.policy.heads import ValueOptions
+from operant.policy.logprobs import divergence
+from operant.policy.policy import Policy
+from operant.sampling import Sampling
+from operant.types import OperantError
+from operant.updates.gradient import Objective, UpdateOptions, update
+from operant.updates.optimizer import OptimizerOptions
+
+# --- one token, enumerated (test 10) ----------------------------------------------------------------------------------
+
+KINDS = ["k1", "k2", "k3", "reverse", "forward"]
+
+
+def categorical(seed: int) -> torch.Tensor:
+    return torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def exact_gradient(logits: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.Tensor:
+    """Of sum_v p log(p / q), or of sum_v q log(q / p) for `forward`, written out."""
+    logits = logits.clone().requires_grad_()
+    p, q = logits.softmax(0), ref.softmax(0)
+    kl = (q * (q / p).log()).sum() if kind == "forward" else (p * (p / q).log()).sum()
+    return torch.autograd.grad(kl, logits)[0]
+
+
+def expected_gradient(logits: torch.Tensor, behaviour: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.Tensor:
+    """Of the library's loss term, each of the six tokens weighted by how often the sampler says it."""
+    logits = logits.clone().requires_grad_()
+    p, b, q = logits.log_softmax(0), behaviour.log_softmax(0), ref.log_softmax(0)
+    if kind == "reverse":
+        mean = divergence(p[None], q[None]).sum()
+    elif kind == "forward":
+        mean = divergence(q[None], p[None]).sum()
+    else:
+        mean = (b.exp() * loss_term(kind, p, b, q)).sum()
+    return torch.autograd.grad(mean, logits)[0]
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on-policy", "off-policy"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_expected_gradient_of_every_loss_form_is_that_of_the_kl(kind, off):
+    for seed in range(5):
+        logits, ref = categorical(seed), categorical(50 + seed)
+        behaviour = categorical(99 + seed) if off else logits
+        truth = exact_gradient(logits, ref, kind)
+        assert float((expected_gradient(logits, behaviour, ref, kind) - truth).abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on-policy", "off-policy"])
+def test_plain_k3_has_another_gradient_and_says_so(off):
+    logits, ref = categorical(0), categorical(50)
+    behaviour = categorical(99) if off else logits
+    wrong = expected_gradient(logits, behaviour, ref, "plain_k3")
+    assert gap(wrong, exact_gradient(logits, ref, "k1")) > 0.1
+    if not off:  # its gradient is that of the other KL: sum_v q log(q / p)
+        assert gap(wrong, exact_gradient(logits, ref, "forward")) < 1e-8
+    assert "gradient is not the KL's" in " ".join(loss_term.__doc__.split())
+    assert KLOptions().loss_kind != "plain_k3"
+
+
+def test_what_is_no_kl_is_refused_where_it_would_be_one():
+    with pytest.raises(OperantError, match=r"kl.loss_kind='absolute'.*reward only"):
+        KLOptions(loss_kind="absolute")
+    with pytest.raises(OperantError, match=r"kl.kind='plain_k3'"):
+        KLOptions(kind="plain_k3")
+
+
+# --- through policy and update ----------------------------------------------------------------------------------------
+
+V, PROMPT, T = 6, [3, 4], 0.8
+SPOKEN = Sampling(max_tokens=1, fixed_length=True, temperature=T)
+
+
+def small(seed: int):
+    return lm(vocab=V, seed=seed, spread=0.35)
+
+
+def flat(model) -> torch.Tensor:
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+
+
+def true_gradient(kind: str) -> torch.Tensor:
+    """Of the KL at the prompt between two models, both at temperature 0.8, by bare forwards in float64."""
+    model, ref = small(0).double(), small(1).double()
+    p, q = ((m(torch.tensor([PROMPT])).logits[0, -1] / T).log_softmax(0) for m in (model, ref))
+    q = q.detach()
+    ((q.exp() * (q - p)).sum() if kind == "forward" else (p.exp() * (p - q)).sum()).backward()
+    return flat(model)
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["on-policy", "off-policy"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_update_has_the_gradient_of_the_kl_at_the_state(kind, off):
+    """Six updates, each on one of the six possible replies, weighted by the sampler's own probabilities."""
+    policy, reference, sampler = Policy(small(0)), Policy(small(1)), small(2) if off else small(0)
+    options = KLOptions(coef=0.0, loss_coef=1.0, loss_kind=kind)
+    nothing = Objective(lambda out, batch: {"loss": 0.0 * out.logprobs}, kl=options, reference=reference)
+    total = 0.0
+    for token in range(V):
+        told = bare_logprobs(sampler, PROMPT, [token], T)
+        batch = collate([said(PROMPT, [token], logprobs=told.tolist())], [0.0])
+        batch = observe(batch, policy, reference, SPOKEN, options)
+        optimizer, steering = Caught(policy.model.parameters()), OptimizerOptions(max_grad_norm=None)
+        update(policy, optimizer, batch, nothing, options=UpdateOptions(epochs=1), steering=steering, sampling=SPOKEN)
+        total = total + float(told.exp()) * optimizer.gradients[0]
+    assert gap(total, true_gradient(kind)) < 1e-4
+
+
+def stepped(replies, **options) -> list[tuple[dict, torch.Tensor]]:
+    """One step of a learner that pays nothing but KL, on each of the replies alone; metrics and gradient."""
+    learner = Learner(
+        Policy(small(0), value=ValueOptions()),
+        reference=Policy(small(1)),
+        epochs=1,
+        fixed_length=True,
+        temperature=T,
+        **{"advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0, "max_grad_norm": None}
+        | options,
+    )
+    found = []
+    for reply in replies:
+        learner.optimizer = Caught(learner.policy.model.parameters())
+        metrics = learner.step([PROMPT], [torch.tensor(reply)], [0.0])
+        found.append((metrics, learner.optimizer.gradients[0]))
+    return found
+
+
+@pytest.mark.parametrize(("coef", "loss_coef"), [(0.2, 0.0), (0.0, 0.3), (0.2, 0.3)])
+def test_kl_is_paid_once_and_twice_only_with_two_coefficients(coef, loss_coef):
+    """One token, enumerated: the gradient is (coef + loss_coef) times that of the KL."""
+    replies = [[v] for v in range(V)]
+    steps = stepped(replies, max_tokens=1, **{"kl.coef": coef, "kl.loss_coef": loss_coef})
+    probs = [float(bare_logprobs(small(0), PROMPT, r, T).exp()) for r in replies]
+    mean = sum(p * g for p, (_, g) in zip(probs, steps, strict=True))
+    assert gap(mean, (coef + loss_coef) * true_gradient("reverse")) < 1e-4
+
+
+def whole_reply_gradient() -> torch.Tensor:
+    """Of sum over the 36 replies of two tokens of P(y) log(P(y) / Q(y)), by bare forwards in float64."""
+    model, ref = small(0).double(), small(1).double()
+
+    def said_by(m) -> torch.Tensor:
+        rows = torch.tensor([[*PROMPT, *y] for y in product(range(V), repeat=2)])
+        scores = (m(rows).logits / T).log_softmax(-1)
+        return scores[:, 1].gather(1, rows[:, 2:3])[:, 0] + scores[:, 2].gather(1, rows[:, 3:4])[:, 0]
+
+    p, q = said_by(model), said_by(ref).detach()
+    (p.exp() * (p - q)).sum().backward()
+    return flat(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "right"),
+    [
+        ({"kl.coef": 0.2, "kl.loss_coef": 0.0, "advantage.gamma": 1.0}, True),
+        ({"kl.coef": 0.2, "kl.loss_coef": 0.0, "advantage.gamma": 0.5}, False),
+        ({"kl.coef": 0.0, "kl.loss_coef": 0.2, "kl.loss_kind": "k1"}, False),
+    ],
+    ids=["reward, gamma 1", "reward, gamma 0.5", "loss"],
+)
+def test_only_the_reward_form_has_the_gradient_of_the_whole_replys_kl(options, right):
+    """Two tokens, enumerated over 36 replies: what the second state costs comes back to the first token, or not."""
+    replies = [list(y) for y in product(range(V), repeat=2)]
+    steps = stepped(replies, max_tokens=2, **options)
+    probs = [float(bare_logprobs(small(0), PROMPT, y, T).sum().exp()) for y in replies]
+    mean = sum(p * 2 * g for p, (_, g) in zip(probs, steps, strict=True))  # a mean over two tokens, so twice
+    error = gap(mean, 0.2 * whole_reply_gradient())
+    assert error < 1e-4 if right else error > 0.005
+
+
+# --- the number that is told (test 11) --------------------------------------------------------------------------------
+
+
+P = torch.tensor([0.40, 0.30, 0.10, 0.10, 0.05, 0.05], dtype=torch.float64)
+Q = torch.tensor([0.45, 0.35, 0.05, 0.05, 0.05, 0.05], dtype=torch.float64)
+
+
+def mean_k1(sampling: Sampling) -> float:
+    """Exact expectation of the library's k1 over what can be drawn."""
+    kept = sampling.kept(P.log()[None].float())
+    drawn = P if kept is None else P * kept[0] / (P * kept[0]).sum()
+    return float((drawn * estimate("k1", P.log(), Q.log())).sum())
+
+
+def test_k1_is_a_kl_where_sampling_is_pure_and_a_warning_names_what_is_not():
+    assert mean_k1(Sampling()) == pytest.approx(float((P * (P / Q).log()).sum())) == pytest.approx(0.04527, abs=1e-5)
+    assert Sampling().warning() is None and Sampling(temperature=0.5, min_tokens=3).warning() is None
+    for name, value in {"top_k": 2, "top_p": 0.6, "min_p": 0.5}.items():
+        sampling = Sampling(**{name: value})
+        assert mean_k1(sampling) < -0.1  # the two likeliest tokens are likelier still under the reference
+        assert f"{name}={value}" in sampling.warning() and "negative" in sampling.warning()
+
+
+def test_a_learner_with_truncated_sampling_warns_of_its_kl():
+    with pytest.warns(UserWarning, match="top_k=4"):
+        Learner(lm(), top_k=4, truncation="stored")
+
+
+KL_OF = {
+    "k1": lambda d: d,
+    "k2": lambda d: d**2 / 2,
+    "k3": lambda d: (-d).exp() - 1 + d,
+    "absolute": lambda d: d.abs(),
+}
+
+
+@pytest.mark.parametrize("kind", [*KL_OF, "reverse", "forward"])
+def test_the_kl_that_is_told_is_the_kl_that_is_paid(kind):
+    """Both by hand from two bare models; for k1 the two are one number. Replies of unequal length, temperature 0.8."""
+    model, ref = lm(), lm(seed=1)
+    learner = Learner(
+        Policy(model, value=ValueOptions()),
+        reference=Policy(ref),
+        lr=0.0,
+        max_tokens=7,
+        temperature=T,
+        **{"kl.coef": 0.3, "kl.kind": kind, "stop_tokens": (2, 4, 6, 8), "epochs": 1},
+    )
+    replies = learner.generate([[5, 6, 7], [8], [9, 10], [11, 3, 3, 3]] * 3)
+    assert len({len(r.ids) for r in replies}) > 2
+    k1, paid = [], []
+    for r in replies:
+        prompt, ids = r.turns[0].prompt, r.ids
+        d = bare_logprobs(model, prompt, ids, T) - bare_logprobs(ref, prompt, ids, T)
+        k1.append(float(d.sum()))
+        paid.append(float(KL_OF[kind](d).sum()) if kind in KL_OF else whole_kl(model, ref, prompt, ids, kind))
+    metrics = learner.step(replies, [1.0] * 12)
+    assert metrics["kl/per_reply"] == pytest.approx(sum(k1) / 12, abs=1e-4)
+    assert metrics["kl/per_token"] == pytest.approx(sum(k1) / sum(len(r.ids) for r in replies), abs=1e-4)
+    assert metrics["kl/paid"] == pytest.approx(sum(paid) / 12, rel=1e-4)
+    assert metrics["reward/kl_penalty"] == pytest.approx(0.3 * sum(paid) / 12, rel=1e-4)
+    assert metrics["reward/return"] == pytest.approx(1 - 0.3 * sum(paid) / 12, rel=1e-4)
+
+
+def whole_kl(model, ref, prompt: list[int], ids: list[int], kind: str) -> float:
+    """The exact divergences of a reply's states, over the vocabulary."""
+    with torch.no_grad():
+        rows = torch.tensor([prompt + ids])
+        p, q = ((m(rows).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1) for m in (model, ref))
+    return float((p.exp() * (p - q)).sum() if kind == "reverse" else (q.exp() * (q - p)).sum())
+
+
+# --- who sets the price -----------------------------------------------------------------------------------------------
+
+
+def coefs(options: KLOptions, measured: list[tuple[float, float]], replies: int = 100) -> list[float]:
+    rule, out = controller(options), []
+    for step, (per_reply, per_token) in enumerate(measured):
+        rule.update(per_reply, per_token, replies, (step + 1) / len(measured))
+        out.append(rule.coef)
+    return out
+
+
+def test_controllers_by_hand():
+    measured = [(12.0, 0.0), (6.3, 0.3), (3.0, 0.102)]
+    # 100 replies of 10,000: at most 0.2 % a step; 6.3 is 5 % above the target of 6.
+    ziegler = [0.1 * 1.002, 0.1 * 1.002 * 1.0005, 0.1 * 1.002 * 1.0005 * 0.998]
+    assert coefs(KLOptions(control="adaptive"), measured) == pytest.approx(ziegler)
+    # Of each error, held within 20 %, a tenth: -20 %, +20 %, +2 %.
+    rl4lms = [0.1 * 0.98, 0.1 * 0.98 * 1.02, 0.1 * 0.98 * 1.02 * 1.002]
+    assert coefs(KLOptions(control="per_token", target=0.1), measured) == pytest.approx(rl4lms)
+    assert coefs(KLOptions(control="linear", end_coef=0.4), measured) == pytest.approx([0.2, 0.3, 0.4])
+    assert coefs(KLOptions(), measured) == [0.1] * 3
+
+
+def test_controllers_go_on_where_they_were():
+    options = KLOptions(control="adaptive", horizon=1000)
+    first = controller(options)
+    first.update(12.0, 1.0, 100, 0.1)
+    second = controller(options)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for rule in (first, second):
+        rule.update(3.0, 1.0, 100, 0.2)
+    assert second.coef == first.coef != options.coef
+
+
+REWARDS = torch.tensor([0.0, 1.0, 2.0, 0.5, -1.0, 1.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("start", [0.2, 5.0])
+def test_the_adaptive_controller_finds_the_price_of_its_target(start):
+    """From a fifth and from five times the right price, the exact KL comes within 20 % of its target, and stays.
+
+    A policy of six tokens climbs reward - price * k1 on 64 sampled replies a step. The right price is known: the best
+    policy at price c is q exp(r / c), and the target is its KL.
+    """
+    right, ref = 0.7, Q.log()
+    best = (ref + REWARDS / right).softmax(0)
+    target = float((best * (best / Q).log()).sum())
+    rule = controller(KLOptions(coef=start * right, control="adaptive", target=target, horizon=1000))
+    logits, draw, seen = ref.clone().requires_grad_(), torch.Generator().manual_seed(0), []
+    for _ in range(600):
+        logprobs = logits.log_softmax(0)
+        replies = torch.multinomial(logprobs.detach().exp(), 64, replacement=True, generator=draw)
+        k1 = estimate("k1", logprobs.detach(), ref)[replies]
+        paid = REWARDS[replies] - rule.coef * k1
+        ((paid - paid.mean()) * logprobs[replies]).mean().backward()
+        with torch.no_grad():
+            logits += 0.5 * logits.grad
+            logits.grad = None
+        rule.update(float(k1.mean()), 0.0, 64, 0.0)
+        seen.append(float((logprobs.exp() * (logprobs - ref)).sum().detach()))
+    assert max(abs(kl / target - 1) for kl in seen[40:120]) > 0.3  # at first the price is wrong, and the policy follows
+    assert all(abs(kl / target - 1) < 0.2 for kl in [sum(seen[i : i + 50]) / 50 for i in (400, 450, 500, 550)])
+    assert rule.coef == pytest.approx(right, rel=0.3)
