@@ -26,7 +26,8 @@ LEVELS = [
     "build",
     "trainer label doctor",
     "commands",
-    "cli __main__",
+    "cli",
+    "__main__",
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms.split()}
 EXTRAS = """vaderSentiment datasets peft accelerate wandb tensorboard trackio mlflow vllm ray deepspeed textworld
