@@ -23,12 +23,12 @@ def train(arguments: Sequence[str]) -> int:
     from operant.tracking.console import Console
     from operant.trainer import runs
 
-    run, shown = None, Console(1)
+    run, told = None, False
     recipe = words[0] if words else None
     place = resume or out or _name(recipe)
-    for run in runs(place, recipe=recipe, resume=bool(resume), trackers=[shown], **options):
-        if not run.metrics or shown.total == 1:
-            shown.total, shown.samples_every = run.config.train.steps, run.config.train.samples_every
+    for run in runs(place, recipe=recipe, resume=bool(resume), trackers=[Console()], **options):
+        if not told:
+            told = True
             print(f"{run.path}: {_sentence(run)}", flush=True)
     _tell_end(run)
     return 0

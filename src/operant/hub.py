@@ -54,7 +54,7 @@ def offline() -> bool:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Load a model without transformers' progress bar over its weights."""
+    """Load or save a model without transformers' progress bars."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

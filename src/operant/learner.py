@@ -28,7 +28,6 @@ from operant.observe import bootstrap, observe, pay
 from operant.options import compose, defaults, names, resolve
 from operant.policy.heads import ValueOptions
 from operant.policy.loading import load_policy
-from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
 from operant.rollout import play
@@ -111,6 +110,8 @@ class Learner:
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
         self.clock: dict[str, float] = {}
+        self.learnt: tuple[Batch, list[int]] | None = None
+        """The last step's batch, and which rollouts it was made of."""
 
     def _sampling(self) -> Sampling:
         sampling = _warned(self.options["sampling"].for_training())
@@ -203,7 +204,9 @@ class Learner:
         """
         if scores is None:
             if episodes is not None or next_values is not None or generation is not None:
-                raise OperantError("episodes, next_values and generation go with triplets: step(queries, responses, scores)")
+                raise OperantError(
+                    "episodes, next_values and generation go with triplets: step(queries, responses, scores)"
+                )
             return self.learn(list(first), list(second), getattr(self, "spoken", self.sampling))
         sampling = from_generation_kwargs(self.sampling, generation or {})
         told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
@@ -221,6 +224,7 @@ class Learner:
             raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
         sampling, options = sampling or self.sampling, self.options
         kept, used, tally = self._scores(rollouts, scores, world)
+        places = {id(r): i for i, r in enumerate(rollouts)}
         with self.timing("observe"):
             batch = collate(kept, used, joined=not self.policy.encoder_decoder)
             batch = self._observe(batch, kept, sampling)
@@ -235,6 +239,7 @@ class Learner:
         set_rate(self.optimizer, lr)
         with self.timing("update"):
             tally.merge(self._update(batch, sampling))
+        self.learnt = batch, [places[id(r)] for r in kept]
         metrics = measure.finish(distributed.pool(tally).result())
         self._follow(metrics, progress)
         return self._told(metrics, coef, lr)
@@ -251,7 +256,9 @@ class Learner:
         if self.own.on_length == "drop":
             pairs = [(r, s) for r, s in pairs if r.turns[-1].end != "length"]
         if not pairs:
-            raise OperantError("no reply is left to learn from: the reward abstained on all, or on_length='drop' took them")
+            raise OperantError(
+                "no reply is left to learn from: the reward abstained on all, or on_length='drop' took them"
+            )
         kept, used = [r for r, _ in pairs], [s for _, s in pairs]
         after = [sum(s) if isinstance(s, list) else s for s in used]
         if world:
@@ -263,9 +270,7 @@ class Learner:
         micro = self.options["update"].micro_tokens
         if batch.values is None and not self.policy.has_values:
             batch = batch.with_(values=None)
-        batch = observe(
-            batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=self.own.rescore
-        )
+        batch = observe(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=self.own.rescore)
         if self.policy.has_values:
             batch = bootstrap(batch, rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
         return batch

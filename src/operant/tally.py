@@ -1,10 +1,10 @@
 """Metrics as sums and counts, so that pooling over minibatches, steps and ranks is exact.
 
-    tally = Tally()
-    tally.mean("reward/mean", scores)            # every value counts once
-    tally.add("policy/clip_fraction", 12.0, 480)  # a sum and how many it is over
-    tally.extreme("policy/ratio_max", 1.31)
-    tally.result()                                # {"reward/mean": ..., ...}
+tally = Tally()
+tally.mean("reward/mean", scores)            # every value counts once
+tally.add("policy/clip_fraction", 12.0, 480)  # a sum and how many it is over
+tally.extreme("policy/ratio_max", 1.31)
+tally.result()                                # {"reward/mean": ..., ...}
 """
 
 from collections.abc import Iterable

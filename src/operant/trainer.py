@@ -6,10 +6,11 @@
     for metrics in steps(...): ...          # the same, a step at a time
 
 A step changes the run as a whole or not at all: where a reward fails, the state from before the step is saved, and
-`resume` plays that step again.
+`resume` plays that step again. Where the update itself fails, the last checkpoint stands.
 """
 
 import json
+import shutil
 import signal
 import threading
 import time
@@ -68,7 +69,7 @@ class Run:
             rollouts = learner.play([task for task in picked for _ in range(train.samples)])
             with learner.timing("reward"):
                 judged = judge(self.built.reward, self._seen(rollouts))
-        except (OperantError, KeyboardInterrupt):
+        except OperantError:
             self.state.restore(before)
             self.save()
             raise
@@ -83,7 +84,8 @@ class Run:
 
     def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
         begun, step = time.perf_counter(), int(metrics["step"])
-        self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts))
+        batch, learned = self.learner.learnt or (None, None)
+        self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts, batch, learned))
         every = self.config.train.evaluate_every
         if every and step % every == 0 and step < self.config.train.steps:
             metrics |= self._told(self.evaluate())
@@ -202,8 +204,14 @@ def runs(
     """The run itself, handed out before the first step, after every step, and when it is done."""
     out = Path(out or f"runs/{recipe or 'run'}")
     config = configure(_stored(out, given) | given if resume else given, recipe)
-    built = build(config, tokenizer=tokenizer, env=env)
     folder = RunFolder.open(out) if resume else RunFolder.create(out, as_mapping(config))
+    try:
+        built = build(config, tokenizer=tokenizer, env=env)
+    except BaseException:
+        folder.close()
+        if not resume:  # nothing has happened in it yet
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     run = Run(config, built, folder, Trackers(folder, trackers or [], say=folder.say))
     with folder, _signals(run):
         yield from _loop(run, resume)

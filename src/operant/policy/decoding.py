@@ -1,8 +1,8 @@
 """Decoding state: prompts that were read once, and the cache that grows with every token.
 
-    decoding = policy.prefill(prompts)      # .states [B, D]: the state before the first token of each reply
-    decoding.step(ids)                      # feeds one token a row; .states moves on
-    decoding.keep(rows)                     # finished replies leave; nothing is computed for them any more
+decoding = policy.prefill(prompts)      # .states [B, D]: the state before the first token of each reply
+decoding.step(ids)                      # feeds one token a row; .states moves on
+decoding.keep(rows)                     # finished replies leave; nothing is computed for them any more
 """
 
 from typing import TYPE_CHECKING, Any

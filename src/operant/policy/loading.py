@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from operant.hub import find_model
+from operant.hub import find_model, quietly
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.types import OperantError
@@ -37,7 +37,8 @@ def _model(folder: Path) -> torch.nn.Module:
     try:
         config = AutoConfig.from_pretrained(folder)
         auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
-        model, notes = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        with quietly():
+            model, notes = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise OperantError(f"{folder} does not load as a language model: {reason}") from error
@@ -91,7 +92,8 @@ def _critic_network(model: torch.nn.Module, value: ValueOptions, saved: Path | N
 def export(policy: Policy, folder: str | Path) -> Path:
     """Write a plain transformers folder that bare `from_pretrained` loads, and the critic beside it."""
     folder = Path(folder)
-    policy.model.save_pretrained(folder)
+    with quietly():
+        policy.model.save_pretrained(folder)
     if policy.tokenizer is not None:
         policy.tokenizer.save_pretrained(folder)
     if policy.has_values:
@@ -108,7 +110,8 @@ def _save_critic(policy: Policy, folder: Path) -> None:
     options = asdict(owner.value_options)
     (folder / "critic.json").write_text(json.dumps(options, indent=1), encoding="utf-8")
     if policy.critic is not None:
-        policy.critic.model.save_pretrained(folder / "network")
+        with quietly():
+            policy.critic.model.save_pretrained(folder / "network")
 
 
 def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:

@@ -83,7 +83,16 @@ def score(
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
-        arguments = (head, states[part], ids[part], places[part], sampling, _cut(allowed, part), other, entropy_gradient)
+        arguments = (
+            head,
+            states[part],
+            ids[part],
+            places[part],
+            sampling,
+            _cut(allowed, part),
+            other,
+            entropy_gradient,
+        )
         if len(ids) > size and torch.is_grad_enabled():
             pieces.append(checkpoint(_score, *arguments, use_reentrant=False))
         else:

@@ -214,5 +214,3 @@ def _at_actions(batch: Batch) -> tuple[Tensor, Tensor] | None:
     ids, offsets = batch.allowed
     lengths = offsets.diff()[batch.actions.flatten().cpu()]
     return ids, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-
-

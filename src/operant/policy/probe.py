@@ -111,7 +111,9 @@ def _cached(policy: "Policy", row: list[int]) -> Tensor:
 def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
     """Explain the model's logits by the states that entered its head."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
-    cap, divide, times = (getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale"))
+    cap, divide, times = (
+        getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    )
     candidates: list[Callable[[Tensor], Tensor]] = [lambda logits: logits]
     if isinstance(cap, (int, float)) and cap:
         candidates.append(lambda logits: torch.tanh(logits / cap) * cap)

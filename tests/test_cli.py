@@ -1,0 +1,149 @@
+"""The command line: what a user types, and what a wrong word gets: a sentence, exit code 2, no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from toys import letters, lm
+
+from operant.cli import main
+from operant.commands import parse
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny language model with its tokenizer, as a plain transformers folder."""
+    tokenizer = letters()
+    lm("gpt2", vocab=len(tokenizer), spread=0.02).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
+    return tmp_path
+
+
+def arguments(folder, *more):
+    return [
+        *("train", "letters", "--policy", str(folder / "model"), "--tasks", str(folder / "tasks.txt")),
+        *("--evaluate", str(folder / "tasks.txt"), "--steps", "2", "--batch", "4", "--max-tokens", "6"),
+        *("--minibatch", "2", "--out", str(folder / "run"), *more),
+    ]
+
+
+def test_a_run_leaves_all_that_it_promises(folder, capsys):
+    assert main(arguments(folder)) == 0
+    said = capsys.readouterr().out
+    assert "step 2/2" in said and "held-out tasks" in said and "report.html" in said
+    run = folder / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    wanted = "reward/mean reward/std reward/kl_penalty reward/return kl/per_reply kl/paid kl/coef policy/entropy"
+    wanted += " policy/clip_fraction value/explained_variance rollout/logprob_gap time/step time/generate time/update"
+    assert not set(f"step {wanted} tokens/per_second".split()) - set(lines[0])
+    assert sorted(p.name for p in (run / "rollouts").iterdir()) == ["step-00001.parquet", "step-00002.parquet"]
+    for name in ("config.yaml", "report.html", "evaluation.json", "export/model.safetensors", "export/critic"):
+        assert (run / name).exists(), name
+    assert main(arguments(folder)) == 0
+    assert (folder / "run-2/report.html").exists()
+
+
+def test_talking_to_the_result(folder, capsys):
+    assert main(arguments(folder)) == 0
+    capsys.readouterr()
+    assert main(["generate", str(folder / "run"), "--prompt", "ab", "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("ab")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trian"], "did you mean 'train'"),
+        (["train", "sentimant"], "did you mean 'sentiment'"),
+        (["train", "letters", "--kl.ceof", "0.1"], "did you mean 'kl.coef'"),
+        (["train", "letters", "--setps", "3"], "did you mean 'steps'"),
+        (["train", "letters", "--steps", "many"], "steps='many'"),
+        (["train", "letters", "--steps", "0"], "steps=0"),
+        (["train", "letters", "--kl.coef", "-1"], "kl.coef=-1.0"),
+        (["train", "letters", "--clip", "0.1"], "ambiguous"),
+        (["train", "letters", "--top-p", "0.9"], "truncation='stored'"),
+        (["train", "letters", "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["train", "letters", "--policy", "./nowhere"], "nowhere"),
+        (["train", "letters", "--reward", "lettres:e"], "letters"),
+        (["train", "letters", "--reward", "nomodule:f"], "nomodule"),
+        (["train", "letters", "--preset", "tlr"], "did you mean 'trl'"),
+        (["train", "letters", "--algorithm", "pppo"], "did you mean 'ppo'"),
+        (["train", "--resume", "nowhere"], "nowhere"),
+        (["train", "letters", "extra"], "one word too many"),
+        (["train"], "say what to train"),
+        (["generate"], "say which run"),
+        (["generate", "nowhere/at/all"], "nowhere/at/all"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_wrong_word_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and "Traceback" not in error
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "sentence"),
+    [
+        ("", [], "empty list of tasks"),
+        ("a" * 500, [], "context"),
+        ("ab", ["--reference", "other"], "vocabulary"),
+    ],
+)
+def test_wrong_data_gets_a_sentence(content, more, sentence, folder, capsys):
+    (folder / "tasks.txt").write_text(content, encoding="utf-8")
+    if "other" in more:
+        lm("gpt2", vocab=17).save_pretrained(folder / "other")
+        more = ["--reference", str(folder / "other")]
+    assert main(arguments(folder, *more)) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (folder / "run").exists()
+
+
+def test_a_file_where_the_run_should_be(folder, capsys):
+    (folder / "place").write_text("", encoding="utf-8")
+    assert main([*arguments(folder)[:-2], "--out", f"{folder}/place/run"]) == 2
+    assert "place" in capsys.readouterr().err
+
+
+def test_words_and_options_are_told_apart():
+    assert parse(["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"]) == (
+        ["a"],
+        {"x": "1", "y": "2", "z": True, "w_v": "-1"},
+    )
+    assert parse(["--reward", "{letters:e: 1.0, 'length:5': 0.5}"])[1]["reward"] == {"letters:e": 1.0, "length:5": 0.5}
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    script = "import sys; from operant.cli import main; main(['--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "operant train RECIPE" in done.stdout and done.stdout.endswith("False\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_an_interrupt_ends_after_the_step_and_resume_goes_on(folder, capsys):
+    words = [sys.executable, "-m", "operant", *arguments(folder)]
+    words[words.index("--steps") + 1] = "400"
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = folder / "run/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= 2):
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert f"operant train --resume {folder / 'run'}" in said and "Traceback" not in said
+    done = metrics.read_text(encoding="utf-8").count("\n")
+    assert main(["train", "--resume", str(folder / "run"), "--steps", str(done + 2)]) == 0
+    steps = [json.loads(line)["step"] for line in metrics.read_text(encoding="utf-8").splitlines()]
+    assert steps == list(range(1, done + 3))

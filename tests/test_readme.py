@@ -1,0 +1,33 @@
+"""Every snippet of the README runs, in order, in one namespace; its commands are commands that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from operant.commands import parse
+from operant.config import configure
+from operant.hub import builtin_models
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif("reviews-lm" not in builtin_models(), reason="the built-in model is not in this checkout")
+def test_the_python_snippets_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    snippets = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(snippets) == 5
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), names)
+    assert (tmp_path / "runs/cheerful/report.html").exists()
+    assert names["metrics"]["step"] == 1
+
+
+def test_the_train_commands_are_understood():
+    lines = [line.split("#")[0].split() for line in README.splitlines() if line.startswith("operant train ")]
+    assert len(lines) >= 5
+    for words in lines:
+        recipe, options = parse(words[2:])
+        if "resume" not in options and "help" not in options:
+            assert configure(options, recipe[0]).train.steps > 0
