@@ -55,9 +55,7 @@ class TrainOptions:
             if getattr(self, name) < least:
                 raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
         if self.batch % self.samples:
-            raise OperantError(
-                f"batch={self.batch} is not a multiple of samples={self.samples}: each prompt is answered so often"
-            )
+            raise OperantError(f"batch={self.batch} is no multiple of samples={self.samples}, replies a prompt")
         if self.checkpoint_minutes < 0:
             raise OperantError(f"checkpoint_minutes={self.checkpoint_minutes}: it must be at least 0")
 

@@ -39,7 +39,7 @@ def totals(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:
 def divergence(
     rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling, micro_tokens: int = 8192
 ) -> float:
-    """Mean over replies of the summed log-ratio to the reference, in nats: log-probs are those that were sampled with."""
+    """Mean over replies of the summed log-ratio to the reference, in nats."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder)
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:

@@ -2,15 +2,15 @@
 
 At a sampled token, d = log policy - log reference, both scaled by the temperature and untruncated.
 
-| kind     | per token                | in the reward | in the loss                                                     |
-|----------|--------------------------|---------------|-----------------------------------------------------------------|
-| k1       | d                        | yes           | ratio * d: the exact gradient of the state's KL in expectation  |
-| k2       | d^2 / 2 (TRL's `mse`)    | yes           | detached ratio * d^2 / 2                                        |
-| k3       | exp(-d) - 1 + d          | yes           | ratio * (exp(-d) - 1 + d)                                       |
-| absolute | |d| (no KL estimator)    | yes           | refused                                                         |
-| reverse  | sum_v p log(p / q)       | yes           | as it is                                                        |
-| forward  | sum_v q log(q / p)       | yes           | as it is                                                        |
-| plain_k3 | exp(-d) - 1 + d          | refused       | without the ratio: GRPO as published; its gradient is not KL's  |
+| kind     | per token                | in the reward | in the loss |
+|----------|--------------------------|---------------|----------------------------------------------------------------|
+| k1       | d                        | yes           | ratio * d: the exact gradient of the state's KL in expectation |
+| k2       | d^2 / 2 (TRL's `mse`)    | yes           | detached ratio * d^2 / 2 |
+| k3       | exp(-d) - 1 + d          | yes           | ratio * (exp(-d) - 1 + d) |
+| absolute | |d| (no KL estimator)    | yes           | refused |
+| reverse  | sum_v p log(p / q)       | yes           | as it is |
+| forward  | sum_v q log(q / p)       | yes           | as it is |
+| plain_k3 | exp(-d) - 1 + d          | refused       | without the ratio: GRPO as published; its gradient is not KL's |
 
 Estimators: http://joschu.net/blog/kl-approx.html; gradients: arXiv:2506.09477.
 """

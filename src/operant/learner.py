@@ -74,7 +74,7 @@ class Learner:
     """A policy, its critic and its reference, and everything that changes while they learn.
 
     `policy`: a name, a transformers model (with `tokenizer`), or a Policy. `reference`: "copy" (a frozen snapshot),
-    None (no KL), a name or a Policy. Options by name, as on the command line: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`.
+    None (no KL), a name or a Policy. Options by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`.
     Raises: OperantError for an unknown or impossible option, before any model loads.
     """
 
@@ -120,8 +120,8 @@ class Learner:
         gamma = self.options["advantage"].get("gamma", 1.0)
         if self.own.on_length == "bootstrap" and sampling.fixed_length and gamma == 1:
             raise OperantError(
-                "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the value "
-                "of an endless reply; use gamma below 1, or on_length='ended'"
+                "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "
+                "value of an endless reply; use gamma below 1, or on_length='ended'"
             )
         if self.own.on_length == "penalty" and self.options["score"].missing_stop is None:
             raise OperantError("on_length='penalty' needs score.missing_stop: say what such a reply gets")
@@ -204,9 +204,7 @@ class Learner:
         """
         if scores is None:
             if episodes is not None or next_values is not None or generation is not None:
-                raise OperantError(
-                    "episodes, next_values and generation go with triplets: step(queries, responses, scores)"
-                )
+                raise OperantError("episodes, next_values and generation go with step(queries, responses, scores)")
             return self.learn(list(first), list(second), getattr(self, "spoken", self.sampling))
         sampling = from_generation_kwargs(self.sampling, generation or {})
         told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
@@ -256,9 +254,7 @@ class Learner:
         if self.own.on_length == "drop":
             pairs = [(r, s) for r, s in pairs if r.turns[-1].end != "length"]
         if not pairs:
-            raise OperantError(
-                "no reply is left to learn from: the reward abstained on all, or on_length='drop' took them"
-            )
+            raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
         kept, used = [r for r, _ in pairs], [s for _, s in pairs]
         after = [sum(s) if isinstance(s, list) else s for s in used]
         if world:

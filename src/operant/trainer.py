@@ -2,7 +2,7 @@
 
     tasks -> play -> judge -> collate -> observe -> advantage -> update -> sync -> track
 
-    run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builtin:sentiment", out="runs/x", steps=50)
+    run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builtin:sentiment", steps=50)
     for metrics in steps(...): ...          # the same, a step at a time
 
 A step changes the run as a whole or not at all: where a reward fails, the state from before the step is saved, and
@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +168,7 @@ def train(
     scores. `resume=True` goes on with the run in `out`. Ctrl-C ends after the step, and saves.
     Raises: OperantError for whatever the user can mend.
     """
-    run = None
-    for run in runs(out, **_given(policy, tasks, reward, algorithm), **given):
-        pass
-    assert run is not None
+    *_, run = runs(out, **_given(policy, tasks, reward, algorithm), **given)
     return run
 
 
@@ -211,6 +208,8 @@ def runs(
         folder.close()
         if not resume:  # nothing has happened in it yet
             shutil.rmtree(folder.path, ignore_errors=True)
+            with suppress(OSError):
+                folder.path.parent.rmdir()  # succeeds where nothing else lies there
         raise
     run = Run(config, built, folder, Trackers(folder, trackers or [], say=folder.say))
     with folder, _signals(run):

@@ -15,7 +15,7 @@ class ValueOptions:
     layers: int = 1
     """1: linear. 2: Linear, ReLU, Linear with twice the width."""
     init: str = "zero"
-    """zero | torch (nn.Linear's own, TRL's default) | normal (std 0.2) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
+    """zero | torch (nn.Linear's own, as TRL's) | normal (std 0.2) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
     detach: bool = False
     """Keep the value loss out of the language model's weights."""
     critic: str | None = None

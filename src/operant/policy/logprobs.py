@@ -5,6 +5,7 @@ rather than kept, as soon as there is more than one.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -75,8 +76,8 @@ def score(
 ) -> dict[str, Tensor]:
     """What is known of chosen tokens `ids` [N] in `states` [N, D]: named tensors [N], float32.
 
-    `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens that could be
-    drawn. `against`: the head and states of another model, for the exact `reverse` and `forward` divergences.
+    `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
+    that could be drawn. `against`: the head and states of another model, for the exact `reverse` and `forward` divergences.
     """
     size = max(1, budget // vocabulary)
     pieces = []
@@ -156,4 +157,4 @@ def _cut(allowed: tuple[Tensor, Tensor] | None, part: slice) -> list[Tensor] | N
         return None
     ids, offsets = allowed
     edges = offsets[part.start : part.stop + 1].tolist()
-    return [ids[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [ids[a:b] for a, b in pairwise(edges)]

@@ -9,7 +9,7 @@ positions alone, and a probe of three rows (`probe.py`) finds out at constructio
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from operant.policy.logprobs import score
 from operant.policy.probe import Modes, probe
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
+
+if TYPE_CHECKING:
+    from operant.policy.decoding import Decoding
 
 PURE = Sampling()
 
