@@ -50,7 +50,7 @@ def test_shuffled_rewards_teach_nothing(kind):
 
 @pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_triplets_from_anywhere_teach_the_same(kind):
-    """The replies come from transformers' own `generate`; the learner gets tensors, and sees them for the first time."""
+    """The replies come from transformers' own `generate`; the learner gets tensors that it has never seen."""
     student = learner(kind)
     means = []
     torch.manual_seed(0)

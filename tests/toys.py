@@ -48,7 +48,7 @@ def lm(kind: str = "gpt2", vocab: int = 20, *, seed: int = 0, spread: float = 0.
                 "num_heads": 2,
                 "tie_word_embeddings": False,
             }
-            more["initializer_factor"] = False, more.pop("initializer_range")
+            more["initializer_factor"] = more.pop("initializer_range")
             model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **shape, **more))
         case "bart":
             shape = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in _HALF.items()}
