@@ -189,7 +189,7 @@ def _apply(
     refused = norm != norm or norm == float("inf") or _ratio_beyond(seen, options.ratio_threshold)
     if not refused:
         seen.add("update/grad_norm", norm)
-        seen.add("update/steps", 1.0, 0.0)
+        seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
         apply(optimizer, steering)
     loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
     seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
