@@ -1,0 +1,145 @@
+"""Two ranks tell and learn what one process does: metrics are pooled as sums and counts, statistics over all ranks."""
+
+import math
+
+import pytest
+import torch
+from rigs import on_ranks, said
+from toys import lm
+
+from operant import distributed
+from operant.advantages import whiten
+from operant.learner import Learner
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.rewards import judge, weighted
+from operant.rewards.scaling import RunningMoments
+from operant.tally import Tally
+
+SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]
+REPLIES = [
+    ([5, 6], [7] * 9),
+    ([4], [8, 2]),
+    ([9, 9, 9], [10, 11, 12]),
+    ([5], [6]),
+    ([7, 3], [3] * 5),
+    ([6], [4, 4]),
+    ([5], [9] * 4),
+]
+DEALT = [[0, 2, 4, 6], [1, 3, 5]]
+"""Who holds which of the replies: 21 tokens on rank 0, 5 on rank 1."""
+UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
+"""Three clipped tokens of 3, and none of 5: 3 / 8 of all, where a mean of two means would say a half."""
+OPTIONS = {"epochs": 2, "micro_tokens": 30, "score.scale": True, "stop_tokens": (2,), "lr": 1e-3, "max_grad_norm": 1.0}
+
+MINIBATCHES = {"minibatch": 3, "advantage.whiten_scope": "minibatch"}
+
+
+def learnt(which: list[int], **more) -> tuple[dict, dict]:
+    """Metrics of two steps on these replies; and what is left of the learner."""
+    policy = Policy(lm(), value=ValueOptions(init="zero"))
+    learner = Learner(
+        policy, reference=Policy(lm(seed=1)), **{"kl.control": "adaptive", "kl.horizon": 50}, **OPTIONS, **more
+    )
+    told = {}
+    for step in range(2):
+        queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
+        metrics = learner.step(queries, replies, [SCORES[i] * (step + 1) for i in which])
+        told |= {f"{step}/{k}": v for k, v in metrics.items() if not k.startswith("time/")}
+    held = {"coef": learner.controller.coef, "mean": learner.moments.mean, "var": learner.moments.var}
+    return told, held | {"weights": torch.cat([p.detach().flatten() for p in policy.parameters()])}
+
+
+def numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(6, 9, generator=draw) * 3 + 2, torch.rand(6, 9, generator=draw) < 0.6
+
+
+def ranks_work(rank: int, world: int) -> dict:
+    """Everything that is asked of one rank."""
+    x, where = numbers()
+    rows = slice(0, 4) if rank == 0 else slice(4, 6)
+    white = {(u, m): whiten(x[rows], where[rows], unbiased=u, shift_mean=m) for u in (0, 1) for m in (0, 1)}
+    moments = RunningMoments()
+    for part in ([SCORES[0:4], SCORES[4:5]], [SCORES[5:7], []]):
+        moments.update(part[rank])
+    tally = Tally()
+    tally.mean("clipped", UNEVEN[rank])
+    tally.spread("clipped_std", UNEVEN[rank])
+    tally.extreme("clipped_max", UNEVEN[rank][0])
+    mixed = weighted({"a": (lambda rs: [1.0 + r.group for r in rs], 0.7), "b": (lambda rs: [10.0] * len(rs), 0.3)})
+    judged = judge(mixed, [said([5], [6], group=i) for i in DEALT[rank]])
+    judged.report(tally)
+    return {
+        "white": white,
+        "moments": (moments.count, moments.mean, moments.var, moments.std),
+        "tally": distributed.pool(tally).result(),
+        "used": judged.used if hasattr(judged, "used") else judged.scores,
+        "learnt": learnt(DEALT[rank]),
+        "minibatches": learnt(DEALT[rank], **MINIBATCHES),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return on_ranks(ranks_work, 2)
+
+
+@pytest.mark.parametrize("unbiased", [0, 1])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_whitening_is_over_all_ranks(ranks, unbiased, shift):
+    x, where = numbers()
+    picked = x[where].double()
+    truth = (picked - picked.mean()) / (picked.var(correction=unbiased) + 1e-8).sqrt() + (1 - shift) * picked.mean()
+    mine = torch.cat([ranks[r]["white"][unbiased, shift] for r in (0, 1)])
+    assert torch.allclose(mine[where].double(), truth, atol=1e-6) and not mine[~where].any()
+    assert torch.equal(mine, whiten(x, where, unbiased=bool(unbiased), shift_mean=bool(shift)))
+
+
+def test_running_moments_are_those_of_every_score_on_every_rank(ranks):
+    mean = math.fsum(SCORES) / 7
+    var = math.fsum((s - mean) ** 2 for s in SCORES) / 7
+    for rank in (0, 1):
+        assert ranks[rank]["moments"] == pytest.approx((7, mean, var, (var * 7 / 6) ** 0.5))
+
+
+def test_a_metric_is_pooled_by_its_counts(ranks):
+    for rank in (0, 1):
+        told = ranks[rank]["tally"]
+        assert told["clipped"] == 3 / 8 and told["clipped_max"] == 1.0
+        assert told["clipped_std"] == pytest.approx((3 / 8 * 5 / 8) ** 0.5)
+
+
+def test_the_reward_that_is_told_is_the_weighted_one_that_is_learnt_from(ranks):
+    """0.7 (1 + i) + 0.3 x 10 for attempt i; the parts are told as they were said."""
+    for rank in (0, 1):
+        assert ranks[rank]["used"] == pytest.approx([0.7 * (1 + i) + 3.0 for i in DEALT[rank]])
+        told = ranks[rank]["tally"]
+        assert any(value == pytest.approx(4.0) for value in told.values())  # the mean of part a over all seven
+    world, _ = ranks[0]["learnt"]
+    assert world["0/reward/mean"] == pytest.approx(sum(SCORES) / 7)
+    std = (math.fsum((s - sum(SCORES) / 7) ** 2 for s in SCORES) / 6) ** 0.5
+    assert world["0/reward/scaled_mean"] == pytest.approx(sum(SCORES) / 7 / std, rel=1e-5)
+    told = world["0/reward/scaled_mean"] - world["0/reward/kl_penalty"]
+    assert world["0/reward/return"] == pytest.approx(told, rel=1e-5)
+
+
+def test_counts_and_lengths_are_those_of_all_ranks(ranks):
+    told, _ = ranks[1]["learnt"]
+    lengths = [len(reply) for _, reply in REPLIES]
+    assert told["0/rollout/count"] == told["0/episodes"] == 7 and told["1/episodes"] == 14
+    assert told["0/rollout/reply_tokens"] == pytest.approx(sum(lengths) / 7)
+    assert told["0/update/epochs"] == 2 and told["0/rollout/ended_stop"] == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize("how", ["learnt", "minibatches"])
+def test_two_ranks_tell_and_learn_what_one_process_does(ranks, how):
+    """Every metric of two steps, the controller and the moments; both ranks end with the same weights, to the bit."""
+    truth, held = learnt(list(range(7)), **MINIBATCHES if how == "minibatches" else {})
+    for rank in (0, 1):
+        told, mine = ranks[rank][how]
+        assert told.keys() == truth.keys()
+        assert not {k: (told[k], v) for k, v in truth.items() if told[k] != pytest.approx(v, rel=2e-3, abs=1e-4)}
+        for name in ("coef", "mean", "var"):
+            assert mine[name] == pytest.approx(held[name], rel=1e-5), name
+        assert torch.equal(mine["weights"], ranks[0][how][1]["weights"])
