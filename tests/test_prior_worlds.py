@@ -27,12 +27,14 @@ class Corridor:
     """One turn that pays 1; then the episode is over, cut by a step limit, or (`end=None`) goes on for ever."""
 
     def __init__(self, end):
-        self.end = end
+        self.end, self.steps = end, 0
 
     def reset(self, tasks):
         return {slot: Step(fresh=True) for slot in tasks}
 
     def step(self, replies):
+        self.steps += 1
+        assert self.steps < 20, "nobody ended this episode"
         ends = {self.end: True} if self.end else {}
         return {slot: Step("a wall.", fresh=True, reward=1.0, **ends) for slot in replies}
 
