@@ -121,7 +121,8 @@ def test_what_cannot_be_scored_or_is_unknown_is_refused_with_the_nearest(given, 
 def test_the_names_of_transformers_mean_what_they_say_there():
     given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "num_return_sequences": 1, "top_k": 5.0}
     expected = Sampling(min_tokens=2, stop_tokens=(4, 5), temperature=0.7, top_k=5)
-    assert from_generation_kwargs(Sampling(), given) == expected
+    made = from_generation_kwargs(Sampling(), given)
+    assert made == expected and type(made.top_k) is int  # torch.topk takes no float
     assert from_generation_kwargs(Sampling(), {"do_sample": False}).top_k == 1
     assert from_generation_kwargs(Sampling(stop_tokens=(9,)), {"eos_token_id": None}).stop_tokens == (9,)
 
