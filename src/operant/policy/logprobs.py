@@ -77,7 +77,7 @@ def score(
     """What is known of chosen tokens `ids` [N] in `states` [N, D]: named tensors [N], float32.
 
     `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
-    that could be drawn. `against`: the head and states of another model, for the exact `reverse` and `forward` divergences.
+    that could be drawn. `against`: the head and states of another model, for the exact divergences.
     """
     size = max(1, budget // vocabulary)
     pieces = []

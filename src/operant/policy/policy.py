@@ -46,7 +46,9 @@ class Policy(nn.Module):
         self.model, self.tokenizer, self.critic = model, tokenizer, critic
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         # transformers guesses padding from ids and warns; here masks come from lengths, and such ids are just ids.
-        model.warn_if_padding_and_no_attention_mask = _say_nothing
+        for module in model.modules():
+            if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+                module.warn_if_padding_and_no_attention_mask = _say_nothing
         self.head = model.get_output_embeddings()
         if self.head is None:
             raise OperantError(f"{type(model).__name__} has no output head: a policy needs a language-model head")
