@@ -111,7 +111,7 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
     assert batch.rewards[batch.actions].nonzero().flatten().tolist() == [2, 5]
 
 
-@pytest.mark.parametrize(("cut", "fresh"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(("cut", "fresh"), [(True, False), (True, True), (False, False), (False, True)])
 def test_a_world_that_ends_has_no_next_value_and_one_that_is_cut_has(cut, fresh):
     policy = valuing(5.0)
     (attempt,) = play(

@@ -368,8 +368,9 @@ def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mappin
 
 def _warned(sampling: Sampling) -> Sampling:
     """Say what truncation does to the KL that is told and paid."""
-    if sampling.warning() is not None:
-        warnings.warn(sampling.warning(), stacklevel=4)
+    said = sampling.warning()
+    if said is not None:
+        warnings.warn(said, stacklevel=4)
     return sampling
 
 

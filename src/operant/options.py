@@ -10,7 +10,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from operant.types import OperantError
@@ -29,7 +29,7 @@ def compose(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
     for full, value in resolve(schema, given).items():
         group, name = names(schema)[full]
         picked[group][name] = convert(value, _hints(schema[group])[name], full)
-    return {group: made(**picked[group]) if is_dataclass(made) else picked[group] for group, made in schema.items()}
+    return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
 
 
 def resolve(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
 def defaults(made: type | Callable) -> dict[str, Any]:
     """The default of each option."""
     if is_dataclass(made):
-        return {f.name: f.default if f.default is not MISSING else f.default_factory() for f in fields(made) if f.init}
+        return {f.name: f.default for f in fields(made) if f.init}
     parameters = inspect.signature(made).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 

@@ -52,6 +52,7 @@ class _Episode:
         if following is None and not done:
             following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
         if not (step.terminated or step.truncated):
+            assert following is not None  # a world that goes on says what comes next
             self.prompt, self.options = following, step.options
             return None
         end: End = "cut" if step.truncated else last.end if len(self.turns) == 1 else "world"

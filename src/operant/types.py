@@ -110,8 +110,8 @@ class Rollout:
     def messages(self) -> list[dict[str, str]]:
         """The attempt as chat messages."""
         given = self.task.prompt
-        asked = given if isinstance(given, list) and given and isinstance(given[0], dict) else None
-        start = list(asked) if asked else [{"role": "user", "content": self.query}]
+        asked = [message for message in given if isinstance(message, dict)]
+        start = asked or [{"role": "user", "content": self.query}]
         return start + [{"role": "assistant", "content": text} for text in self.texts]
 
 

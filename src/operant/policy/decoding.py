@@ -21,6 +21,7 @@ class Decoding:
 
     def __init__(self, policy: "Policy", prompts: list[list[int]]):
         self.policy = policy
+        self.model: Any = policy.model
         if not (policy.modes.cached and (policy.modes.left or policy.encoder_decoder)):
             self.rows = [list(p) for p in prompts]
             self.replies: list[list[int]] = [[] for _ in prompts]
@@ -74,7 +75,7 @@ class Decoding:
     def _encode(self, prompts: list[list[int]]) -> None:
         tokens, mask = layout.pad(prompts, "right", self.policy.device)
         self.mask = mask.long()
-        self.source = self.policy.model.get_encoder()(input_ids=tokens, attention_mask=self.mask)
+        self.source = self.model.get_encoder()(input_ids=tokens, attention_mask=self.mask)
         start = torch.full((len(prompts), 1), self.policy.start_token, device=self.policy.device)
         self.states, self.cache = self.policy.last_states(
             encoder_outputs=self.source, attention_mask=self.mask, decoder_input_ids=start

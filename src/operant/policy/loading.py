@@ -31,14 +31,15 @@ def load_policy(name: Any, *, value: ValueOptions | None = None, tokenizer: Any 
     return _with_critic(_model(folder), tokenizer or _tokenizer(folder), value, folder)
 
 
-def _model(folder: Path) -> torch.nn.Module:
+def _model(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
         config = AutoConfig.from_pretrained(folder)
         auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         with quietly():
-            model, notes = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+            loaded: Any = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, notes = loaded
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise OperantError(f"{folder} does not load as a language model: {reason}") from error
@@ -59,7 +60,7 @@ def _tokenizer(folder: Path) -> Any:
         return None  # prompts as token ids need none; text without one is an error of its own
 
 
-def _with_critic(model: torch.nn.Module, tokenizer: Any, value: ValueOptions | None, folder: Path | None) -> Policy:
+def _with_critic(model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None) -> Policy:
     saved = folder / "critic" if folder is not None and (folder / "critic").is_dir() else None
     if value is None:
         return Policy(model, tokenizer)
@@ -74,7 +75,7 @@ def _with_critic(model: torch.nn.Module, tokenizer: Any, value: ValueOptions | N
     return policy
 
 
-def _critic_network(model: torch.nn.Module, value: ValueOptions, saved: Path | None) -> Policy:
+def _critic_network(model: Any, value: ValueOptions, saved: Path | None) -> Policy:
     from copy import deepcopy
 
     if saved is not None:
@@ -105,7 +106,7 @@ def _save_critic(policy: Policy, folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    owner = policy.critic or policy
+    owner: Any = policy.critic or policy
     save_file({k: v.contiguous() for k, v in owner.value_head.state_dict().items()}, folder / "head.safetensors")
     options = asdict(owner.value_options)
     (folder / "critic.json").write_text(json.dumps(options, indent=1), encoding="utf-8")
@@ -126,7 +127,7 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
 def _load_head(policy: Policy, folder: Path) -> None:
     from safetensors.torch import load_file
 
-    owner = policy.critic or policy
+    owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
     if not path.exists():
         raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a fresh one")

@@ -35,7 +35,7 @@ class Policy(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         tokenizer: Any = None,
         *,
         value: ValueOptions | None = None,
@@ -43,7 +43,8 @@ class Policy(nn.Module):
         modes: Modes | None = None,
     ):
         super().__init__()
-        self.model, self.tokenizer, self.critic = model, tokenizer, critic
+        self.model: Any = model
+        self.tokenizer, self.critic = tokenizer, critic
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         # transformers guesses padding from ids and warns; here masks come from lengths, and such ids are just ids.
         for module in model.modules():

@@ -35,7 +35,7 @@ class Shadow:
         own, theirs = self.policy.model.parameters(), policy.model.parameters()
         if name == "polyak":
             for mine, new in zip(own, theirs, strict=True):
-                mine.lerp_(new.to(mine), amount)
+                mine.lerp_(new.to(mine), float(amount))
         elif updates % int(amount) == 0:
             for mine, new in zip(own, theirs, strict=True):
                 mine.copy_(new)
