@@ -244,7 +244,8 @@ def test_stored_truncation_makes_the_mean_ratio_one(cut):
 
 
 def test_the_allowed_ids_of_every_action_travel_with_it_through_an_update():
-    learner = Learner(lm(spread=0.2), top_k=4, truncation="stored", max_tokens=7, epochs=2, minibatch=3, lr=0.0)
+    with pytest.warns(UserWarning, match="top_k=4"):
+        learner = Learner(lm(spread=0.2), top_k=4, truncation="stored", max_tokens=7, epochs=2, minibatch=3, lr=0.0)
     replies = learner.generate([[5, 6], [7], [8, 9, 10], [11], [12, 13]])
     assert {len(ids) for r in replies for ids in r.turns[0].allowed} == {4}
     metrics = learner.step(replies, [1.0, 0.0, 2.0, 3.0, 1.0])
