@@ -165,6 +165,26 @@ def accuracy(model, ids, offsets, labels, rows, snippet=None):
     return right / len(rows), loss / len(rows)
 
 
+@torch.inference_mode()
+def calibrate(model, ids, offsets, labels, rows) -> float:
+    """Scale the logits so that held-out crops of 24 to 48 tokens are foretold best; returns the factor.
+
+    Half of the training targets are a cautious teacher's, so the raw probabilities lie too near one half. One factor
+    mends that and changes no label (Guo et al., 2017).
+    """
+    rng, logits, truth = np.random.default_rng(5), [], []
+    for part in np.split(np.tile(rows, 3), 30):
+        x = pack(ids, [crop(offsets, r, rng, 24, 48) for r in part], 50)
+        logits.append(model(input_ids=x, attention_mask=(x != PAD).long()).logits)
+        truth.append(torch.from_numpy(labels[part].astype(np.int64)))
+    logits, truth = torch.cat(logits), torch.cat(truth)
+    factors = [1 + i / 20 for i in range(21)]
+    best = min(factors, key=lambda f: float(torch.nn.functional.cross_entropy(f * logits, truth)))
+    model.classifier.weight.mul_(best)
+    model.classifier.bias.mul_(best)
+    return best
+
+
 def export(model, work: Path) -> None:
     """Write a bf16 folder that `from_pretrained` loads, in one rename."""
     temporary, final = work / "sentiment.new", work / "sentiment"
@@ -260,6 +280,8 @@ def main() -> None:
                 acc, nll = accuracy(model, ids, offsets, labels, held_out, snippet)
                 print(f"  held out, {snippet or 'whole'}: {acc:.4f} log loss {nll:.4f}", flush=True)
             clock = time.perf_counter()
+    print(f"logits scaled by {calibrate(model.eval(), ids, offsets, labels, held_out):.2f}", flush=True)
+    export(model, args.work)
     test(args.work)
 
 

@@ -1,0 +1,111 @@
+"""The main job over seeds, and a control that must not learn: `python -m benchmarks.sentiment_seeds`.
+
+Runs `operant train sentiment` for seeds 1 to 5 and the shuffled control for some of them, each with one thread and two
+at a time, into `runs/bench-sentiment`. Writes the numbers to `benchmarks/results/sentiment-seeds.json` and the figure to
+`docs/figures/sentiment-seeds.svg`. Runs that are already there are not made again. About half an hour on two cores.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs/bench-sentiment"
+CONTROL = "benchmarks/shuffled.py:shuffled"
+
+
+def train(name: str, seed: int, control: bool) -> None:
+    """One run, unless it is there."""
+    out = RUNS / name
+    if (out / "evaluation.json").exists():
+        return
+    words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(seed), "--out", str(out)]
+    words += ["--reward", CONTROL] if control else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def summary(name: str) -> dict:
+    """What a run came to."""
+    held = json.loads((RUNS / name / "evaluation.json").read_text(encoding="utf-8"))
+    lines = (RUNS / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = [json.loads(line) for line in lines]
+    return {
+        "run": name,
+        "before": held["before"]["mean"],
+        "after": held["after"]["mean"],
+        "kl_per_reply": held["after"]["kl"],
+        "logprob_gap_max": max(m["rollout/logprob_gap"] for m in metrics),
+        "reward": [m["reward/mean"] for m in metrics],
+        "kl": [m["kl/per_reply"] for m in metrics],
+        "seconds_one_thread": sum(m["time/step"] for m in metrics),
+    }
+
+
+def figure(rows: list[dict]) -> str:
+    """Reward and KL over steps, a line a run; controls dashed."""
+    panels = [("mean positive probability", "reward", 0.4, 1.0), ("KL per reply, nats", "kl", -1.0, 11.0)]
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 260" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="720" height="260" fill="white"/>')
+    for i, (title, key, low, high) in enumerate(panels):
+        left = 45 + 360 * i
+        parts.append(f'<text x="{left}" y="18">{title}</text>')
+        for tick in range(5):
+            value = low + (high - low) * tick / 4
+            y = 230 - 200 * tick / 4
+            parts.append(f'<line x1="{left}" x2="{left + 290}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+            parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="#555">{value:.2g}</text>')
+        parts.append(f'<text x="{left + 290}" y="250" text-anchor="end" fill="#555">step</text>')
+        for row in rows:
+            values = row[key]
+            points = " ".join(
+                f"{left + 290 * t / max(len(values) - 1, 1):.1f},{230 - 200 * (v - low) / (high - low):.1f}"
+                for t, v in enumerate(values)
+            )
+            control = row["run"].startswith("control")
+            style = 'stroke="#c33" stroke-dasharray="4 3"' if control else 'stroke="#2563ab"'
+            parts.append(f'<polyline points="{points}" fill="none" stroke-width="1.4" {style}/>')
+    parts.append('<text x="60" y="250" fill="#2563ab">PPO, one line a seed</text>')
+    parts.append('<text x="190" y="250" fill="#c33">control: shuffled rewards</text></svg>')
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--controls", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=2)
+    args = parser.parse_args()
+    jobs = [(f"seed-{s}", s, False) for s in range(1, args.seeds + 1)]
+    jobs += [(f"control-{s}", s, True) for s in range(1, args.controls + 1)]
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(lambda job: train(*job), jobs))
+    rows = [summary(name) for name, _, _ in jobs]
+    learned = [r["after"] for r in rows if r["run"].startswith("seed")]
+    told = {
+        "command": "python -m benchmarks.sentiment_seeds",
+        "after_mean": statistics.mean(learned),
+        "after_min": min(learned),
+        "kl_max": max(r["kl_per_reply"] for r in rows),
+        "control_largest_change": max(
+            (abs(r["after"] - r["before"]) for r in rows if r["run"].startswith("control")), default=None
+        ),
+        "runs": rows,
+    }
+    results, drawn = ROOT / "benchmarks/results", ROOT / "docs/figures"
+    results.mkdir(exist_ok=True)
+    drawn.mkdir(exist_ok=True)
+    (results / "sentiment-seeds.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (drawn / "sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
+    for row in rows:
+        print(f"{row['run']:10} {row['before']:.3f} -> {row['after']:.3f}  KL {row['kl_per_reply']:5.2f}")
+
+
+if __name__ == "__main__":
+    main()
