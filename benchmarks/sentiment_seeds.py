@@ -1,8 +1,8 @@
 """The main job over seeds, and a control that must not learn: `python -m benchmarks.sentiment_seeds`.
 
-Runs `operant train sentiment` for seeds 1 to 5 and the shuffled control for some of them, each with one thread and two
-at a time, into `runs/bench-sentiment`. Writes the numbers to `benchmarks/results/sentiment-seeds.json` and the figure to
-`docs/figures/sentiment-seeds.svg`. Runs that are already there are not made again. About half an hour on two cores.
+Runs `operant train sentiment` for seeds 1 to 5, and the shuffled control for some of them, each with one thread and
+two at a time, into `runs/bench-sentiment`. Writes the numbers to `benchmarks/results/sentiment-seeds.json` and the
+figure to `docs/figures/sentiment-seeds.svg`. Runs that are there are not made again. Half an hour on two cores.
 """
 
 import argparse

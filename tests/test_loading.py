@@ -1,0 +1,91 @@
+"""Policies from folders and back, the critic beside them, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toys import CAUSAL, letters, lm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from operant import Learner, OperantError, ValueOptions, export, load_policy
+from operant.policy.shadow import fingerprint
+
+REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
+
+
+def trained(**value):
+    """A learner that took one step, so that its value head is not zero."""
+    learner = Learner(lm("gpt2", vocab=40), tokenizer=letters(), **{"optimizer.lr": 1e-2}, value=value)
+    learner.step(*REPLIES)
+    return learner.policy
+
+
+@pytest.mark.parametrize("value", [{}, {"layers": 2, "init": "torch"}, {"critic": "copy", "init": "normal"}])
+def test_the_critic_is_saved_beside_a_plain_folder(value, tmp_path):
+    policy = trained(**value)
+    export(policy, tmp_path / "out")
+    bare = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.tensor([[3, 4, 5, 8]])
+    assert torch.equal(bare(ids).logits, policy.model(ids).logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == letters().get_vocab()
+    again = load_policy(str(tmp_path / "out"), value=ValueOptions())
+    assert (again.critic is None) == ("critic" not in value)
+    for name, weight in policy.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_missing_weights_of_the_critic_are_an_error(tmp_path):
+    export(trained(), tmp_path / "out")
+    path = tmp_path / "out/critic/head.safetensors"
+    held = load_file(path)
+    save_file({k: v for k, v in held.items() if not k.endswith("bias")}, path)
+    with pytest.raises(OperantError, match="bias"):
+        load_policy(str(tmp_path / "out"), value=ValueOptions())
+    path.unlink()
+    with pytest.raises(OperantError, match="is missing"):
+        load_policy(str(tmp_path / "out"), value=ValueOptions())
+
+
+def test_a_model_without_its_head_is_an_error(tmp_path):
+    lm("llama", vocab=20, tie_word_embeddings=False).save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    held.pop("lm_head.weight")
+    save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OperantError, match=r"lacks weights.*lm_head"):
+        load_policy(str(tmp_path))
+
+
+def test_bfloat16_on_disk_is_trained_from_float32(tmp_path):
+    lm("gpt2").to(torch.bfloat16).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["dtype"] == "bfloat16"
+    assert {p.dtype for p in load_policy(str(tmp_path)).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_the_value_head_starts_at_zero_and_the_reference_stays(kind):
+    learner = Learner(lm(kind), **{"optimizer.lr": 1e-2, "kl.coef": 0.1})
+    before = learner.reference.fingerprint
+    first = learner.step(*REPLIES)
+    assert first["value/mean"] == 0.0 and abs(first["kl/per_reply"]) < 1e-5
+    # Replies from elsewhere: the estimate may have either sign, but the policy has moved and the reference has not.
+    assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3
+    assert before == fingerprint(learner.reference.policy) != fingerprint(learner.policy)
+
+
+def test_a_detached_value_head_leaves_the_model_alone():
+    learner = Learner(lm("gpt2"), **{"optimizer.lr": 1e-2, "kl.coef": 0.0, "value.detach": True, "update.epochs": 1})
+    before = fingerprint(learner.policy)
+    learner.step(*REPLIES[:2], [1.0, 1.0], next_values=None)
+    moved = fingerprint(learner.policy) != before
+    learner = Learner(lm("gpt2"), **{"optimizer.lr": 1e-2, "kl.coef": 0.0, "value.detach": True, "loss.clip": 0.0})
+    learner.options["advantage"] |= {"lam": 0.0, "gamma": 0.0, "whiten_scope": "none"}
+    metrics = learner.step(*REPLIES[:2], [0.0, 0.0])
+    assert moved and metrics["policy/advantage_std"] == 0.0
+    assert fingerprint(learner.policy) == before, "no advantage and a detached head: nothing may move the model"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-thing"}', encoding="utf-8")
+    with pytest.raises(OperantError, match=str(tmp_path)):
+        load_policy(str(tmp_path))

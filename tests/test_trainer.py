@@ -1,0 +1,143 @@
+"""Whole runs: a reward that fails once, resuming, evaluation apart from training, presets, and what is logged."""
+
+import json
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import OperantError, steps, train
+from operant.algorithms import PRESETS
+from operant.config import as_mapping, configure, recipes
+from operant.run import read_config
+from operant.tracking.registry import describe
+
+TASKS = ["ab", "cde", "fg", "h", "ijk"]
+SMALL = {"steps": 4, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
+
+
+def count_a(rollouts):
+    return [float(r.reply.count("a")) for r in rollouts]
+
+
+def model():
+    return lm("gpt2", vocab=len(letters()), spread=0.02)
+
+
+def told(run):
+    """What was logged, without times."""
+    lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/"))} for x in lines]
+
+
+def weights(run):
+    return {k: v.clone() for k, v in run.policy.state_dict().items()}
+
+
+def test_a_reward_that_fails_once_changes_no_number(tmp_path):
+    """The step that failed is played again, with the numbers of a run that never failed."""
+    options = {"tokenizer": letters(), **SMALL, "score.normalise": True, "kl.control": "adaptive"}
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
+    calls = []
+
+    def flaky(rollouts):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("the judge is out")
+        return count_a(rollouts)
+
+    with pytest.raises(OperantError, match=r"flaky.*the judge is out"):
+        train(model(), TASKS, flaky, out=tmp_path / "broken", **options)
+    assert len((tmp_path / "broken/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    given = {k: v for k, v in options.items() if k == "tokenizer"}
+    again = train(model(), TASKS, flaky, out=tmp_path / "broken", resume=True, **given)
+    assert told(again) == told(whole)
+    for name, value in weights(whole).items():
+        assert torch.equal(value, again.policy.state_dict()[name]), name
+
+
+def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path):
+    options = {"tokenizer": letters(), **SMALL, "score.scale": True}
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options):
+        if metrics["step"] == 2:
+            break
+    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    assert told(again) == told(whole)
+
+
+def test_a_run_from_python_is_resumed_from_python(tmp_path, capsys):
+    from operant.cli import main
+
+    train(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), **SMALL)
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 2
+    assert "go on from there, with operant.train" in capsys.readouterr().err
+
+
+def test_evaluation_leaves_training_alone(tmp_path):
+    options = {"tokenizer": letters(), **SMALL}
+    plain = train(model(), TASKS, count_a, out=tmp_path / "plain", **options)
+    watched = train(model(), TASKS, count_a, out=tmp_path / "w", evaluate=TASKS, evaluate_every=1, **options)
+    for a, b in zip(told(plain), told(watched), strict=True):
+        assert a == {k: v for k, v in b.items() if not k.startswith("evaluate/")}
+    held = json.loads((watched.path / "evaluation.json").read_text(encoding="utf-8"))
+    assert [r["query"] for r in held["before"]["replies"]] == TASKS == [r["query"] for r in held["after"]["replies"]]
+    assert held["before"]["kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_same_seed_says_the_same_and_another_does_not(tmp_path):
+    runs = [
+        train(model(), TASKS, count_a, out=tmp_path / str(i), tokenizer=letters(), seed=seed, **SMALL)
+        for i, seed in enumerate((3, 3, 4))
+    ]
+    assert told(runs[0]) == told(runs[1]) != told(runs[2])
+
+
+def test_every_logged_name_is_in_the_registry(tmp_path):
+    reward = {"letters:a": 1.0, "length:3": 0.5}
+    run = train(
+        model(), TASKS, reward, out=tmp_path / "r", tokenizer=letters(), evaluate=TASKS, evaluate_every=2, **SMALL
+    )
+    names = {
+        name
+        for line in (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        for name in json.loads(line)
+    }
+    assert not [name for name in sorted(names) if describe(name) is None]
+    assert "evaluate/reward" in names and sum(n.startswith("reward/letters") for n in names) >= 2, names
+
+
+def test_a_wrong_option_costs_nothing(tmp_path):
+    with pytest.raises(OperantError, match=r"did you mean 'kl\.coef'"):
+        train("./no-such-model", TASKS, count_a, out=tmp_path / "x", **{"kl.cof": 0.1})
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_loads(name):
+    config = configure({"preset": name, "tasks": TASKS, "reward": count_a})
+    flat = as_mapping(config)
+    for option, value in PRESETS[name].items():
+        group, _, field = option.rpartition(".")
+        assert (flat[group] if group else flat)[field] == value, option
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_recipe_loads_and_is_written_whole(name):
+    held = as_mapping(configure({}, name))
+    again = as_mapping(configure(held))
+    assert held == again
+
+
+def test_the_config_on_disk_is_complete(tmp_path):
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), **SMALL)
+    held = read_config(run.path)
+    assert held["reward"].startswith("<function") and held["kl"]["coef"] == 0.1 and held["loss"]["clip"] == 0.2
+
+
+def test_what_is_later_wins():
+    given = {"tasks": TASKS, "reward": count_a}
+    assert configure(given | {"preset": "trl"}).learner["kl"].coef == 0.2
+    assert configure(given | {"preset": "trl", "kl.coef": 0.3}).learner["kl"].coef == 0.3
+    assert configure({"preset": "trl"}, "letters").learner["kl"].coef == 0.2
+    assert configure({}, "letters").learner["kl"].coef == 0.05
