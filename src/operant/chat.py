@@ -11,7 +11,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
     Raises: OperantError where a template or a tokenizer is missing.
     """
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
-        return list(prompt)
+        return [token for token in prompt if isinstance(token, int)]
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):

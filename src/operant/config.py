@@ -6,7 +6,7 @@ lies below the recipe's own values.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,5 +149,5 @@ def describe(value: Any) -> Any:
 
 
 def _plain(made: Any) -> dict[str, Any]:
-    held = asdict(made) if is_dataclass(made) and not isinstance(made, type) else dict(made)
+    held: dict[str, Any] = dict(made) if isinstance(made, dict) else asdict_shallow(made)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in held.items()}
