@@ -47,6 +47,8 @@ class LearnerOptions:
     """Of every random number, through counters."""
     on_length: str = "ended"
     """A reply that hit its length limit: ended | penalty (score.missing_stop) | drop | bootstrap."""
+    device: str = "auto"
+    """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
     rescore: bool = False
     """Make a second pass for log-probs and values also where decoding kept them."""
 
@@ -96,7 +98,7 @@ class Learner:
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs_values else None
-        self.policy = load_policy(policy, value=value, tokenizer=tokenizer)
+        self.policy = load_policy(policy, value=value, tokenizer=tokenizer).to(_device(self.own.device))
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         self.sampling = self._sampling()
@@ -134,7 +136,7 @@ class Learner:
             return reference
         if isinstance(reference, str) and reference == "copy":
             return Shadow(self.policy)
-        held = load_policy(reference)
+        held = load_policy(reference).to(self.policy.device)
         if held.vocabulary != self.policy.vocabulary:
             raise OperantError(
                 f"the reference has a vocabulary of {held.vocabulary}, the policy one of {self.policy.vocabulary}: "
@@ -224,14 +226,14 @@ class Learner:
         kept, used, tally = self._scores(rollouts, scores, world)
         places = {id(r): i for i, r in enumerate(rollouts)}
         with self.timing("observe"):
-            batch = collate(kept, used, joined=not self.policy.encoder_decoder)
+            batch = collate(kept, used, joined=not self.policy.encoder_decoder).to(self.policy.device)
             batch = self._observe(batch, kept, sampling)
         coef = self.controller.coef
         with self.timing("advantage"):
             batch = pay(batch, coef)
             if self.algorithm.advantage is not None:
                 batch = self.algorithm.advantage(batch, **options["advantage"])
-        tally.merge(measure.of_rollouts(kept)).merge(measure.of_batch(batch, coef))
+        tally.merge(measure.of_rollouts(kept)).merge(measure.of_batch(batch.to("cpu"), coef))
         progress = self.progress.share(self.total_steps)
         lr = rate(options["optimizer"], progress)
         set_rate(self.optimizer, lr)
@@ -364,6 +366,19 @@ def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mappin
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
     return composed
+
+
+def _device(name: str) -> torch.device:
+    """Raises: OperantError for a device that torch does not have."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise OperantError(f"device={name!r} cannot be used here ({why}); `operant doctor` lists what can") from error
+    return device
 
 
 def _warned(sampling: Sampling) -> Sampling:

@@ -210,6 +210,13 @@ class Batch:
     def with_(self, **updates: Any) -> "Batch":
         return replace(self, **updates)
 
+    def to(self, device: Any) -> "Batch":
+        """The batch on a device; the ragged `allowed` stays where it is, being read piece by piece."""
+        if self.tokens.device == torch.device(device):
+            return self
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+
     def rows(self, index: Tensor | slice) -> "Batch":
         """Some rows of the batch, trimmed to the longest of them.
 

@@ -122,6 +122,7 @@ class Policy(nn.Module):
         Each [B, T], 0 off actions. `logprobs` are those of the distribution that was sampled from (`batch.allowed`),
         `raw_logprobs` the untruncated ones.
         """
+        batch = batch.to(self.device)
         states = self.states(batch)
         other = None
         if against is not None:
@@ -146,6 +147,7 @@ class Policy(nn.Module):
 
     def values(self, batch: Batch) -> Tensor | None:
         """[B, T] the critic's values alone; None without a critic."""
+        batch = batch.to(self.device)
         return self._values(batch, self.states(batch) if self.value_head is not None else None)
 
     def _values(self, batch: Batch, states: Tensor | None) -> Tensor | None:
