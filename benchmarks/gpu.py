@@ -1,4 +1,4 @@
-"""Every check that needs a GPU, in one go of a few minutes: `python -m benchmarks.gpu`. Writes benchmarks/results/gpu.json.
+"""Every check that needs a GPU, in a few minutes: `python -m benchmarks.gpu`. Writes benchmarks/results/gpu.json.
 
 1. Sampling and scoring agree on the GPU (log-prob gap below 1e-3 in float32), for four architectures.
 2. A rewarded token becomes likelier.

@@ -1,0 +1,122 @@
+"""Losses by hand, and when an optimizer step is refused."""
+
+import math
+
+import pytest
+import torch
+from rigs import said
+from toys import lm
+
+from operant import Learner, OperantError, losses
+from operant.types import Batch, Outputs
+from operant.updates.optimizer import OptimizerOptions, rate
+
+QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
+SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
+
+
+def batch(**fields) -> Batch:
+    """One row of two actions."""
+    ids = torch.tensor([[1, 2]])
+    on = torch.ones(1, 2, dtype=torch.bool)
+    one = torch.zeros(1, dtype=torch.long)
+    return Batch(ids, on, on, torch.zeros(1, 2), one[None].expand(1, 2), one, one, torch.zeros(1)).with_(**fields)
+
+
+def outputs(logprobs, values=None, entropy=None) -> Outputs:
+    return Outputs(logprobs=logprobs, raw_logprobs=logprobs, values=values, entropy=entropy)
+
+
+def test_the_clipped_surrogate_by_hand():
+    old, ratio = torch.tensor([[-1.0, -2.0]]), torch.tensor([[1.5, 4.0]])
+    advantages = torch.tensor([[2.0, -1.0]])
+    given = batch(logprobs=old, advantages=advantages)
+    told = losses.clipped(outputs(old + ratio.log()), given, low=0.2, high=0.3)
+    # max(-2 * 1.5, -2 * 1.3) and max(1 * 4, 1 * 1.3)
+    torch.testing.assert_close(told["loss"], torch.tensor([[-2.6, 4.0]]))
+    assert told["policy/clip_fraction"].tolist() == [[1.0, 0.0]]
+    dual = losses.clipped(outputs(old + ratio.log()), given, dual_clip=3.0)
+    torch.testing.assert_close(dual["loss"], torch.tensor([[-2.4, 3.0]]))
+
+
+def test_the_whole_loss_by_hand():
+    old = torch.tensor([[-1.0, -2.0]])
+    given = batch(
+        logprobs=old,
+        advantages=torch.tensor([[1.0, -1.0]]),
+        values=torch.tensor([[0.0, 0.0]]),
+        returns=torch.tensor([[1.0, 0.1]]),
+    )
+    out = outputs(old, values=torch.tensor([[0.5, 0.1]]), entropy=torch.tensor([[2.0, 3.0]]))
+    told = losses.ppo(out, given, value_clip=0.2, value_coef=0.1, entropy_coef=0.01)
+    # values: 0.5 -> clipped to 0.2: max(0.25, 0.64) / 2; 0.1: max(0, 0) / 2
+    expected = torch.tensor([[-1 + 0.1 * 0.32 - 0.02, 1 + 0.0 - 0.03]])
+    torch.testing.assert_close(told["loss"], expected)
+    plain = losses.ppo(out, given, value_clip=None, value_coef=1.0)
+    torch.testing.assert_close(plain["loss"], torch.tensor([[-1 + 0.125, 1.0]]))
+
+
+def learner(**more):
+    return Learner(lm("gpt2", vocab=20), **{"optimizer.lr": 5e-2, "update.epochs": 3, "minibatch": 4, **more})
+
+
+def test_an_update_stops_before_the_step_that_would_go_too_far():
+    free = learner().step(QUERIES, REPLIES, SCORES)
+    assert free["update/steps"] == 6 and free["update/early_stopped"] == 0
+    held = learner(target_kl=1e-3).step(QUERIES, REPLIES, SCORES)
+    # The first minibatch has moved nothing; the second sees what the first step did, and is not applied.
+    assert held["update/steps"] == 1 and held["update/early_stopped"] == 1
+
+
+def test_a_step_whose_ratio_ran_away_is_refused():
+    told = learner(ratio_threshold=1.0 + 1e-4, **{"loss.value_coef": 0.0}).step(QUERIES, REPLIES, SCORES)
+    assert told["policy/skipped_steps"] > 0 and told["update/steps"] < 6
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights():
+    student = learner()
+    before = {k: v.clone() for k, v in student.policy.state_dict().items()}
+    original = student.algorithm.loss
+
+    def broken(out, given, **options):
+        told = original(out, given, **options)
+        return told | {"loss": told["loss"] * math.nan}
+
+    student.algorithm = type(student.algorithm)(broken, student.algorithm.advantage, shadows=student.algorithm.shadows)
+    told = student.step(QUERIES, REPLIES, SCORES)
+    assert told["policy/skipped_steps"] == 1.0 and "update/steps" not in told
+    assert all(torch.equal(v, before[k]) for k, v in student.policy.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "at", "expected"),
+    [
+        ("constant", 0.0, 0.7, 1.0),
+        ("linear", 0.0, 0.75, 0.25),
+        ("cosine", 0.0, 0.5, 0.5),
+        ("cosine", 0.0, 1.0, 0.0),
+        ("constant", 0.2, 0.05, 0.25),
+    ],
+)
+def test_schedules(schedule, warmup, at, expected):
+    options = OptimizerOptions(lr=2.0, schedule=schedule, warmup=warmup)
+    assert rate(options, at) == pytest.approx(2.0 * expected, abs=1e-12)
+
+
+def test_the_entropy_bonus_raises_the_entropy():
+    def entropy(coef):
+        student = learner(**{"loss.entropy_coef": coef, "kl.coef": 0.0, "optimizer.lr": 1e-2})
+        student.step(QUERIES, REPLIES, [0.0] * 8)
+        return student.step(QUERIES, REPLIES, [0.0] * 8)["policy/entropy"]
+
+    assert entropy(0.5) > entropy(0.0) + 0.01
+
+
+def test_a_reply_for_each_score():
+    with pytest.raises(OperantError, match="2 rewards for 1 replies"):
+        learner().step([said([3], [4], logprobs=[-1.0], values=[0.0])], [1.0, 2.0])
+
+
+def test_a_device_that_is_not_there_is_a_sentence():
+    with pytest.raises(OperantError, match="operant doctor"):
+        learner(device="cuda:99")
