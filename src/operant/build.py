@@ -32,7 +32,7 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> B
     learner = Learner(
         train.policy,
         tokenizer=tokenizer,
-        reference=None if train.reference in (None, "none") else train.reference,
+        reference=train.reference,
         algorithm=train.algorithm,
         env=env,
         total_steps=train.steps,

@@ -82,7 +82,7 @@ def _hints(made: type | Callable) -> dict[str, Any]:
 def convert(value: Any, kind: Any, name: str) -> Any:
     """`value` (from Python, YAML or a command line) as `kind`. Raises: OperantError that names option and value."""
     if kind is Any:
-        return value
+        return None if _is_none(value) else value
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _first(value, inside, kind, name)
@@ -102,7 +102,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 def _first(value: Any, kinds: tuple[Any, ...], whole: Any, name: str) -> Any:
     optional = type(None) in kinds
-    if optional and (value is None or (isinstance(value, str) and value.lower() in ("none", "null"))):
+    if optional and _is_none(value):
         return None
     reasons = []
     for kind in kinds:
@@ -113,6 +113,10 @@ def _first(value: Any, kinds: tuple[Any, ...], whole: Any, name: str) -> Any:
         except OperantError as error:
             reasons.append(str(error))
     raise OperantError(reasons[0] + (", or none" if optional else ""))
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
 
 
 def _tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple:

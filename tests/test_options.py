@@ -1,0 +1,73 @@
+"""Options by name: full, nested or short; what is converted, and what is refused."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from operant import OperantError
+from operant.options import compose, convert
+
+
+@dataclass(frozen=True)
+class Kl:
+    coef: float = 0.1
+    kind: str = "k1"
+
+
+@dataclass(frozen=True)
+class Update:
+    epochs: int = 4
+    clip: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+def loss(out, batch, *, clip: float = 0.2, entropy_coef: float = 0.0):
+    """A function whose keyword-only arguments are options."""
+
+
+SCHEMA = {"kl": Kl, "update": Update, "loss": loss}
+
+
+@pytest.mark.parametrize(
+    "given", [{"kl.coef": 0.3}, {"kl": {"coef": 0.3}}, {"coef": "0.3"}, {"kl-coef".replace("-", "."): "3e-1"}]
+)
+def test_three_ways_to_say_one_thing(given):
+    assert compose(SCHEMA, given)["kl"] == Kl(coef=0.3)
+
+
+def test_a_functions_options_are_its_arguments():
+    assert compose(SCHEMA, {"loss.clip": "0.1", "entropy-coef": 1})["loss"] == {"clip": 0.1, "entropy_coef": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"clip": 0.1}, "say update.clip or loss.clip"),
+        ({"kl.ceof": 0.1}, "did you mean 'kl.coef'"),
+        ({"epoch": 1}, "did you mean 'epochs'"),
+        ({"epochs": "2.5"}, "a whole number"),
+        ({"epochs": True}, "a whole number"),
+        ({"coef": "nan"}, "a finite number"),
+        ({"update.clip": "much"}, "or none"),
+        ({"betas": "0.9"}, "give 2 values"),
+    ],
+)
+def test_mistakes_are_sentences(given, sentence):
+    with pytest.raises(OperantError, match=sentence):
+        compose(SCHEMA, given)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("none", float | None, None),
+        ("None", str | None, None),
+        ("1e-4", float, 1e-4),
+        ("1e2", int, 100),
+        ("yes", bool, True),
+        ("0.9,0.95", tuple[float, float], (0.9, 0.95)),
+        ("a,b", tuple[str, ...], ("a", "b")),
+    ],
+)
+def test_values(value, kind, expected):
+    assert convert(value, kind, "x") == expected
