@@ -140,4 +140,4 @@ def test_what_is_later_wins():
     assert configure(given | {"preset": "trl"}).learner["kl"].coef == 0.2
     assert configure(given | {"preset": "trl", "kl.coef": 0.3}).learner["kl"].coef == 0.3
     assert configure({"preset": "trl"}, "letters").learner["kl"].coef == 0.2
-    assert configure({}, "letters").learner["kl"].coef == 0.05
+    assert configure({}, "letters").learner["kl"].coef == 0.1

@@ -98,7 +98,6 @@ def _sensible(config: Config) -> None:
     for what in ("tasks", "reward"):
         if getattr(config.train, what) is None:
             raise OperantError(f"{what} is not given: say --{what} ... (README.md shows what it may be)")
-    config.learner["sampling"].for_training()
 
 
 def recipes() -> dict[str, Path]:

@@ -112,22 +112,15 @@ class Learner:
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
         self.clock: dict[str, float] = {}
+        self.spoken = self.sampling
+        """What the last replies were sampled with."""
         self.learnt: tuple[Batch, list[int]] | None = None
         """The last step's batch, and which rollouts it was made of."""
 
     def _sampling(self) -> Sampling:
-        sampling = _warned(self.options["sampling"].for_training())
-        if not sampling.stop_tokens:
-            sampling = replace(sampling, stop_tokens=self.policy.stop_tokens)
-        gamma = self.options["advantage"].get("gamma", 1.0)
-        if self.own.on_length == "bootstrap" and sampling.fixed_length and gamma == 1:
-            raise OperantError(
-                "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "
-                "value of an endless reply; use gamma below 1, or on_length='ended'"
-            )
-        if self.own.on_length == "penalty" and self.options["score"].missing_stop is None:
-            raise OperantError("on_length='penalty' needs score.missing_stop: say what such a reply gets")
-        return sampling
+        """The configured sampling; without stop tokens of its own, with the model's."""
+        sampling: Sampling = _warned(self.options["sampling"])
+        return sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
 
     def _reference(self, reference: Any) -> Shadow | None:
         if reference is None or "reference" not in self.algorithm.shadows:
@@ -156,7 +149,8 @@ class Learner:
         sampling = from_generation_kwargs(self.sampling, generation).for_training()
         if sampling != self.sampling:
             _warned(sampling)
-        self._refuse_untold(sampling)
+        if self.policy.tokenizer is None and sampling.stop_strings:
+            raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
         return self.play(tasks, sampling=sampling)
 
@@ -179,10 +173,6 @@ class Learner:
         if stream == "train":
             self.spoken = sampling
         return rollouts
-
-    def _refuse_untold(self, sampling: Sampling) -> None:
-        if self.policy.tokenizer is None and sampling.stop_strings:
-            raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
@@ -207,7 +197,7 @@ class Learner:
         if scores is None:
             if episodes is not None or next_values is not None or generation is not None:
                 raise OperantError("episodes, next_values and generation go with step(queries, responses, scores)")
-            return self.learn(list(first), list(second), getattr(self, "spoken", self.sampling))
+            return self.learn(list(first), list(second), self.spoken)
         sampling = from_generation_kwargs(self.sampling, generation or {})
         told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
         given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
@@ -223,11 +213,16 @@ class Learner:
         if len(rollouts) != len(scores):
             raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
         sampling, options = sampling or self.sampling, self.options
-        kept, used, tally = self._scores(rollouts, scores, world)
         places = {id(r): i for i, r in enumerate(rollouts)}
-        with self.timing("observe"):
-            batch = collate(kept, used, joined=not self.policy.encoder_decoder).to(self.policy.device)
-            batch = self._observe(batch, kept, sampling)
+        moments = self.moments.state_dict()
+        try:
+            kept, used, tally = self._scores(rollouts, scores, world)
+            with self.timing("observe"):
+                batch = collate(kept, used, joined=not self.policy.encoder_decoder).to(self.policy.device)
+                batch = self._observe(batch, kept, sampling)
+        except OperantError:
+            self.moments.load_state_dict(moments)  # the only thing that has moved so far
+            raise
         coef = self.controller.coef
         with self.timing("advantage"):
             batch = pay(batch, coef)
@@ -365,7 +360,25 @@ def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mappin
     composed = compose(known, base | resolve(known, given))
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
+    _possible(composed)
     return composed
+
+
+def _possible(options: Mapping[str, Any]) -> None:
+    """Refuse what cannot go together, while nothing has been loaded."""
+    sampling, score, on_length = options["sampling"].for_training(), options["score"], options["learner"].on_length
+    if on_length == "bootstrap" and sampling.fixed_length and options["advantage"].get("gamma", 1.0) == 1:
+        raise OperantError(
+            "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "
+            "value of an endless reply; use gamma below 1, or on_length='ended'"
+        )
+    if on_length == "penalty" and score.missing_stop is None:
+        raise OperantError("on_length='penalty' needs score.missing_stop: say what such a reply gets")
+    if score.missing_stop is not None and sampling.fixed_length:
+        raise OperantError(
+            f"score.missing_stop={score.missing_stop} with sampling.fixed_length: every reply ends by its length, so "
+            "all would be penalised; use score.truncate_token, or let replies stop"
+        )
 
 
 def _device(name: str) -> torch.device:
