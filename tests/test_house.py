@@ -21,6 +21,7 @@ LEVELS = [
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",
     "algorithms evaluate",
+    "settings",
     "learner",
     "config",
     "build",

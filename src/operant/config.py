@@ -16,7 +16,7 @@ from operant import options as named
 from operant.algorithms import find, preset
 from operant.data import DataOptions
 from operant.hub import BUILTIN
-from operant.learner import learner_options, schema
+from operant.settings import learner_options, schema
 from operant.types import OperantError
 
 

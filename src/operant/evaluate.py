@@ -1,6 +1,8 @@
 """Held-out tasks, judged with random numbers that depend on nothing but the task: the same before and after."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,7 +12,7 @@ from operant.observe import passed
 from operant.policy.policy import Policy
 from operant.rewards import judge
 from operant.sampling import Sampling
-from operant.types import RewardFn, Rollout
+from operant.types import RewardFn, Rollout, Task
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,20 @@ class Evaluation:
         """Mean score of the replies that were judged."""
         known = [s for s in self.scores if s is not None]
         return sum(known) / len(known) if known else float("nan")
+
+    def as_plain(self) -> dict[str, Any]:
+        """For a file or a checkpoint: the mean, the KL, and every reply as text with its score."""
+        pairs = zip(self.rollouts, self.scores, strict=True)
+        replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
+        return {"mean": self.mean, "kl": self.kl, "replies": replies}
+
+    @classmethod
+    def from_plain(cls, kept: Mapping[str, Any]) -> "Evaluation":
+        """What `as_plain` kept: texts and scores, without ids."""
+        rollouts = [
+            Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]
+        ]
+        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"])
 
 
 def totals(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:

@@ -12,64 +12,30 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from operant import distributed, measure
-from operant.algorithms import Algorithm, find, preset
+from operant.algorithms import find
 from operant.batch import collate
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.kl import KLOptions, controller
 from operant.observe import bootstrap, observe, pay
-from operant.options import compose, defaults, names, resolve
-from operant.policy.heads import ValueOptions
 from operant.policy.loading import load_policy
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
 from operant.rollout import play
 from operant.sampling import Sampling, from_generation_kwargs
+from operant.settings import LearnerOptions, find_device, learner_options
 from operant.tally import Tally
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task
-from operant.updates.gradient import Objective, UpdateOptions, minibatch_whitening
-from operant.updates.optimizer import OptimizerOptions, make_optimizer, rate, set_rate
-
-
-@dataclass(frozen=True)
-class LearnerOptions:
-    """What belongs to no room alone."""
-
-    seed: int = 0
-    """Of every random number, through counters."""
-    on_length: str = "ended"
-    """A reply that hit its length limit: ended | penalty (score.missing_stop) | drop | bootstrap."""
-    device: str = "auto"
-    """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
-    rescore: bool = False
-    """Make a second pass for log-probs and values also where decoding kept them."""
-
-    def __post_init__(self) -> None:
-        if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
-            raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
-
-
-def schema(algorithm: Algorithm) -> dict[str, Any]:
-    """The options of a learner, by group; those of loss and advantage are their functions' own arguments."""
-    return {
-        "learner": LearnerOptions,
-        "sampling": Sampling,
-        "kl": KLOptions,
-        "loss": algorithm.loss,
-        "advantage": algorithm.advantage or (lambda batch: batch),
-        "update": UpdateOptions,
-        "optimizer": OptimizerOptions,
-        "score": ScoreOptions,
-        "value": ValueOptions,
-    }
+from operant.updates.gradient import Objective, minibatch_whitening
+from operant.updates.optimizer import make_optimizer, rate, set_rate
 
 
 class Learner:
@@ -98,7 +64,7 @@ class Learner:
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs_values else None
-        self.policy = load_policy(policy, value=value, tokenizer=tokenizer).to(_device(self.own.device))
+        self.policy = load_policy(policy, value=value, tokenizer=tokenizer).to(find_device(self.own.device))
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         self.sampling = self._sampling()
@@ -351,47 +317,6 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.step, self.episodes = state["step"], state["episodes"]
-
-
-def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Preset, then the caller's own values, composed and complete: functions' arguments with their defaults."""
-    known = schema(algorithm)
-    base = {k: v for k, v in preset(preset_name).items() if k in names(known)}
-    composed = compose(known, base | resolve(known, given))
-    for group in ("loss", "advantage"):
-        composed[group] = defaults(known[group]) | composed[group]
-    _possible(composed)
-    return composed
-
-
-def _possible(options: Mapping[str, Any]) -> None:
-    """Refuse what cannot go together, while nothing has been loaded."""
-    sampling, score, on_length = options["sampling"].for_training(), options["score"], options["learner"].on_length
-    if on_length == "bootstrap" and sampling.fixed_length and options["advantage"].get("gamma", 1.0) == 1:
-        raise OperantError(
-            "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "
-            "value of an endless reply; use gamma below 1, or on_length='ended'"
-        )
-    if on_length == "penalty" and score.missing_stop is None:
-        raise OperantError("on_length='penalty' needs score.missing_stop: say what such a reply gets")
-    if score.missing_stop is not None and sampling.fixed_length:
-        raise OperantError(
-            f"score.missing_stop={score.missing_stop} with sampling.fixed_length: every reply ends by its length, so "
-            "all would be penalised; use score.truncate_token, or let replies stop"
-        )
-
-
-def _device(name: str) -> torch.device:
-    """Raises: OperantError for a device that torch does not have."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise OperantError(f"device={name!r} cannot be used here ({why}); `operant doctor` lists what can") from error
-    return device
 
 
 def _warned(sampling: Sampling) -> Sampling:

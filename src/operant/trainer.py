@@ -128,7 +128,7 @@ class Run:
         return path
 
     def _extra(self) -> dict[str, Any]:
-        return {"before": _kept(self.before)}
+        return {"before": self.before.as_plain() if self.before is not None else None}
 
     def save_when_due(self) -> None:
         if time.monotonic() - self._saved >= 60 * self.config.train.checkpoint_minutes:
@@ -155,7 +155,7 @@ class Run:
         self.report()
 
     def _write_comparison(self) -> None:
-        told = {"before": _kept(self.before), "after": _kept(self.after)}
+        told = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
         files.write(self.path / "evaluation.json", json.dumps(told, indent=1))
 
 
@@ -244,7 +244,7 @@ def _go_on(run: Run) -> None:
     step = 0
     if path is not None:
         step, extra = run.state.load(path, run.folder.say)
-        run.before = _restored(extra["before"])
+        run.before = Evaluation.from_plain(extra["before"]) if extra["before"] is not None else None
         run.policy.version = step
         run.learner.engine.sync(run.policy, step)
     run.folder.cut_after(step)
@@ -272,24 +272,6 @@ def _parts(judged: Judged) -> dict[str, float]:
     if len(judged.parts) > 1:
         judged.report(tally)
     return tally.result()
-
-
-def _kept(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    """An evaluation as plain data."""
-    if evaluation is None:
-        return None
-    pairs = zip(evaluation.rollouts, evaluation.scores, strict=True)
-    replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
-    return {"mean": evaluation.mean, "kl": evaluation.kl, "replies": replies}
-
-
-def _restored(kept: dict[str, Any] | None) -> Evaluation | None:
-    if kept is None:
-        return None
-    from operant.types import Task
-
-    rollouts = [Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]]
-    return Evaluation(rollouts, [r["score"] for r in kept["replies"]], kept["kl"])
 
 
 @contextmanager
