@@ -56,6 +56,21 @@ def test_a_reward_that_fails_once_changes_no_number(tmp_path):
         assert torch.equal(value, again.policy.state_dict()[name]), name
 
 
+def test_a_step_that_nothing_was_left_of_is_played_again(tmp_path):
+    options = {"tokenizer": letters(), **SMALL}
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
+    calls = []
+
+    def silent_once(rollouts):
+        calls.append(1)
+        return [None] * len(rollouts) if len(calls) == 2 else count_a(rollouts)
+
+    with pytest.raises(OperantError, match="all abstained"):
+        train(model(), TASKS, silent_once, out=tmp_path / "r", **options)
+    again = train(model(), TASKS, silent_once, out=tmp_path / "r", resume=True, tokenizer=letters())
+    assert told(again) == told(whole)
+
+
 def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path):
     options = {"tokenizer": letters(), **SMALL, "score.scale": True}
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)

@@ -69,11 +69,11 @@ class Run:
             rollouts = learner.play([task for task in picked for _ in range(train.samples)])
             with learner.timing("reward"):
                 judged = judge(self.built.reward, self._seen(rollouts))
-        except OperantError:
+            metrics = learner.learn(rollouts, judged.scores)
+        except OperantError:  # raised by whatever comes before the update: no weight has moved
             self.state.restore(before)
             self.save()
             raise
-        metrics = learner.learn(rollouts, judged.scores)
         metrics |= _parts(judged)
         self._track(metrics, rollouts, judged, start)
         return metrics
