@@ -112,6 +112,13 @@ def test_the_entropy_bonus_raises_the_entropy():
     assert entropy(0.5) > entropy(0.0) + 0.01
 
 
+def test_without_a_reference_no_kl_is_told_or_taken():
+    told = learner(reference=None).step(QUERIES, REPLIES, SCORES)
+    assert not [name for name in told if name.startswith("kl/")]
+    with pytest.raises(OperantError, match="nothing to measure KL to"):
+        learner(reference=None, **{"kl.loss_coef": 0.1})
+
+
 def test_a_reply_for_each_score():
     with pytest.raises(OperantError, match="2 rewards for 1 replies"):
         learner().step([said([3], [4], logprobs=[-1.0], values=[0.0])], [1.0, 2.0])

@@ -64,6 +64,10 @@ class Learner:
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs_values else None
+        if reference is None and self.kl.loss_coef:
+            raise OperantError(
+                f"kl.loss_coef={self.kl.loss_coef} with reference=None: there is nothing to measure KL to"
+            )
         self.policy = load_policy(policy, value=value, tokenizer=tokenizer).to(find_device(self.own.device))
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
@@ -273,7 +277,9 @@ class Learner:
     def _told(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
         clock, self.clock = self.clock, {}
         times = {f"time/{name}": seconds for name, seconds in clock.items()}
-        known = {"step": self.progress.step, "episodes": self.progress.episodes, "kl/coef": coef, "update/lr": lr}
+        known = {"step": self.progress.step, "episodes": self.progress.episodes, "update/lr": lr}
+        if self.reference is not None:
+            known["kl/coef"] = coef
         if self.kl.loss_coef:
             known["kl/loss_coef"] = self.kl.loss_coef
         return known | metrics | times
