@@ -70,8 +70,8 @@ def figure(rows: list[dict]) -> str:
             control = row["run"].startswith("control")
             style = 'stroke="#c33" stroke-dasharray="4 3"' if control else 'stroke="#2563ab"'
             parts.append(f'<polyline points="{points}" fill="none" stroke-width="1.4" {style}/>')
-    parts.append('<text x="60" y="250" fill="#2563ab">PPO, one line a seed</text>')
-    parts.append('<text x="190" y="250" fill="#c33">control: shuffled rewards</text></svg>')
+    parts.append('<text x="45" y="250" fill="#2563ab">PPO, one line a seed</text>')
+    parts.append('<text x="165" y="250" fill="#c33">control: shuffled rewards</text></svg>')
     return "\n".join(parts)
 
 
