@@ -2,7 +2,7 @@
 
 import torch
 
-from operant.batch import cut, units
+from operant.batch import cut, given_rows, units
 from operant.kl import EXACT, SAMPLED, KLOptions, estimate
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
@@ -97,21 +97,8 @@ def bootstrap(batch: Batch, rollouts: list[Rollout], policy: Policy, *, lengths_
 
 
 def _value_after(policy: Policy, ids: list[int]) -> float:
-    row = torch.tensor([[*ids, 0]], device=policy.device)
-    actions = torch.zeros_like(row, dtype=torch.bool)
-    actions[0, -1] = True
-    one = torch.zeros(1, dtype=torch.long, device=policy.device)
-    state = Batch(
-        tokens=row,
-        mask=torch.ones_like(actions),
-        actions=actions,
-        rewards=torch.zeros(row.shape),
-        turns=torch.where(actions, 0, -1),
-        episodes=one,
-        groups=one,
-        bootstrap=torch.zeros(1),
-    )
-    return float(policy.values(state)[0, -1])
+    """The value of the state after `ids`: before a token that is never looked at."""
+    return float(policy.values(given_rows([ids], [[0]]))[0, -1])
 
 
 def _fits(batch: Batch, policy: Policy) -> None:

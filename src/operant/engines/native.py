@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from operant.policy import layout
+from operant.batch import given_rows
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, stop_table, uniforms
-from operant.types import Batch, Completion, End, OperantError
+from operant.types import Completion, End, OperantError
 
 COMPACT_AT = 0.75
 """Finished replies leave the batch once the live ones are fewer than this share of it."""
@@ -59,7 +59,7 @@ class NativeEngine:
         """For each prompt, one of the given replies, drawn in proportion to its probability; which one, and it."""
         chosen = []
         for prompt, replies, key in zip(prompts, options, keys, strict=True):
-            batch = _rows([prompt] * len(replies), replies)
+            batch = given_rows([prompt] * len(replies), replies)
             out = self.policy.forward(batch, sampling)
             pick, _ = sampling.draw(out.logprobs.sum(1)[None], uniforms([key], 0))
             index = int(pick)
@@ -162,21 +162,3 @@ class _Record:
             done = Completion(tokens[i][:n], logprobs[i][:n], own, end, self.version)
             out.append(replace(done, allowed=self.allowed[i]) if self.allowed is not None else done)
         return out
-
-
-def _rows(prompts: Sequence[list[int]], replies: Sequence[list[int]]) -> Batch:
-    """A batch of given replies, one a row."""
-    tokens, mask = layout.pad([p + list(r) for p, r in zip(prompts, replies, strict=True)], "right")
-    starts = torch.tensor([len(p) for p in prompts])
-    actions = mask & (torch.arange(tokens.shape[1]) >= starts[:, None])
-    count = torch.arange(len(prompts))
-    return Batch(
-        tokens=tokens,
-        mask=mask,
-        actions=actions,
-        rewards=torch.zeros(tokens.shape),
-        turns=torch.where(actions, 0, -1),
-        episodes=count,
-        groups=count,
-        bootstrap=torch.zeros(len(prompts)),
-    )
