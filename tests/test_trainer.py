@@ -81,6 +81,17 @@ def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path):
     assert told(again) == told(whole)
 
 
+def test_what_was_logged_after_the_checkpoint_is_played_and_written_again(tmp_path):
+    """Without a checkpoint the run begins anew, and the two steps that stand in its log must not stand there twice."""
+    options = {"tokenizer": letters(), **SMALL, "checkpoint_minutes": 60.0}
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options):
+        if metrics["step"] == 2:
+            break
+    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    assert told(again) == told(whole)
+
+
 def test_a_run_from_python_is_resumed_from_python(tmp_path, capsys):
     from operant.cli import main
 

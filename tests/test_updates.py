@@ -119,6 +119,15 @@ def test_without_a_reference_no_kl_is_told_or_taken():
         learner(reference=None, **{"kl.loss_coef": 0.1})
 
 
+def test_a_step_that_cannot_be_scored_leaves_the_running_moments():
+    student = learner(**{"score.normalise": True})
+    student.step(QUERIES, REPLIES, SCORES)
+    before = student.moments.state_dict()
+    with pytest.raises(OperantError, match="context"):
+        student.step([[3] * 60], [[4] * 60], [5.0])
+    assert student.moments.state_dict() == before
+
+
 def test_a_reply_for_each_score():
     with pytest.raises(OperantError, match="2 rewards for 1 replies"):
         learner().step([said([3], [4], logprobs=[-1.0], values=[0.0])], [1.0, 2.0])
