@@ -1,0 +1,64 @@
+"""Histograms on a common grid: merging equals the histogram of everything, in any order."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from operant.tally import BINS, Histogram, Tally
+
+
+def counted(values, histogram):
+    """Counts by hand, on the histogram's own grid."""
+    edges = [(histogram.start + i) * histogram.width for i in range(len(histogram.counts) + 1)]
+    return [sum(low <= v < high for v in values) for low, high in zip(edges, edges[1:])]
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 1.0), (-8.0, 3.0), (1e6, 1e6 + 1), (0.25, 0.25), (-1e-9, 1e-9), (0.0, 0.0)])
+def test_bins_hold_what_lies_in_them(low, high):
+    values = np.random.default_rng(0).uniform(low, high, 500).tolist() if low < high else [low] * 5
+    histogram = Histogram.of(values)
+    assert list(histogram.counts) == counted(values, histogram)
+    assert sum(histogram.counts) == len(values) and len(histogram.counts) <= BINS
+    assert histogram.counts[0] and histogram.counts[-1]
+    assert np.log2(histogram.width) == round(np.log2(histogram.width))
+    if high - low > 1e-6:
+        assert len(histogram.counts) > BINS / 4  # a grid too coarse would show nothing
+
+
+def test_merging_is_counting_together_in_any_order():
+    draw = random.Random(1)
+    parts = [[draw.gauss(mean, spread) for _ in range(40)] for mean, spread in ((0, 1), (3, 0.01), (-40, 9), (0.1, 0))]
+    for _ in range(6):
+        draw.shuffle(parts)
+        merged = Histogram.of(parts[0])
+        for part in parts[1:]:
+            merged = merged.merge(Histogram.of(part))
+        assert list(merged.counts) == counted(sum(parts, []), merged)
+        assert len(merged.counts) <= BINS
+
+
+def test_a_coarser_grid_merges_neighbours_exactly():
+    fine = Histogram(0.5, -3, (1, 0, 2, 5, 0, 1))  # from -1.5 to 1.5
+    assert fine.coarser(1.0) == Histogram(1.0, -2, (1, 2, 5, 1))
+    assert fine.coarser(4.0) == Histogram(4.0, -1, (3, 6))
+    assert Histogram.from_plain(fine.as_plain()) == fine
+
+
+def test_what_is_not_finite_is_left_out_and_nothing_gives_nothing():
+    assert sum(Histogram.of([1.0, float("nan"), float("inf"), 2.0]).counts) == 2
+    assert Histogram.of([]) is None and Histogram.of([float("nan")]) is None
+    tally = Tally()
+    tally.histogram("x", [])
+    assert tally.histograms == {} and tally.result() == {}
+
+
+def test_a_tally_pools_histograms_over_parts():
+    one, two, both = Tally(), Tally(), Tally()
+    x = torch.arange(12.0).view(3, 4)
+    where = x % 2 == 0
+    one.histogram("x", x, where)
+    two.histogram("x", [100.0])
+    both.histogram("x", [*x[where].tolist(), 100.0])
+    assert one.merge(two).histograms == both.histograms
