@@ -86,6 +86,8 @@ class Learner:
         """What the last replies were sampled with."""
         self.learnt: tuple[Batch, list[int]] | None = None
         """The last step's batch, and which rollouts it was made of."""
+        self.distributions: dict[str, Any] = {}
+        """Of the last step: `histograms`, norms by `blocks`, and now and then `gradients` by tensor."""
 
     def _sampling(self) -> Sampling:
         """The configured sampling; without stop tokens of its own, with the model's."""
@@ -205,7 +207,8 @@ class Learner:
         with self.timing("update"):
             tally.merge(self._update(batch, sampling))
         self.learnt = batch, [places[id(r)] for r in kept]
-        metrics = measure.finish(distributed.pool(tally).result())
+        pooled = distributed.pool(tally)
+        metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
         self._follow(metrics, progress)
         return self._told(metrics, coef, lr)
 
@@ -260,6 +263,7 @@ class Learner:
             sampling=sampling,
             seed=self.own.seed,
             step=self.progress.step,
+            closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
         )
 
     def _follow(self, metrics: dict[str, float], progress: float) -> None:

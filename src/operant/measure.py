@@ -1,11 +1,20 @@
 """What is told of a step's rollouts and batch, as sums and counts. Names and meanings: `tracking/registry.py`."""
 
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from operant.kl import estimate
 from operant.tally import Tally
-from operant.types import Batch, Rollout
+from operant.types import Batch, Outputs, Rollout
+
+BLOCKS, GRADIENTS = "blocks/", "gradients/"
+"""How numbers of the model's blocks and histograms of its tensors are called in a tally."""
 
 
 def of_rollouts(rollouts: list[Rollout]) -> Tally:
@@ -24,6 +33,9 @@ def of_rollouts(rollouts: list[Rollout]) -> Tally:
     tally.mean("rollout/ended_cut", [r.end == "cut" for r in rollouts])
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
     tally.add("rollout/count", len(rollouts), 0.0)
+    tally.histogram("reply_tokens", lengths["rollout/reply_tokens"])
+    if any(any(r.texts) for r in rollouts):  # where there is no tokenizer there are no texts
+        tally.merge(of_texts([text for r in rollouts for text in r.texts]))
     return tally
 
 
@@ -38,25 +50,34 @@ def of_batch(batch: Batch, coef: float) -> Tally:
         return sums.tolist()
 
     tally.mean("rollout/logprob_mean", batch.raw_logprobs, at)
+    tally.histogram("logprobs", batch.raw_logprobs, at)
     tally.mean("policy/sampled_entropy", per_episode(-batch.raw_logprobs))
     if batch.ref_logprobs is not None:
         tally.mean("rollout/ref_logprob_mean", batch.ref_logprobs, at)
+        tally.histogram("ref_logprobs", batch.ref_logprobs, at)
         k1 = estimate("k1", batch.raw_logprobs, batch.ref_logprobs)
         each = per_episode(k1)
         tally.mean("kl/per_reply", each)
         tally.spread("kl/per_reply_std", each)
+        tally.histogram("kl_per_reply", each)
         tally.mean("kl/per_token", k1, at)
         tally.mean("kl/k3", per_episode(estimate("k3", batch.raw_logprobs, batch.ref_logprobs)))
     if batch.kl is not None:
         charged = per_episode(batch.kl)
         tally.mean("kl/paid", charged)
         tally.mean("reward/kl_penalty", [coef * k for k in charged])
-    tally.mean("reward/return", per_episode(batch.rewards))
+        tally.spread("reward/kl_penalty_std", [coef * k for k in charged])
+    paid = per_episode(batch.rewards)
+    tally.mean("reward/return", paid)
+    tally.spread("reward/return_std", paid)
     for name, x in (("value", batch.values), ("returns", batch.returns), ("policy/advantage", batch.advantages)):
         if x is not None:
             joint = "_" if "/" in name else "/"
             tally.mean(f"{name}{joint}mean", x, at)
             tally.spread(f"{name}{joint}std", x, at)
+    for name in ("values", "advantages"):
+        if getattr(batch, name) is not None:
+            tally.histogram(name, getattr(batch, name), at)
     return tally
 
 
@@ -70,11 +91,125 @@ def of_scores(raw: list[float], used: list[float], abstained: int) -> Tally:
         tally.extreme("reward/max", score)
         tally.extreme("reward/min", score)
     tally.add("reward/abstained", abstained, abstained + len(raw))
+    tally.histogram("reward", raw)
     return tally
 
 
-def finish(metrics: dict[str, float]) -> dict[str, float]:
-    """What follows from several pooled numbers."""
+def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
+    """The share of the scores' variance that the query explains; None where no query was attempted twice.
+
+    The intraclass correlation of a one-way layout, 1 - (variance within groups) / (whole variance), from the unbiased
+    mean squares (Shrout and Fleiss, 1979, ICC(1,1) with unequal groups); cut at 0.
+    """
+    held: dict[int, list[float]] = {}
+    for score, group in zip(scores, groups, strict=True):
+        held.setdefault(group, []).append(score)
+    several = [x for x in held.values() if len(x) > 1]
+    n, count = sum(map(len, several)), len(several)
+    if count < 2:
+        return None
+    means, grand = [sum(x) / len(x) for x in several], sum(map(sum, several)) / n
+    within = sum((v - m) ** 2 for x, m in zip(several, means) for v in x) / (n - count)
+    between = sum(len(x) * (m - grand) ** 2 for x, m in zip(several, means)) / (count - 1)
+    size = (n - sum(len(x) ** 2 for x in several) / n) / (count - 1)
+    whole = between + (size - 1) * within
+    return max((between - within) / whole, 0.0) if whole else None
+
+
+def distributions(tally: Tally) -> dict[str, Any]:
+    """Histograms, norms by block and gradients by tensor, as a file holds them."""
+    plain = {name: h.as_plain() for name, h in tally.histograms.items()}
+    blocks: dict[str, dict[str, float]] = {}
+    for name, x in tally.result().items():
+        if name.startswith(BLOCKS):
+            _, kind, block = name.split("/", 2)
+            blocks.setdefault(kind, {})[block] = x
+    told = {
+        "histograms": {name: h for name, h in plain.items() if not name.startswith(GRADIENTS)},
+        "blocks": blocks,
+        "gradients": {name.removeprefix(GRADIENTS): h for name, h in plain.items() if name.startswith(GRADIENTS)},
+    }
+    return {name: held for name, held in told.items() if held}
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+_WORD = re.compile(r"\w+")
+_COMMON = frozenset(".,;:'\"-()?!’‘“”")
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased runs of letters, digits and underscores."""
+    return _WORD.findall(text.lower())
+
+
+def of_texts(texts: Sequence[str]) -> Tally:
+    """What replies look like as text: empty, monotonous, full of signs. Names: `text/...` in the registry."""
+    tally = Tally()
+    said = [words(text) for text in texts]
+    tally.mean("text/empty", [not text.strip() for text in texts])
+    tally.mean("text/repeated", [_repeated(x) for x in said if len(x) > 2])
+    flat = [word for x in said for word in x]
+    pairs = [pair for x in said for pair in zip(x, x[1:])]
+    for name, things in (("1", flat), ("2", pairs)):
+        if things:
+            tally.add(f"text/distinct_{name}", len(set(things)), len(things))
+    if flat:
+        tally.add("text/top_word", Counter(flat).most_common(1)[0][1], len(flat))
+    characters = "".join(texts)
+    if characters:
+        signs = {
+            "text/exclamations": characters.count("!"),
+            "text/emojis": sum(map(_is_emoji, characters)),
+            "text/non_letters": sum(map(_is_odd, characters)),
+        }
+        for name, count in signs.items():
+            tally.add(name, count, len(characters))
+    return tally
+
+
+def top_word(texts: Sequence[str]) -> tuple[str, float]:
+    """The commonest word of all texts, and its share of their words; ("", 0.0) where there are none."""
+    flat = [word for text in texts for word in words(text)]
+    if not flat:
+        return "", 0.0
+    word, count = Counter(flat).most_common(1)[0]
+    return word, count / len(flat)
+
+
+def _repeated(said: Sequence[str]) -> float:
+    """Share of a reply's word trigrams that it has said before."""
+    trigrams = list(zip(said, said[1:], said[2:]))
+    return 1 - len(set(trigrams)) / len(trigrams)
+
+
+def _is_emoji(c: str) -> bool:
+    return c >= "\u2600" and unicodedata.category(c) == "So"
+
+
+def _is_odd(c: str) -> bool:
+    return not (c.isalnum() or c.isspace() or c in _COMMON)
+
+
+def of_likelihood(tally: Tally, batch: Batch, out: Outputs) -> None:
+    """How the drawn tokens' log-probs compare with what the policy's own entropy predicts; weights unchanged.
+
+    Where tokens are drawn from the policy, log-prob + entropy has expectation 0 at every token, whatever came before:
+    a sum over tokens is a martingale, so its standard error is known and a wrong sampler shows within a step.
+    """
+    if batch.allowed is None:
+        excess = out.logprobs.detach() + out.entropy.detach()
+        tally.mean("rollout/likelihood_gap", excess, batch.actions)
+        tally.spread("rollout/likelihood_z", excess, batch.actions)
+
+
+def finish(tally: Tally) -> dict[str, float]:
+    """The metrics of pooled sums, and what follows from several of them. Numbers of blocks are no metrics."""
+    metrics = {name: x for name, x in tally.result().items() if not name.startswith(BLOCKS)}
+    if "rollout/likelihood_z" in metrics:  # so far the spread
+        spread, count = metrics.pop("rollout/likelihood_z"), tally.sums["rollout/likelihood_gap"][1]
+        if spread:
+            metrics["rollout/likelihood_z"] = metrics["rollout/likelihood_gap"] / spread * count**0.5
     if "value/error" in metrics and metrics.get("returns/std"):
         metrics["value/explained_variance"] = 1 - metrics["value/error"] / metrics["returns/std"] ** 2
     return metrics

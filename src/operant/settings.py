@@ -32,10 +32,15 @@ class LearnerOptions:
     """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
     rescore: bool = False
     """Make a second pass for log-probs and values also where decoding kept them."""
+    watch_every: int = 10
+    """Steps between close looks: histograms of every gradient, norms of weights and updates by block; 0: none. Each
+    holds a copy of the trained weights while it lasts."""
 
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
             raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
+        if self.watch_every < 0:
+            raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 
 
 def schema(algorithm: Algorithm) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Histogram:
     @classmethod
     def of(cls, values: Tensor | Iterable[float], where: Tensor | None = None, bins: int = BINS) -> "Histogram | None":
         """The histogram of the finite values (where `where` holds); None where there are none."""
-        x = np.asarray(_flat(values, where))
+        x = _numbers(values, where)
         x = x[np.isfinite(x)]
         if not len(x):
             return None
@@ -77,6 +77,13 @@ class Histogram:
         """What `as_plain` kept."""
         counts: Sequence[int] = held["counts"]
         return cls(held["width"], held["start"], tuple(counts))
+
+
+def _numbers(values: Tensor | Iterable[float], where: Tensor | None) -> np.ndarray:
+    if isinstance(values, Tensor):
+        picked = values if where is None else values[where]
+        return picked.detach().double().flatten().cpu().numpy()
+    return np.asarray(list(values), dtype=np.float64)
 
 
 def _width(low: float, high: float, bins: int) -> float:

@@ -23,6 +23,10 @@ reward/kl_penalty | score | small beside the reward | ppo/mean_non_score_reward,
     there) | what the KL term took from a reply, mean over replies: coefficient times kl/paid
 reward/return | score | rises | objective/rlhf_reward | score as it is trained on minus KL penalty, mean over replies:
     what PPO maximises
+reward/kl_penalty_std | score | | | spread of that penalty over the replies
+reward/return_std | score | | | spread of the returns over the replies
+reward/query_share | share | ..0.8 | | share of the scores' variance that the query explains, from several replies to
+    one query: near 1, what the policy says hardly matters
 reward/abstained | share | ..0.1 | | share of replies that the reward would not judge; they are left out
 reward/<part>/mean | score | | | mean of one named part of the reward, before its weight
 reward/<part>/std | score | | | spread of one named part of the reward
@@ -93,13 +97,34 @@ rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies t
 rollout/ended_length | share | | | share of replies that ended at the task's own length limit
 rollout/turns | | | | replies an episode, mean: 1 but in a world
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of what follows is counted in
+rollout/likelihood_gap | nats | 0 but for noise | | entropy of the policy plus log-prob of the token that was drawn, mean
+    over tokens, with unchanged weights: 0 in expectation where the replies come from this very policy; above 0 they are
+    likelier than its own (truncated or colder sampling), below 0 unlikelier (hotter, dropout, a suppressed end, padding)
+rollout/likelihood_z | standard errors | -6..6 | | the same over its standard error
+# Text
+text/empty | share | ..0.1 | | share of replies without any text
+text/top_word | share | ..0.25 | | share of all words that are the commonest word
+text/distinct_1 | share | steady | | different words over words, all replies of the step together
+text/distinct_2 | share | steady | | different pairs of words over pairs, all replies of the step together
+text/repeated | share | ..0.2 | | share of a reply's word trigrams that it has said before, mean over replies
+text/exclamations | share | as the reference's | | share of characters that are exclamation marks
+text/emojis | share | as the reference's | | share of characters that are emojis and other pictures
+text/non_letters | share | as the reference's | | share of characters that are no letters, digits, space or punctuation
 # Held-out tasks
 evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, the same random numbers each time
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
+evaluate/reward_std | score | | | spread of those scores
+evaluate/best_of_k | score | | | mean over the held-out tasks of the best of their replies, where each has several
+probe/reward | score | rises | | mean score of the policy's replies to the probe queries, the same random numbers each time
+probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies
+probe/reference_reward | score | | | mean score of the reference's replies to the same queries
+probe/query_share | share | ..0.8 | | reward/query_share of two replies to each probe query before training
 # Update
 update/lr | | | ppo/learning_rate, lr | learning rate
 update/grad_norm | | steady | gradients/* (whole histograms) | length of the gradient before clipping, mean over
     optimizer steps
+update/grad_norm_clipped | | | | length of the gradient after clipping, mean over optimizer steps
+update/not_finite | share | 0 | | share of optimizer steps refused because the gradient was not finite
 update/steps | | | | optimizer steps made
 update/epochs | | | | passes over the replies that were finished
 update/early_stopped | | mostly 0 | | 1 where the KL of old and new policy ended the update early
@@ -112,6 +137,9 @@ time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
 time/track | s | | time/ppo/calc_stats | writing metrics and replies
 tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
+# Memory
+memory/resident_gb | GB | steady | | memory that the process holds now
+memory/gpu_gb | GB | steady | | largest memory that its tensors held on the GPU
 """
 """name | unit | healthy: words, or lowest..highest | TRL's names | meaning. Indented lines go on."""
 
@@ -166,6 +194,7 @@ COLUMNS = {
     "task, group, rollout, turn": (
         "which task, which attempts at it belong together, which attempt, and which of its replies", ""),
     "query, reply": ("as text", "game_log"),
+    "tokens": ("the reply's ids as pieces of text", ""),
     "prompt, ids": ("the token ids that the policy saw, and those that it chose", ""),
     "query_tokens, reply_tokens": ("their lengths", "tokens/queries_dist, tokens/responses_dist"),
     "logprobs, ref_logprobs": (

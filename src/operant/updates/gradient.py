@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from operant import distributed, losses
+from operant import distributed, losses, measure
 from operant.advantages import whiten
 from operant.batch import cut, token_weights, units
 from operant.kl import EXACT, KLOptions, estimate, loss_term
@@ -20,6 +20,7 @@ from operant.policy.policy import Policy
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.types import Batch, LossFn, OperantError, Outputs
+from operant.updates.blocks import Watch
 from operant.updates.optimizer import OptimizerOptions, apply
 
 
@@ -75,9 +76,14 @@ def update(
     sampling: Sampling,
     seed: int = 0,
     step: int = 0,
+    closely: bool = False,
 ) -> Tally:
-    """Epochs over the batch; returns the metrics of all minibatches, of this rank."""
+    """Epochs over the batch; returns the metrics of all minibatches, of this rank.
+
+    `closely`: look at every gradient, weight and update, too (`blocks.Watch`).
+    """
     tally, first = Tally(), True
+    watch = Watch(policy, tally, closely=closely)
     held = units(batch, objective.unit)
     for epoch in range(options.epochs):
         so_far = Tally()
@@ -93,11 +99,13 @@ def update(
                 optimizer.zero_grad()
                 seen.sums.pop("loss/total", None)
                 tally.merge(seen).add("update/early_stopped", 1.0)
+                watch.weights()
                 return tally
-            _apply(policy, optimizer, options, steering, seen)
+            _apply(watch, optimizer, options, steering, seen)
             tally.merge(seen)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     tally.add("update/early_stopped", 0.0)
+    watch.weights()
     return tally
 
 
@@ -165,12 +173,14 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     if batch.logprobs is None:
         return
     log_ratio = (out.logprobs.detach() - batch.logprobs)[at]
+    tally.histogram("ratio", log_ratio.exp())
     tally.add("policy/old_new_k3", float(estimate("k3", -log_ratio, torch.zeros_like(log_ratio)).sum()), count)
     tally.spread("policy/ratio_std", log_ratio.exp())
     tally.extreme("policy/ratio_max", float(log_ratio.max().exp()))
     tally.extreme("policy/ratio_min", float(log_ratio.min().exp()))
     if gap:
         tally.extreme("rollout/logprob_gap", float(log_ratio.abs().max()))
+        measure.of_likelihood(tally, batch, out)
 
 
 def _too_far(so_far: Tally, limit: float | None) -> bool:
@@ -181,19 +191,25 @@ def _too_far(so_far: Tally, limit: float | None) -> bool:
 
 
 def _apply(
-    policy: Policy, optimizer: torch.optim.Optimizer, options: UpdateOptions, steering: OptimizerOptions, seen: Tally
+    watch: Watch, optimizer: torch.optim.Optimizer, options: UpdateOptions, steering: OptimizerOptions, seen: Tally
 ) -> None:
     """Clip and step; a gradient that is not finite, or a ratio beyond its threshold, never reaches the weights."""
-    bound = steering.max_grad_norm or float("inf")
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable(), bound))
-    refused = norm != norm or norm == float("inf") or _ratio_beyond(seen, options.ratio_threshold)
+    norms = {name: torch.linalg.vector_norm(p.grad) for name, p in watch.held.items() if p.grad is not None}
+    whole = torch.linalg.vector_norm(torch.stack(list(norms.values()))) if norms else torch.zeros(())
+    norm, bound = float(whole), steering.max_grad_norm or float("inf")
+    finite = norm == norm and norm != float("inf")
+    refused = not finite or _ratio_beyond(seen, options.ratio_threshold)
     if not refused:
+        watch.gradients({name: float(x) for name, x in norms.items()})
+        torch.nn.utils.clip_grads_with_norm_(watch.held.values(), bound, whole)
         seen.add("update/grad_norm", norm)
+        seen.add("update/grad_norm_clipped", min(norm, bound))
         seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
         apply(optimizer, steering)
     loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
     seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
     seen.add("policy/skipped_steps", float(refused))
+    seen.add("update/not_finite", float(not finite))
     optimizer.zero_grad()
 
 

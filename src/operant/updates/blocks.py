@@ -1,0 +1,75 @@
+"""Norms of gradients, updates and weights, block by block: where in the model the learning happens."""
+
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from operant import distributed
+from operant.measure import BLOCKS, GRADIENTS
+from operant.tally import Tally
+
+SAMPLE = 1 << 16
+"""Numbers of one tensor that its histogram looks at, evenly over it."""
+
+
+def block_names(parameters: Iterable[str]) -> dict[str, str]:
+    """The block of each parameter's name: the first number in it counts the blocks, in any architecture.
+
+    What comes before the first block is `embedding`, what comes after `final`; a critic is `value`.
+    """
+    names = list(parameters)
+    sided = any(".encoder." in name for name in names)
+    out, seen = {}, set[str]()
+    for name in names:
+        side = next((s for s in ("encoder", "decoder") if sided and f".{s}." in name), "")
+        numbered = re.match(r".*?\.(\d+)\.", name)
+        if name.startswith(("value_head", "critic")):
+            out[name] = "value"
+        elif numbered:
+            out[name] = f"{side} block {numbered[1]}".strip()
+            seen |= {side, ""}
+        else:
+            out[name] = "final" if side in seen else "embedding"
+    return out
+
+
+class Watch:
+    """The parts of a policy that are looked at: made once a step, before its update."""
+
+    def __init__(self, policy: nn.Module, tally: Tally, *, closely: bool = False):
+        """`closely`: also histograms of every gradient, and norms of weights and of their change. Costs a copy."""
+        self.tally = tally
+        self.held = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        self.blocks = block_names(self.held)
+        self.closely = closely
+        self.before = {name: p.detach().clone() for name, p in self.held.items()} if closely else {}
+
+    def gradients(self, norms: dict[str, float]) -> None:
+        """Note the gradients of an optimizer step, whose norms by parameter are known."""
+        self._note("gradient", norms)
+        if self.closely and distributed.rank() == 0:  # they are the same on every rank
+            for name, p in self.held.items():
+                if p.grad is not None:
+                    flat = p.grad.flatten()
+                    self.tally.histogram(GRADIENTS + name, flat[:: -(-len(flat) // SAMPLE)])
+        self.closely = False  # the first optimizer step stands for all
+
+    def weights(self) -> None:
+        """Note the weights after the update, and how far they have moved in it."""
+        if not self.before:
+            return
+        self._note("weight", {name: _norm(p) for name, p in self.held.items()})
+        self._note("update", {name: _norm(p.detach() - self.before[name]) for name, p in self.held.items()})
+
+    def _note(self, kind: str, norms: dict[str, float]) -> None:
+        squares: dict[str, float] = {}
+        for name, norm in norms.items():
+            squares[self.blocks[name]] = squares.get(self.blocks[name], 0.0) + norm**2
+        for block, square in squares.items():
+            self.tally.add(f"{BLOCKS}{kind}/{block}", square**0.5)
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float32))
