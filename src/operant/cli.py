@@ -15,6 +15,7 @@ USAGE = """operant trains transformer language models with reinforcement learnin
   operant train --resume runs/x               go on with an interrupted run
   operant generate runs/x                     talk to the result
   operant report runs/x                       write the report of a run anew
+  operant report runs/x --serve               the same page live, with every reply
   operant doctor                              versions, devices, extras, and a self-test
 
 `operant train --help` lists every option. Options are written --kl.coef 0.1, or --coef 0.1 where that is unambiguous.

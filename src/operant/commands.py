@@ -116,14 +116,24 @@ def _reply(engine: Any, policy: Any, sampling: Any, text: str, seed: int, number
 
 
 def report(arguments: Sequence[str]) -> int:
-    """`operant report runs/x`: write report.html anew."""
-    words, _ = parse(arguments)
+    """`operant report runs/x`: write report.html anew, or with --serve show the run while it goes on."""
+    words, options = parse(arguments, flags=("serve",))
+    if "help" in options:
+        print("operant report runs/x [--serve [--host 127.0.0.1] [--port 8265]]")
+        return 0
     if len(words) != 1:
         raise OperantError("say which run: operant report runs/sentiment")
+    from operant.options import compose
     from operant.run import read_config
     from operant.tracking.report import write_report
+    from operant.tracking.serve import Serving, serve
 
+    serving = compose({"": Serving}, options)[""]
+    if not serving.serve and options:
+        raise OperantError(f"--{next(iter(options))} says how to serve: operant report {words[0]} --serve ...")
     read_config(words[0])
+    if serving.serve:
+        return serve(words[0], serving)
     print(write_report(words[0]))
     return 0
 
@@ -138,8 +148,11 @@ def doctor(arguments: Sequence[str]) -> int:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Words and options: `--name value`, `--name=value`, or `--name` alone for true."""
+def parse(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
+    """Words and options: `--name value`, `--name=value`, or `--name` alone for true.
+
+    flags: options that never take the word behind them as their value.
+    """
     words: list[str] = []
     options: dict[str, Any] = {}
     rest = list(arguments)
@@ -149,8 +162,8 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             options["help"] = True
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            alone = not equals and (not rest or rest[0].startswith("--"))
             name = name.replace("-", "_")
+            alone = not equals and (name in flags or not rest or rest[0].startswith("--"))
             if name in options:
                 raise OperantError(f"option --{name} is given twice")
             options[name] = True if alone else value if equals else rest.pop(0)
