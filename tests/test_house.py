@@ -17,7 +17,7 @@ LEVELS = [
     "types tally",
     "files",
     "sampling kl chat distributed workers hub lock encoding options",
-    "policy data batch labels measure triplets",
+    "policy data batch labels measure triplets generation",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",
     "algorithms evaluate",

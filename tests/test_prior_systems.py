@@ -16,12 +16,13 @@ from toys import CAUSAL, bare_logprobs, lm
 from operant import losses
 from operant.batch import collate
 from operant.engines.native import NativeEngine
+from operant.generation import from_generation_kwargs
 from operant.kl import KLOptions, estimate
 from operant.learner import Learner
 from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
-from operant.sampling import Sampling, from_generation_kwargs
+from operant.sampling import Sampling
 from operant.types import OperantError
 from operant.updates.gradient import Objective, UpdateOptions, update
 from operant.updates.optimizer import OptimizerOptions, apply, make_optimizer

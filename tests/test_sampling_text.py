@@ -8,10 +8,11 @@ from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
 
 from operant.batch import collate
 from operant.engines.native import NativeEngine
+from operant.generation import from_generation_kwargs
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
-from operant.sampling import Sampling, from_generation_kwargs, reply_text, stop_table
+from operant.sampling import Sampling, reply_text, stop_table
 from operant.types import OperantError
 
 

@@ -10,9 +10,10 @@ The trainer is written with this class; a loop of one's own can be, too.
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,19 +24,36 @@ from operant.algorithms import find
 from operant.batch import collate
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
+from operant.generation import declared, from_generation_kwargs
 from operant.kl import KLOptions, controller
 from operant.observe import bootstrap, observe, pay
 from operant.policy.loading import load_policy
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
 from operant.rollout import play
-from operant.sampling import Sampling, from_generation_kwargs
+from operant.sampling import Sampling
 from operant.settings import LearnerOptions, find_device, learner_options
 from operant.tally import Tally
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task
 from operant.updates.gradient import Objective, minibatch_whitening
 from operant.updates.optimizer import make_optimizer, rate, set_rate
+
+HISTORY = 2000
+"""Steps whose metrics `diagnose` can look back on."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What the last step learnt from."""
+
+    rollouts: list[Rollout]
+    scores: Sequence[Any]
+    """One a rollout, as given."""
+    batch: Batch
+    kept: list[int]
+    """Which rollouts the batch was made of, in order."""
+    sampling: Sampling
 
 
 class Learner:
@@ -84,8 +102,8 @@ class Learner:
         self.clock: dict[str, float] = {}
         self.spoken = self.sampling
         """What the last replies were sampled with."""
-        self.learnt: tuple[Batch, list[int]] | None = None
-        """The last step's batch, and which rollouts it was made of."""
+        self.learnt: Learnt | None = None
+        self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self.distributions: dict[str, Any] = {}
         """Of the last step: `histograms`, norms by `blocks`, and now and then `gradients` by tensor."""
 
@@ -163,16 +181,20 @@ class Learner:
         A score is a float, one float per action token, or None (the reply is left out). For triplets, one forward pass
         computes log-probs and values; `episodes` names which triplets are turns of one episode, in order, each paid its
         own score; `next_values` is the value of the state after each (0: the episode has ended). `generation` declares
-        how foreign replies were sampled, so that they are scored in the same way.
+        how foreign replies were sampled: temperature, limits and stop tokens are then scored in the same way, and what
+        no score can know (top_k, min_length, dropout=True, padding_side="right") is named where it shows: `diagnose`.
         Returns the step's metrics. Raises: OperantError, with nothing changed.
         """
         if scores is None:
             if episodes is not None or next_values is not None or generation is not None:
                 raise OperantError("episodes, next_values and generation go with step(queries, responses, scores)")
             return self.learn(list(first), list(second), self.spoken)
-        sampling = from_generation_kwargs(self.sampling, generation or {})
+        sampling, unscored = declared(self.sampling, generation or {})
+        if unscored:
+            _say_unscored(unscored)
         told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
         given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
+        given["declared"] = dict(generation or {})
         if episodes is None:
             return self.learn(to_rollouts(first, second, **given), told, sampling)
         rollouts = to_rollouts(first, second, episodes=episodes, rewards=told, **given)
@@ -206,11 +228,12 @@ class Learner:
         set_rate(self.optimizer, lr)
         with self.timing("update"):
             tally.merge(self._update(batch, sampling))
-        self.learnt = batch, [places[id(r)] for r in kept]
+        self.learnt = Learnt(rollouts, scores, batch, [places[id(r)] for r in kept], sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
         self._follow(metrics, progress)
-        return self._told(metrics, coef, lr)
+        self.history.append(told := self._told(metrics, coef, lr))
+        return told
 
     def _scores(
         self, rollouts: list[Rollout], scores: Sequence[Any], world: bool
@@ -335,6 +358,15 @@ def _warned(sampling: Sampling) -> Sampling:
     if said is not None:
         warnings.warn(said, stacklevel=4)
     return sampling
+
+
+def _say_unscored(unscored: Mapping[str, Any]) -> None:
+    named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
+    warnings.warn(
+        f"replies sampled with {named} are scored as pure sampling, for no score can know what could not be drawn: "
+        "ratios and KL are biased; sample with Learner.generate, or without it",
+        stacklevel=3,
+    )
 
 
 def _task(query: Any) -> Task:

@@ -6,10 +6,8 @@ distribution (top-k, top-p, min-p) is refused in training unless `truncation="st
 drawn travel with every action.
 """
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -244,56 +242,3 @@ def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sam
         return text
     early = len(said(ids[: sampling.min_tokens - 1])) if sampling.min_tokens > 1 else 0
     return text[: _stop_place(text, sampling.stop_strings, early)]
-
-
-# --- transformers' names ----------------------------------------------------------------------------------------------
-
-_NEUTRAL = {
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "repetition_penalty": (1, None),
-    "length_penalty": (1, None),
-    "no_repeat_ngram_size": (0, None),
-    "typical_p": (1, None),
-    "epsilon_cutoff": (0, None),
-    "eta_cutoff": (0, None),
-    "renormalize_logits": (False, None),
-    "use_cache": (True, False, None),
-    "bos_token_id": None,
-    "pad_token_id": None,
-    "early_stopping": (False, None),
-}
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
-
-
-@lru_cache
-def _known_names() -> tuple[str, ...]:
-    own = tuple(f.name for f in fields(Sampling))
-    return own + tuple(_RENAMED) + tuple(_NEUTRAL) + ("do_sample", "min_length", "max_length")
-
-
-def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Sampling:
-    """`base` with transformers' generation arguments (or our own names) laid over it.
-
-    Masks never come from ids here, so `pad_token_id` is accepted and has nothing to do.
-    Raises: OperantError for an unknown name (with the nearest) and for what could not be scored exactly.
-    """
-    changes: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        if name not in _known_names():
-            near = difflib.get_close_matches(name, _known_names(), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise OperantError(f"generation argument {name!r} is unknown{hint}")
-        if name in _NEUTRAL:
-            if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
-                raise OperantError(f"{name}={value!r} changes the distribution in a way that cannot be scored; drop it")
-        elif name == "do_sample":
-            changes |= {} if value else {"top_k": 1}
-        elif name == "min_length":
-            if value is not None and value > 0:
-                raise OperantError(f"min_length={value} counts the prompt too; say min_new_tokens, or min_length=-1")
-        elif name == "max_length":
-            raise OperantError(f"max_length={value} counts the prompt too; say max_new_tokens")
-        elif value is not None:
-            changes[_RENAMED.get(name, name)] = int(value) if name in ("top_k", "max_new_tokens") else value
-    return replace(base, **changes)

@@ -84,8 +84,8 @@ class Run:
 
     def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
         begun, step = time.perf_counter(), int(metrics["step"])
-        batch, learned = self.learner.learnt or (None, None)
-        self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts, batch, learned))
+        learnt = self.learner.learnt
+        self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts, learnt.batch, learnt.kept))
         every = self.config.train.evaluate_every
         if every and step % every == 0 and step < self.config.train.steps:
             metrics |= self._told(self.evaluate())

@@ -1,7 +1,7 @@
 """(query, response, score) from anywhere to rollouts: texts, id lists or tensors."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ def to_rollouts(
     episodes: Sequence[int] | None = None,
     rewards: Sequence[float] | None = None,
     next_values: Sequence[float] | None = None,
+    declared: Mapping[str, Any] | None = None,
 ) -> list[Rollout]:
     """One rollout an episode, in order of first appearance; without `episodes` every triplet is one.
 
     Turns of an episode follow each other in the order given, each paid its own of `rewards`. `next_values`: what the
     state after a turn is worth; that of an episode's last turn is its bootstrap, so 0 means that the episode has ended.
+    `declared`, how they were sampled, stands in `info["declared"]` of each.
     Raises: OperantError for lists of different length, or an empty response.
     """
     count = len(queries)
@@ -54,7 +56,8 @@ def to_rollouts(
         turn = Turn(turn.prompt, turn.action, end=turn.end, reward=paid[i], next_value=ahead[i])
         text = reply_text(tokenizer, turn.prompt, turn.action, sampling) if tokenizer is not None else ""
         held.setdefault(names[i], []).append((turn, text))
-    return [_rollout(name, turns, tokenizer) for name, turns in held.items()]
+    info = {"declared": dict(declared or {})}
+    return [_rollout(name, turns, tokenizer, info) for name, turns in held.items()]
 
 
 def _number(reward: Any, index: int) -> float:
@@ -72,10 +75,9 @@ def _turn(prompt: list[int], action: list[int], sampling: Sampling, index: int) 
     return Turn(prompt, action, end=end)
 
 
-def _rollout(name: int, turns: list[tuple[Turn, str]], tokenizer: Any) -> Rollout:
+def _rollout(name: int, turns: list[tuple[Turn, str]], tokenizer: Any, info: dict[str, Any]) -> Rollout:
     first, last = turns[0][0], turns[-1][0]
     query = tokenizer.decode(first.prompt, skip_special_tokens=True) if tokenizer is not None else ""
     end: End = "cut" if last.next_value else last.end if len(turns) == 1 else "world"
-    return Rollout(
-        Task(f"given/{name}", first.prompt), name, [t for t, _ in turns], [text for _, text in turns], end, query=query
-    )
+    task, texts = Task(f"given/{name}", first.prompt), [text for _, text in turns]
+    return Rollout(task, name, [t for t, _ in turns], texts, end, info, query)
