@@ -1,0 +1,99 @@
+"""transformers' names for how replies are generated, and our own: what they mean for sampling, and what is only noted.
+
+from_generation_kwargs(sampling, {"max_new_tokens": 24, "do_sample": True})     # to sample with
+declared(sampling, {"top_k": 50, "temperature": 0.7})                           # of replies from elsewhere
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Any
+
+from operant.sampling import Sampling
+from operant.types import OperantError
+
+_NEUTRAL = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "repetition_penalty": (1, None),
+    "length_penalty": (1, None),
+    "no_repeat_ngram_size": (0, None),
+    "typical_p": (1, None),
+    "epsilon_cutoff": (0, None),
+    "eta_cutoff": (0, None),
+    "renormalize_logits": (False, None),
+    "use_cache": (True, False, None),
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "early_stopping": (False, None),
+}
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
+
+
+@lru_cache
+def _known_names() -> tuple[str, ...]:
+    own = tuple(f.name for f in fields(Sampling))
+    return (
+        own + tuple(_RENAMED) + tuple(_NEUTRAL) + ("do_sample", "min_length", "max_length", "padding_side", "dropout")
+    )
+
+
+def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Sampling:
+    """`base` with transformers' generation arguments (or our own names) laid over it.
+
+    Masks never come from ids here, so `pad_token_id` is accepted and has nothing to do.
+    Raises: OperantError for an unknown name (with the nearest) and for what could not be scored exactly.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        if name not in _known_names():
+            near = difflib.get_close_matches(name, _known_names(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise OperantError(f"generation argument {name!r} is unknown{hint}")
+        if name in _NEUTRAL:
+            if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
+                raise OperantError(f"{name}={value!r} changes the distribution in a way that cannot be scored; drop it")
+        elif name == "do_sample":
+            changes |= {} if value else {"top_k": 1}
+        elif name == "min_length":
+            if value is not None and value > 0:
+                raise OperantError(f"min_length={value} counts the prompt too; say min_new_tokens, or min_length=-1")
+        elif name in ("padding_side", "dropout"):
+            raise OperantError(f"{name}={value!r} is nothing that sampling here can do; it may be declared to `step`")
+        elif name == "max_length":
+            raise OperantError(f"max_length={value} counts the prompt too; say max_new_tokens")
+        elif value is not None:
+            changes[_RENAMED.get(name, name)] = int(value) if name in ("top_k", "max_new_tokens") else value
+    return replace(base, **changes)
+
+
+_HARMLESS = ("num_return_sequences", "use_cache", "bos_token_id", "pad_token_id", "early_stopping")
+UNSCORED: dict[str, tuple[Any, ...]] = {
+    name: off for name, off in _NEUTRAL.items() if off and name not in _HARMLESS
+} | {
+    "do_sample": (True, None),
+    "top_k": (0, None),
+    "top_p": (1, None),
+    "min_p": (0, None),
+    "min_length": (-1, 0, None),
+    "padding_side": ("left", None),
+    "dropout": (False, None),
+}
+"""What changes which replies come, and cannot be scored from the replies alone; with the values that change nothing.
+
+`padding_side="right"` says that prompts were padded between query and reply, `dropout` that the model was in training
+mode while it spoke.
+"""
+
+
+def declared(base: Sampling, generation: Mapping[str, Any]) -> tuple[Sampling, dict[str, Any]]:
+    """How to score replies that were sampled elsewhere with `generation`, and what of it no score can know.
+
+    Temperature, limits and stop tokens are laid over `base`; the rest stands in the second value, as it was declared.
+    Raises: OperantError for an unknown name, with the nearest.
+    """
+    unscored = {k: v for k, v in generation.items() if k in UNSCORED and v not in UNSCORED[k]}
+    scored = {k: v for k, v in generation.items() if k not in UNSCORED and k != "max_length"}
+    sampling = from_generation_kwargs(base, scored)
+    return replace(sampling, top_k=0, top_p=1.0, min_p=0.0), unscored
