@@ -15,7 +15,9 @@ def counted(values, histogram):
     return [sum(low <= v < high for v in values) for low, high in zip(edges, edges[1:])]
 
 
-@pytest.mark.parametrize("low, high", [(0.0, 1.0), (-8.0, 3.0), (1e6, 1e6 + 1), (0.25, 0.25), (-1e-9, 1e-9), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    "low, high", [(0.0, 1.0), (-8.0, 3.0), (1e6, 1e6 + 1), (0.25, 0.25), (-1e-9, 1e-9), (0.0, 0.0)]
+)
 def test_bins_hold_what_lies_in_them(low, high):
     values = np.random.default_rng(0).uniform(low, high, 500).tolist() if low < high else [low] * 5
     histogram = Histogram.of(values)

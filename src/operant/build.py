@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from operant import rewards
-from operant.config import Config, asdict_shallow
+from operant.config import Config
 from operant.data import DataOptions, Order, load_tasks
+from operant.evaluate import Evaluator
 from operant.learner import Learner
+from operant.options import values
+from operant.probes import Probes
 from operant.types import Env, RewardFn, Task
 
 
@@ -20,6 +23,9 @@ class Built:
     order: Order
     reward: RewardFn
     held_out: list[Task]
+    evaluator: Evaluator | None
+    """None where there are no held-out tasks."""
+    probes: Probes | None
 
 
 def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> Built:
@@ -36,21 +42,20 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> B
         algorithm=train.algorithm,
         env=env,
         total_steps=train.steps,
-        **{f"{group}.{k}": v for group, made in config.learner.items() for k, v in _items(made)},
+        **{f"{group}.{k}": v for group, made in config.learner.items() for k, v in values(made).items()},
     )
     policy = learner.policy
     bounds = {"context": policy.context, "max_new": sampling.max_tokens}
     seed = config.learner["learner"].seed
     tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
-    return Built(learner, tasks, Order(len(tasks), seed), reward, held_out)
+    evaluator = Evaluator(learner, held_out, reward, config.evaluation) if held_out else None
+    asked = (held_out or tasks)[: train.probes]
+    probes = Probes(learner, asked, reward) if asked else None
+    return Built(learner, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes)
 
 
 def _peek(source: Any, data: DataOptions) -> None:
     """Read the first row of a file before any model loads, so that a wrong path or field costs nothing."""
     if isinstance(source, (str, Path)):
         load_tasks(source, None, replace(data, query_tokens=None, limit=1, shuffle=False))
-
-
-def _items(made: Any) -> list[tuple[str, Any]]:
-    return list(made.items()) if isinstance(made, dict) else list(asdict_shallow(made).items())

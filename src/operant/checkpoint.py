@@ -16,7 +16,6 @@ of the two, versions, machine). It gets its name only once it lies on the disk w
 
 import copy
 import os
-import platform
 import shutil
 import time
 import warnings
@@ -24,9 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from operant import files
+from operant import files, machine
 from operant.encoding import Bag, decode, encode, read_folder, verify, write_folder
 from operant.types import OperantError
 
@@ -155,24 +152,9 @@ def _prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _about(step: int) -> dict[str, Any]:
-    return {"schema": SCHEMA, "step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S"), "made_by": _made_by()}
-
-
-def _made_by() -> dict[str, Any]:
-    """What decides the bits of a run besides its state."""
-    import transformers
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        "gpu": gpu,
-    }
+    return {"schema": SCHEMA, "step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S"), "made_by": machine.about()}
 
 
 def _differences(made_by: dict[str, Any]) -> list[str]:
-    here = _made_by()
+    here = machine.about()
     return [f"made with {k} {made_by.get(k)}, here is {here[k]}" for k in here if made_by.get(k) != here[k]]

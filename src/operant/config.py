@@ -15,8 +15,11 @@ import yaml
 from operant import options as named
 from operant.algorithms import find, preset
 from operant.data import DataOptions
+from operant.evaluate import EvaluationOptions
 from operant.hub import BUILTIN
 from operant.settings import learner_options, schema
+from operant.tracking.registry import METRICS
+from operant.tracking.registry import describe as describe_metric
 from operant.types import OperantError
 
 
@@ -44,6 +47,14 @@ class TrainOptions:
     """Held-out tasks: judged before and after training with the same random numbers."""
     evaluate_every: int = 0
     """Steps between evaluations on the way; 0: only before and after."""
+    best: str | None = None
+    """A metric: the model of the step where it is largest is kept in best/; with a minus before it, smallest."""
+    probes: int = 32
+    """Queries (held-out ones, where there are any) that policy and reference answer alike, to be read; 0: none."""
+    probe_every: int = 5
+    """Steps between answers to the probes; before training and at the end always."""
+    trackers: tuple[str, ...] = ()
+    """Copies of what the run tells: tensorboard, wandb, trackio; several with commas."""
     checkpoint_minutes: float = 10.0
     keep: int = 2
     """Checkpoints that are kept."""
@@ -51,27 +62,41 @@ class TrainOptions:
     """Steps between sample replies on the console; 0: none."""
 
     def __post_init__(self) -> None:
-        for name, least in {"steps": 1, "batch": 1, "samples": 1, "keep": 1, "evaluate_every": 0}.items():
+        at_least_0, at_least_1 = ("evaluate_every", "probes"), ("steps", "batch", "samples", "keep", "probe_every")
+        for name, least in [*((n, 0) for n in at_least_0), *((n, 1) for n in at_least_1)]:
             if getattr(self, name) < least:
                 raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
         if self.batch % self.samples:
             raise OperantError(f"batch={self.batch} is no multiple of samples={self.samples}, replies a prompt")
         if self.checkpoint_minutes < 0:
             raise OperantError(f"checkpoint_minutes={self.checkpoint_minutes}: it must be at least 0")
+        if self.best is not None:
+            _check_best(self.best, self.evaluate, self.evaluate_every)
+
+
+def _check_best(best: str, evaluate: Any, every: int) -> None:
+    name = best.removeprefix("-")
+    if describe_metric(name) is None:
+        near = difflib.get_close_matches(name, METRICS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "docs/metrics.md lists them"
+        raise OperantError(f"best={best!r} is no metric; {hint}")
+    if name.startswith("evaluate/") and (evaluate is None or not every):
+        raise OperantError(f"best={best!r} is measured by evaluations on the way: set evaluate and evaluate_every")
 
 
 @dataclass(frozen=True)
 class Config:
-    """One object a group; `train` and `data` stand apart from what the learner is given."""
+    """One object a group; the others stand apart from what the learner is given."""
 
     train: TrainOptions
     data: DataOptions
+    evaluation: EvaluationOptions
     learner: dict[str, Any]
 
 
 def config_schema(algorithm: str) -> dict[str, Any]:
     """Every option of a run, by group."""
-    return {"": TrainOptions, "data": DataOptions, **schema(find(algorithm))}
+    return {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, **schema(find(algorithm))}
 
 
 def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
@@ -83,9 +108,9 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     below = _preset(known, base.get("preset"))
     above = _preset(known, own.get("preset"))
     composed = named.compose(known, below | base | above | own)
-    train, data = composed.pop(""), composed.pop("data")
+    train, data, evaluation = (composed.pop(group) for group in ("", "data", "evaluation"))
     flat = {f"{g}.{k}": v for g, made in composed.items() for k, v in _plain(made).items()}
-    config = Config(train, data, learner_options(find(algorithm), None, flat))
+    config = Config(train, data, evaluation, learner_options(find(algorithm), None, flat))
     _sensible(config)
     return config
 
@@ -123,14 +148,9 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 def as_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data, for config.yaml; what is no plain data is told by its description."""
-    out = {k: describe(v) for k, v in asdict_shallow(config.train).items()}
-    out["data"] = _plain(config.data)
+    out = {k: describe(v) for k, v in named.values(config.train).items()}
+    out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
     return out | {group: _plain(made) for group, made in config.learner.items()}
-
-
-def asdict_shallow(made: Any) -> dict[str, Any]:
-    """The fields of a dataclass, values untouched: a model stays a model."""
-    return {name: getattr(made, name) for name in named.defaults(type(made))}
 
 
 def describe(value: Any) -> Any:
@@ -139,6 +159,8 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, tuple):
+        return [describe(part) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: describe(v) for k, v in value.items()}
     if callable(value) and hasattr(value, "__qualname__"):
@@ -148,5 +170,4 @@ def describe(value: Any) -> Any:
 
 
 def _plain(made: Any) -> dict[str, Any]:
-    held: dict[str, Any] = dict(made) if isinstance(made, dict) else asdict_shallow(made)
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in held.items()}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in named.values(made).items()}

@@ -1,4 +1,4 @@
-"""Held-out tasks, judged with random numbers that depend on nothing but the task: the same before and after."""
+"""Held-out tasks, judged with random numbers that depend on nothing but the task: the same before, during and after."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,34 @@ from typing import Any
 import torch
 
 from operant.batch import collate
+from operant.generation import from_generation_kwargs
 from operant.kl import estimate
+from operant.learner import Learner
 from operant.observe import passed
 from operant.policy.policy import Policy
 from operant.rewards import judge
 from operant.sampling import Sampling
-from operant.types import RewardFn, Rollout, Task
+from operant.tally import Tally
+from operant.types import OperantError, RewardFn, Rollout, Task
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How held-out tasks are put to the policy."""
+
+    samples: int = 1
+    """Replies to each held-out task (k)."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of its random numbers, each with `samples` replies a task; empty: the run's own seed."""
+    sampling: Any = None
+    """Sampling of its own, laid over the training's: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise OperantError(f"evaluation.samples={self.samples}: it must be at least 1")
+        if self.sampling is not None and not isinstance(self.sampling, Mapping):
+            raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
+        from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
 
 
 @dataclass(frozen=True)
@@ -20,9 +42,11 @@ class Evaluation:
     """What held-out tasks came to."""
 
     rollouts: list[Rollout]
+    """By seed, by task, by sample."""
     scores: list[float | None]
     kl: float | None
     """Mean k1 sum a reply against the reference, in nats."""
+    samples: int = 1
 
     @property
     def mean(self) -> float:
@@ -30,11 +54,25 @@ class Evaluation:
         known = [s for s in self.scores if s is not None]
         return sum(known) / len(known) if known else float("nan")
 
+    def metrics(self) -> dict[str, float]:
+        """As the registry names them."""
+        tally = Tally()
+        known = [s for s in self.scores if s is not None]
+        tally.mean("evaluate/reward", known)
+        tally.spread("evaluate/reward_std", known)
+        if self.samples > 1:
+            attempts = [self.scores[i : i + self.samples] for i in range(0, len(self.scores), self.samples)]
+            best = [[s for s in attempt if s is not None] for attempt in attempts]
+            tally.mean("evaluate/best_of_k", [max(scores) for scores in best if scores])
+        if self.kl is not None:
+            tally.add("evaluate/kl_per_reply", self.kl)
+        return tally.result()
+
     def as_plain(self) -> dict[str, Any]:
         """For a file or a checkpoint: the mean, the KL, and every reply as text with its score."""
         pairs = zip(self.rollouts, self.scores, strict=True)
         replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
-        return {"mean": self.mean, "kl": self.kl, "replies": replies}
+        return {"mean": self.mean, "kl": self.kl, "samples": self.samples, "replies": replies}
 
     @classmethod
     def from_plain(cls, kept: Mapping[str, Any]) -> "Evaluation":
@@ -42,7 +80,37 @@ class Evaluation:
         rollouts = [
             Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]
         ]
-        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"])
+        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"], kept["samples"])
+
+
+class Evaluator:
+    """Held-out tasks and how they are judged. Nothing of the training changes: not its random numbers, not its state.
+
+    evaluator = Evaluator(learner, tasks, reward, EvaluationOptions(samples=4))
+    evaluator().mean
+    """
+
+    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn, options: EvaluationOptions | None = None):
+        options = options or EvaluationOptions()
+        self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
+        self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
+        self.seeds = options.seeds or (learner.own.seed,)
+
+    def __call__(self) -> Evaluation:
+        """Ask, judge, and measure the distance from the reference."""
+        learner = self.learner
+        asked = [task for task in self.tasks for _ in range(self.samples)]
+        rollouts = [
+            rollout
+            for seed in self.seeds
+            for rollout in learner.play(asked, sampling=self.sampling, stream="evaluate", seed=seed)
+        ]
+        with learner.timing("evaluate"):
+            scores = totals(rollouts, self.reward)
+            kl = None
+            if learner.reference is not None:
+                kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
+        return Evaluation(rollouts, scores, kl, self.samples)
 
 
 def totals(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:

@@ -83,6 +83,10 @@ def strict_json(record: Mapping[str, Any]) -> str:
 def _number(value: Any) -> Any:
     if isinstance(value, (bool, int, str)) or value is None:
         return value
+    if isinstance(value, Mapping):
+        return {key: _number(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_number(inner) for inner in value]
     number = float(value)  # takes 0-dimensional tensors and numpy scalars too
     return number if math.isfinite(number) else None
 

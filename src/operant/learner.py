@@ -27,13 +27,16 @@ from operant.envs.single_turn import SingleTurn
 from operant.generation import declared, from_generation_kwargs
 from operant.kl import KLOptions, controller
 from operant.observe import bootstrap, observe, pay
+from operant.options import values
 from operant.policy.loading import load_policy
 from operant.policy.shadow import Shadow
-from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
+from operant.rewards.scaling import RunningMoments, ScoreOptions, as_seen, processed
 from operant.rollout import play
 from operant.sampling import Sampling
 from operant.settings import LearnerOptions, find_device, learner_options
 from operant.tally import Tally
+from operant.tracking.diagnosis import Finding, History, diagnose
+from operant.tracking.rows import rows
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task
 from operant.updates.gradient import Objective, minibatch_whitening
@@ -145,18 +148,25 @@ class Learner:
         return self.play(tasks, sampling=sampling)
 
     def play(
-        self, tasks: Sequence[Task], *, sampling: Sampling | None = None, stream: str = "train", env: Env | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        sampling: Sampling | None = None,
+        stream: str = "train",
+        env: Env | None = None,
+        engine: Engine | None = None,
+        seed: int | None = None,
     ) -> list[Rollout]:
         """Rollouts of tasks, with the random numbers of this step (or of `evaluate`, `probe`: step 0 always)."""
         sampling = sampling or self.sampling
-        with self.timing("generate"):
+        with self.timing("generate" if stream == "train" else stream):
             rollouts = play(
                 tasks,
                 env=env or self.env,
-                engine=self.engine,
+                engine=engine or self.engine,
                 tokenizer=self.policy.tokenizer,
                 sampling=sampling,
-                seed=self.own.seed,
+                seed=self.own.seed if seed is None else seed,
                 stream=stream,
                 step=self.progress.step,
             )
@@ -212,16 +222,13 @@ class Learner:
         try:
             kept, used, tally = self._scores(rollouts, scores, world)
             with self.timing("observe"):
-                batch = collate(kept, used, joined=not self.policy.encoder_decoder).to(self.policy.device)
-                batch = self._observe(batch, kept, sampling)
+                batch = self._observe(kept, used, sampling)
         except OperantError:
             self.moments.load_state_dict(moments)  # the only thing that has moved so far
             raise
         coef = self.controller.coef
         with self.timing("advantage"):
-            batch = pay(batch, coef)
-            if self.algorithm.advantage is not None:
-                batch = self.algorithm.advantage(batch, **options["advantage"])
+            batch = self._credit(batch, coef)
         tally.merge(measure.of_rollouts(kept)).merge(measure.of_batch(batch.to("cpu"), coef))
         progress = self.progress.share(self.total_steps)
         lr = rate(options["optimizer"], progress)
@@ -242,6 +249,7 @@ class Learner:
         options: ScoreOptions = self.options["score"]
         totals = [_number(s, r) for s, r in zip(scores, rollouts, strict=True)]
         before = [sum(s) if isinstance(s, list) else s for s in totals if s is not None]
+        groups = [r.group for r, s in zip(rollouts, totals, strict=True) if s is not None]
         trained = processed(totals, rollouts, options, self.moments, self.policy.tokenizer)
         pairs = [(r, s) for r, s in zip(rollouts, trained, strict=True) if s is not None]
         if self.own.on_length == "drop":
@@ -252,9 +260,32 @@ class Learner:
         after = [sum(s) if isinstance(s, list) else s for s in used]
         if world:
             before = after = [sum(t.reward for t in r.turns) for r in kept]
-        return kept, used, measure.of_scores(before, after, len(totals) - sum(s is not None for s in totals))
+            groups = groups[:0]
+        abstained = len(totals) - sum(s is not None for s in totals)
+        return kept, used, measure.of_scores(before, after, abstained, groups)
 
-    def _observe(self, batch: Batch, rollouts: list[Rollout], sampling: Sampling) -> Batch:
+    def look(self, rollouts: list[Rollout], scores: Sequence[Any]) -> tuple[Batch, list[int]]:
+        """What a step would learn from, and which rollouts that is made of; nothing changes."""
+        places, held = {id(r): i for i, r in enumerate(rollouts)}, self.moments.state_dict()
+        try:
+            kept, used, _ = self._scores(rollouts, scores, world=False)
+        finally:
+            self.moments.load_state_dict(held)
+        batch = self._credit(self._observe(kept, used, self.sampling), self.controller.coef)
+        return batch.to("cpu"), [places[id(r)] for r in kept]
+
+    def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """The rollouts as a reward is shown them: truncated after `score.truncate_token`, where one is set."""
+        return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
+
+    def _credit(self, batch: Batch, coef: float) -> Batch:
+        batch = pay(batch, coef)
+        if self.algorithm.advantage is not None:
+            batch = self.algorithm.advantage(batch, **self.options["advantage"])
+        return batch
+
+    def _observe(self, rollouts: list[Rollout], scores: list[Any], sampling: Sampling) -> Batch:
+        batch = collate(rollouts, scores, joined=not self.policy.encoder_decoder).to(self.policy.device)
         reference = self.reference.policy if self.reference is not None else None
         micro = self.options["update"].micro_tokens
         if batch.values is None and not self.policy.has_values:
@@ -287,6 +318,23 @@ class Learner:
             seed=self.own.seed,
             step=self.progress.step,
             closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
+        )
+
+    def diagnose(self) -> list[Finding]:
+        """What looks wrong by now, in plain sentences, worst first: `Finding`s with evidence, cause and remedy."""
+        return diagnose(self.lately())
+
+    def lately(self) -> History:
+        """The metrics of the last steps, and the replies of the last one."""
+        learnt = self.learnt
+        config = {f"{g}.{k}": v for g, made in self.options.items() for k, v in values(made).items()}
+        config["reference"] = "none" if self.reference is None else "given"
+        if learnt is None:
+            return History([], [], config=config)
+        told = rows(learnt.rollouts, learnt.scores, None, learnt.batch, learnt.kept)
+        info = learnt.rollouts[0].info if learnt.rollouts else {}
+        return History(
+            list(self.history), told, config=config, declared=info.get("declared", {}), foreign="declared" in info
         )
 
     def _follow(self, metrics: dict[str, float], progress: float) -> None:

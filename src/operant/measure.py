@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from operant.kl import estimate
 from operant.tally import Tally
 from operant.types import Batch, Outputs, Rollout
 
+GROUPS = 8
+"""Fewer queries than this tell nothing about queries."""
 BLOCKS, GRADIENTS = "blocks/", "gradients/"
 """How numbers of the model's blocks and histograms of its tensors are called in a tally."""
 
@@ -81,8 +84,8 @@ def of_batch(batch: Batch, coef: float) -> Tally:
     return tally
 
 
-def of_scores(raw: list[float], used: list[float], abstained: int) -> Tally:
-    """Scores as the reward gave them, and as they were used."""
+def of_scores(raw: list[float], used: list[float], abstained: int, groups: Sequence[int] = ()) -> Tally:
+    """Scores as the reward gave them, and as they were used. groups: of each raw score, where they are known."""
     tally = Tally()
     for name, scores in (("reward/", raw), ("reward/scaled_", used)):
         tally.mean(f"{name}mean", scores)
@@ -92,11 +95,14 @@ def of_scores(raw: list[float], used: list[float], abstained: int) -> Tally:
         tally.extreme("reward/min", score)
     tally.add("reward/abstained", abstained, abstained + len(raw))
     tally.histogram("reward", raw)
+    share = query_share(raw, groups) if groups else None
+    if share is not None:
+        tally.add("reward/query_share", share)
     return tally
 
 
 def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
-    """The share of the scores' variance that the query explains; None where no query was attempted twice.
+    """The share of the scores' variance that the query explains; None where fewer than `GROUPS` were attempted twice.
 
     The intraclass correlation of a one-way layout, 1 - (variance within groups) / (whole variance), from the unbiased
     mean squares (Shrout and Fleiss, 1979, ICC(1,1) with unequal groups); cut at 0.
@@ -106,7 +112,7 @@ def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
         held.setdefault(group, []).append(score)
     several = [x for x in held.values() if len(x) > 1]
     n, count = sum(map(len, several)), len(several)
-    if count < 2:
+    if count < GROUPS:
         return None
     means, grand = [sum(x) / len(x) for x in several], sum(map(sum, several)) / n
     within = sum((v - m) ** 2 for x, m in zip(several, means) for v in x) / (n - count)
@@ -150,7 +156,7 @@ def of_texts(texts: Sequence[str]) -> Tally:
     tally.mean("text/empty", [not text.strip() for text in texts])
     tally.mean("text/repeated", [_repeated(x) for x in said if len(x) > 2])
     flat = [word for x in said for word in x]
-    pairs = [pair for x in said for pair in zip(x, x[1:])]
+    pairs = [pair for x in said for pair in pairwise(x)]
     for name, things in (("1", flat), ("2", pairs)):
         if things:
             tally.add(f"text/distinct_{name}", len(set(things)), len(things))

@@ -68,6 +68,11 @@ def defaults(made: type | Callable) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def values(made: Any) -> dict[str, Any]:
+    """The options that one group was composed to, values untouched: a model stays a model."""
+    return dict(made) if isinstance(made, dict) else {name: getattr(made, name) for name in defaults(type(made))}
+
+
 def _fields(made: type | Callable) -> list[str]:
     return list(defaults(made))
 

@@ -2,9 +2,12 @@
 
     runs/sentiment/
       config.yaml                  complete and resolved
+      environment.json             versions, machine, command
       metrics.jsonl                one object a step
+      distributions.jsonl          one object a step: histograms, norms by block
       rollouts/step-00012.parquet  what was said, one row a turn
-      checkpoints/  export/  report.html  log.txt
+      probes/step-00010.parquet    answers to the probe queries; probes/reference.parquet: the reference's
+      checkpoints/  export/  best/  report.html  log.txt
       lock                         who writes here now
 
     with RunFolder.create("runs/sentiment", config) as folder:
@@ -36,16 +39,28 @@ class RunFolder:
         self.path = path
         self.config = dict(config)
         self.metrics_path = path / "metrics.jsonl"
+        self.distributions_path = path / "distributions.jsonl"
         self.rollouts_path = path / "rollouts"
+        self.probes_path = path / "probes"
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
+        self.best = path / "best"
         self.report = path / "report.html"
         self.log_path = path / "log.txt"
+        self._reference: list[dict[str, Any]] | None = None
 
     @classmethod
-    def create(cls, out: str | Path, config: Mapping[str, Any], *, needs: int = 0) -> "RunFolder":
+    def create(
+        cls,
+        out: str | Path,
+        config: Mapping[str, Any],
+        *,
+        needs: int = 0,
+        environment: Mapping[str, Any] | None = None,
+    ) -> "RunFolder":
         """A new folder at `out`, or at `out-2`, `out-3` ... where a run lies there already.
 
+        `environment`: what the run begins on, for `environment.json`.
         `needs`: bytes that the run is going to write; a disk with less room is refused now, not in an hour.
         Raises `OperantError` when nothing can be written there.
         """
@@ -54,6 +69,8 @@ class RunFolder:
         try:
             _probe(path, needs)
             files.write(path / "config.yaml", text)
+            if environment is not None:
+                files.write(path / "environment.json", files.strict_json(environment) + "\n")
         except OperantError:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -78,17 +95,34 @@ class RunFolder:
         """What was logged so far, one mapping a step."""
         return files.records(self.metrics_path)
 
+    def distributions(self, step: int, told: Mapping[str, Any]) -> None:
+        """Append one step's histograms and norms to `distributions.jsonl`."""
+        files.append(self.distributions_path, {"step": step} | dict(told))
+
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write what was said at a step: one row a turn, as `tracking.rows.rows` makes them."""
-        with files.explained(self.rollouts_path):
-            self.rollouts_path.mkdir(exist_ok=True)
-        files.write(self.rollouts_path / f"{files.step_name(step)}.parquet", _parquet(rows))
+        _write_rows(self.rollouts_path / f"{files.step_name(step)}.parquet", rows)
+
+    def probes(self, step: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the answers to the probe queries at a step; None: the reference's."""
+        _write_rows(self.probes_path / f"{'reference' if step is None else files.step_name(step)}.parquet", rows)
+
+    def reference_probes(self) -> list[dict[str, Any]]:
+        """The reference's answers to the probe queries; empty where there are none. Read once."""
+        if self._reference is None:
+            import pyarrow.parquet as pq
+
+            path = self.probes_path / "reference.parquet"
+            with files.explained(path, "read"):
+                self._reference = pq.read_table(path).to_pylist() if path.exists() else []
+        return self._reference
 
     def cut_after(self, step: int) -> None:
         """Forget the steps after `step`: on resume they are played again, and must not stand there twice."""
-        kept = [record for record in self.metrics() if record["step"] <= step]
-        files.write(self.metrics_path, "".join(files.strict_json(record) + "\n" for record in kept))
-        for file in self.rollouts_path.glob("step-*.parquet"):
+        for path in (self.metrics_path, self.distributions_path):
+            kept = [record for record in files.records(path) if record["step"] <= step]
+            files.write(path, "".join(files.strict_json(record) + "\n" for record in kept))
+        for file in [*self.rollouts_path.glob("step-*.parquet"), *self.probes_path.glob("step-*.parquet")]:
             if (files.step_of(file) or 0) > step:
                 with files.explained(file, "delete"):
                     file.unlink()
@@ -167,6 +201,12 @@ def _probe(path: Path, needs: int) -> None:
             f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
             "or choose a folder on another disk with --out"
         )
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with files.explained(path.parent):
+        path.parent.mkdir(exist_ok=True)
+    files.write(path, _parquet(rows))
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

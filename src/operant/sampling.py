@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -242,3 +243,22 @@ def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sam
         return text
     early = len(said(ids[: sampling.min_tokens - 1])) if sampling.min_tokens > 1 else 0
     return text[: _stop_place(text, sampling.stop_strings, early)]
+
+
+def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each id, as it stands inside a text; half a character shows as U+FFFD. Ids without a tokenizer."""
+    if tokenizer is None:
+        return [f" {token}" for token in ids]
+    return [_piece(tokenizer, token) for token in ids]
+
+
+_pieces: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+
+
+def _piece(tokenizer: Any, token: int) -> str:
+    known = _pieces.setdefault(tokenizer, {})
+    if token not in known:
+        once, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
+        # Some tokenizers drop the space before the first word of a text: the second one has kept it.
+        known[token] = twice[len(once) :] if twice.startswith(once) else once
+    return known[token]

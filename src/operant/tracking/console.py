@@ -77,6 +77,13 @@ class Console:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
             self._print(f"  {plain(row['query'])} | {plain(row['reply'])}{score}")
 
+    def distributions(self, step: int, told: Mapping[str, Any], /) -> None:
+        """Nothing: the page draws them."""
+
+    def note(self, text: str) -> None:
+        """Print a sentence about the run."""
+        self._print(plain(text))
+
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._live is not None:

@@ -97,9 +97,10 @@ rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies t
 rollout/ended_length | share | | | share of replies that ended at the task's own length limit
 rollout/turns | | | | replies an episode, mean: 1 but in a world
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of what follows is counted in
-rollout/likelihood_gap | nats | 0 but for noise | | entropy of the policy plus log-prob of the token that was drawn, mean
-    over tokens, with unchanged weights: 0 in expectation where the replies come from this very policy; above 0 they are
-    likelier than its own (truncated or colder sampling), below 0 unlikelier (hotter, dropout, a suppressed end, padding)
+rollout/likelihood_gap | nats | 0 but for noise | | entropy of the policy plus log-prob of the token that was drawn,
+    mean over tokens, with unchanged weights: 0 in expectation where the replies come from this very policy; above 0
+    they are likelier than its own (truncated or colder sampling), below 0 unlikelier (hotter, dropout, a suppressed
+    end, padding)
 rollout/likelihood_z | standard errors | -6..6 | | the same over its standard error
 # Text
 text/empty | share | ..0.1 | | share of replies without any text
@@ -115,7 +116,8 @@ evaluate/reward | score | rises with reward/mean | | mean score on the held-out 
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
 evaluate/reward_std | score | | | spread of those scores
 evaluate/best_of_k | score | | | mean over the held-out tasks of the best of their replies, where each has several
-probe/reward | score | rises | | mean score of the policy's replies to the probe queries, the same random numbers each time
+probe/reward | score | rises | | mean score of the policy's replies to the probe queries, the same random numbers each
+    time
 probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies
 probe/reference_reward | score | | | mean score of the reference's replies to the same queries
 probe/query_share | share | ..0.8 | | reward/query_share of two replies to each probe query before training
@@ -135,6 +137,8 @@ time/reward | s | | time/get_sentiment_preds | judging them
 time/observe | s | | time/ppo/forward_pass, time/ppo/compute_rewards | values, reference and KL of the replies
 time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
+time/evaluate | s | | | judging the held-out tasks
+time/probe | s | | | the probe queries and what is known of their tokens
 time/track | s | | time/ppo/calc_stats | writing metrics and replies
 tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
 # Memory

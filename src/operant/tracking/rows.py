@@ -1,6 +1,6 @@
 """Rollouts as rows of a table, one a turn: what `rollouts/step-00012.parquet` holds. `registry.COLUMNS` explains it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from operant.types import Batch, Rollout, Turn
@@ -15,12 +15,13 @@ def rows(
     parts: Mapping[str, Scores] | None = None,
     batch: Batch | None = None,
     learned: Sequence[int] | None = None,
+    pieces: Callable[[list[int]], list[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """One row a turn. Scores stand on an attempt's last turn; where the reward abstained, they are None.
 
     scores: one a rollout, as the reward gave them (a list: one number per token). parts: the same by name.
     batch: where the rollouts were observed, for the columns of every token. learned: which rollouts the batch was made
-    of, in order; None: those with a score.
+    of, in order; None: those with a score. pieces: ids of a reply to the text of each.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
@@ -32,6 +33,8 @@ def rows(
             if index == len(rollout.turns) - 1:
                 named = {"reward": scores} | {f"reward/{name}": said for name, said in (parts or {}).items()}
                 row |= {name: _total(said[number]) for name, said in named.items()}
+            if pieces is not None:
+                row["tokens"] = [_clean(piece) for piece in pieces(turn.action)]
             if batch is not None:
                 row |= _seen(batch, episodes.get(number), index)
             table.append(row)

@@ -20,6 +20,8 @@ class Record(Protocol):
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None: ...
 
+    def distributions(self, step: int, told: Mapping[str, Any], /) -> None: ...
+
 
 class Tracker(Protocol):
     """What shows a run elsewhere."""
@@ -30,6 +32,10 @@ class Tracker(Protocol):
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
         """One row a reply, with the columns that `registry.COLUMNS` lists."""
+        ...
+
+    def distributions(self, step: int, told: Mapping[str, Any], /) -> None:
+        """`histograms` by name, norms by `blocks`, `gradients` by tensor; what was not looked at is absent."""
         ...
 
     def close(self) -> None: ...
@@ -60,6 +66,16 @@ class Trackers:
         if self.record is not None:
             self.record.rollouts(step, rows)
         self._each(lambda tracker: tracker.rollouts(step, rows))
+
+    def distributions(self, step: int, told: Mapping[str, Any]) -> None:
+        """One step's histograms and norms."""
+        if self.record is not None:
+            self.record.distributions(step, told)
+        self._each(lambda tracker: tracker.distributions(step, told))
+
+    def note(self, text: str) -> None:
+        """A sentence about the run, for those trackers that have a `note`."""
+        self._each(lambda tracker: tracker.note(text) if hasattr(tracker, "note") else None)
 
     def close(self) -> None:
         """Tell the trackers that it is over."""

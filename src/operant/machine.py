@@ -1,0 +1,56 @@
+"""What a run runs on: versions, machine, memory."""
+
+import os
+import platform
+import sys
+from typing import Any
+
+import torch
+
+
+def about() -> dict[str, Any]:
+    """What decides the bits of a run besides its state."""
+    import transformers
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.system()} {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def resident_gb() -> float | None:
+    """Memory that this process holds now, in GB; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+    except (OSError, ValueError):
+        return None
+
+
+def memory() -> dict[str, float]:
+    """Metrics of memory: of the process, and the most that tensors held on the GPU since the last call."""
+    told = {}
+    held = resident_gb()
+    if held is not None:
+        told["memory/resident_gb"] = held
+    if torch.cuda.is_available():
+        told["memory/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        torch.cuda.reset_peak_memory_stats()
+    return told
+
+
+def size_gb() -> float | None:
+    """Memory of the machine, in GB."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    except (OSError, ValueError):
+        return None
+
+
+def command() -> str:
+    """How this process was called."""
+    return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])

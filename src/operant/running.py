@@ -1,0 +1,243 @@
+"""A run in progress: one step of it, what is looked at on the way, and what stays.
+
+A step changes the run as a whole or not at all: where a reward fails, the state from before the step is saved, and
+`resume` plays that step again. Where the update itself fails, the last checkpoint stands.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from operant import files, machine
+from operant.build import Built
+from operant.checkpoint import RunState
+from operant.config import Config
+from operant.evaluate import Evaluation
+from operant.options import values
+from operant.policy.loading import export
+from operant.rewards import Judged, judge
+from operant.run import RunFolder
+from operant.sampling import token_pieces
+from operant.tally import Tally
+from operant.tracking.diagnosis import Finding, diagnose
+from operant.tracking.report import write_report
+from operant.tracking.rows import rows
+from operant.tracking.sink import Trackers
+from operant.types import OperantError, Rollout
+
+REPORT_SECONDS = 20.0
+"""The report is written anew at most this often while a run goes on."""
+
+
+class Run:
+    """A run in progress or done: its folder, what it is made of, and its metrics so far."""
+
+    def __init__(self, config: Config, built: Built, folder: RunFolder, trackers: Trackers):
+        self.config, self.built, self.folder, self.trackers = config, built, folder, trackers
+        self.learner, self.path = built.learner, folder.path
+        self.metrics: list[dict[str, float]] = []
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
+        self.best: dict[str, Any] | None = None
+        """Of the model in best/: `metric`, `value`, `step`."""
+        self.interrupted = self.started = False
+        self.state = RunState()
+        for name, part in self.learner.parts().items():
+            self.state.register(name, part)
+        self.state.register("tasks", built.order)
+        self._saved = self._reported = time.monotonic()
+        self.probed: dict[str, float] = {}
+        """What the probes told once, before training."""
+        self._told: set[str] = set()
+        self._evaluated: tuple[int, Evaluation] | None = None
+
+    @property
+    def policy(self) -> Any:
+        return self.learner.policy
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> dict[str, float]:
+        """Play, judge, learn, track. Raises: OperantError with the state from before the step saved."""
+        start, learner, train = time.perf_counter(), self.learner, self.config.train
+        before = self.state.snapshot(only=("tasks", "moments", "controller", "progress"))
+        try:
+            picked = [self.built.tasks[i] for i in self.built.order.take(train.batch // train.samples)]
+            rollouts = learner.play([task for task in picked for _ in range(train.samples)])
+            with learner.timing("reward"):
+                judged = judge(self.built.reward, learner.as_seen(rollouts))
+            metrics = learner.learn(rollouts, judged.scores)
+        except OperantError:  # raised by whatever comes before the update: no weight has moved
+            self.state.restore(before)
+            self.save()
+            raise
+        metrics |= _parts(judged)
+        self._track(metrics, rollouts, judged, start)
+        return metrics
+
+    def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
+        begun, step, learner = time.perf_counter(), int(metrics["step"]), self.learner
+        learnt = learner.learnt
+        assert learnt is not None  # by the step that this is about
+        pieces = _pieces(learner.policy.tokenizer)
+        self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts, learnt.batch, learnt.kept, pieces))
+        self.trackers.distributions(step, learner.distributions)
+        looked = time.perf_counter()
+        metrics |= self._look(step)
+        now = time.perf_counter()
+        metrics |= {"time/track": looked - begun, "time/step": now - start} | machine.memory()
+        metrics |= {f"time/{name}": seconds for name, seconds in learner.clock.items()}
+        learner.clock.clear()
+        metrics["tokens/per_second"] = metrics["rollout/reply_tokens"] * metrics["rollout/count"] / (now - start)
+        self.metrics.append(metrics)
+        self.trackers.log(step, metrics)
+        self._keep_best(metrics)
+        self._say_findings()
+
+    # --- looks on the way ---------------------------------------------------------------------------------------------
+
+    def _look(self, step: int) -> dict[str, float]:
+        """Held-out tasks and probe queries, where this step is one of theirs."""
+        train, told = self.config.train, {}
+        last = step >= train.steps
+        if train.evaluate_every and (last or step % train.evaluate_every == 0):
+            evaluation = self.evaluate()
+            told |= evaluation.metrics() if evaluation is not None else {}
+        if last or step % train.probe_every == 0:
+            told |= self.probe(step)
+        return told
+
+    def evaluate(self) -> Evaluation | None:
+        """Judge the held-out tasks, with the same random numbers every time; None where there are none."""
+        step = self.learner.progress.step
+        if self.built.evaluator is not None and (self._evaluated is None or self._evaluated[0] != step):
+            self._evaluated = step, self.built.evaluator()
+        return self._evaluated[1] if self._evaluated is not None else None
+
+    def probe(self, step: int) -> dict[str, float]:
+        """Ask the probe queries and write the answers. A reward that fails on them stops nothing."""
+        probes = self.built.probes
+        if probes is None:
+            return {}
+        try:
+            answers = probes.ask()
+            self.folder.probes(step, answers.rows)
+            return answers.metrics | self.probed
+        except OperantError as error:
+            self.folder.say(f"the probe queries of step {step} were left out: {error}")
+            return {}
+
+    def start(self) -> None:
+        """The first looks, before any step."""
+        if not self.started:
+            self.before = self.evaluate()
+            self._first_probe()
+            self.learner.clock.clear()
+            self.started = True
+
+    def _first_probe(self) -> None:
+        """What is asked once: the policy before training, the reference, and whether the query decides the score."""
+        probes = self.built.probes
+        if probes is None or not self.probe(0):
+            return
+        reference = probes.ask_reference()
+        if reference is not None:
+            self.folder.probes(None, reference.rows)
+            self.probed |= reference.metrics
+        self.probed |= probes.query_share()
+
+    def diagnose(self) -> list[Finding]:
+        """What looks wrong by now, worst first."""
+        lately = self.learner.lately()
+        config = {**lately.config, **values(self.config.train)}
+        reference = self.folder.reference_probes()
+        return diagnose(replace(lately, metrics=self.metrics, reference=reference, config=config))
+
+    def _say_findings(self) -> None:
+        """New findings, in the log and on the console. A diagnosis that fails stops nothing."""
+        try:
+            found = self.diagnose()
+        except Exception as error:
+            found = []
+            self.folder.say(f"the diagnosis failed: {type(error).__name__}: {error}")
+        for finding in found:
+            if finding.name not in self._told and finding.level != "note":
+                self._told.add(finding.name)
+                text = f"{finding.level}: {finding.says} {finding.remedy}"
+                self.folder.say(text)
+                self.trackers.note(text)
+
+    # --- what stays ---------------------------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write a checkpoint of everything that changes."""
+        path = self.state.save(
+            self.folder.checkpoints, self.learner.progress.step, extra=self._extra(), keep=self.config.train.keep
+        )
+        self._saved = time.monotonic()
+        return path
+
+    def _extra(self) -> dict[str, Any]:
+        before = self.before.as_plain() if self.before is not None else None
+        return {"before": before, "best": self.best, "probed": self.probed}
+
+    def save_when_due(self) -> None:
+        if time.monotonic() - self._saved >= 60 * self.config.train.checkpoint_minutes:
+            self.save()
+        if time.monotonic() - self._reported >= REPORT_SECONDS:
+            self.report()
+
+    def report(self) -> Path | None:
+        """Write the report; a report that fails is told in the log and stops nothing."""
+        self._reported = time.monotonic()
+        try:
+            return write_report(self.path)
+        except Exception as error:
+            self.folder.say(f"the report could not be written: {type(error).__name__}: {error}")
+            return None
+
+    def _keep_best(self, metrics: Mapping[str, float]) -> None:
+        """Export the model into best/ where the metric that was asked for has never been better."""
+        wanted = self.config.train.best
+        if wanted is None:
+            return
+        name, sign = wanted.removeprefix("-"), -1 if wanted.startswith("-") else 1
+        value = metrics.get(name)
+        if value is None or value != value or (self.best is not None and sign * value <= sign * self.best["value"]):
+            return
+        self.best = {"metric": name, "value": value, "step": int(metrics["step"])}
+        new = self.folder.best.with_name(".best.tmp")
+        shutil.rmtree(new, ignore_errors=True)
+        with files.explained(self.folder.best):
+            files.write(export(self.policy, new) / "best.json", json.dumps(self.best))
+            shutil.rmtree(self.folder.best, ignore_errors=True)
+            new.rename(self.folder.best)
+
+    def finish(self) -> None:
+        """The last checkpoint, the held-out tasks again, the exported model, the report."""
+        self.save()
+        self.after = self.evaluate()
+        if self.after is not None:
+            self._write_comparison()
+        export(self.policy, self.folder.export)
+        self.report()
+
+    def _write_comparison(self) -> None:
+        told = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
+        files.write(self.path / "evaluation.json", json.dumps(told, indent=1))
+
+
+def _parts(judged: Judged) -> dict[str, float]:
+    """Means of the reward's named parts, where it has several."""
+    tally = Tally()
+    if len(judged.parts) > 1:
+        judged.report(tally)
+    return tally.result()
+
+
+def _pieces(tokenizer: Any) -> Callable[[list[int]], list[str]]:
+    return lambda ids: token_pieces(tokenizer, ids)

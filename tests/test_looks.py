@@ -1,0 +1,255 @@
+"""What is looked at on the way: held-out tasks with their own sampling, probes, the best model, distributions.
+
+None of it may change a number of the training; what it writes is read back here.
+"""
+
+import json
+import re
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import Learner, OperantError, load_policy, steps, train
+from operant.evaluate import EvaluationOptions, Evaluator
+from operant.measure import query_share
+from operant.sampling import token_pieces
+from operant.tally import Histogram
+from operant.types import Task
+
+TASKS = ["ab", "cde", "fg", "h", "ijk"]
+SMALL = {"steps": 4, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-2, "checkpoint_minutes": 0.0}
+
+
+def count_a(rollouts):
+    return [float(r.reply.count("a")) for r in rollouts]
+
+
+def model():
+    return lm("gpt2", vocab=len(letters()), spread=0.02)
+
+
+def run(path, **more):
+    return train(model(), TASKS, count_a, out=path, tokenizer=letters(), **(SMALL | more))
+
+
+def told(path, apart=("time/", "tokens/", "memory/", "evaluate/", "probe/")):
+    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(x).items() if not k.startswith(apart)} for x in lines]
+
+
+def distributions(path):
+    return [json.loads(x) for x in (path / "distributions.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+WATCHING = {
+    "evaluate": TASKS,
+    "evaluate_every": 1,
+    "evaluation.samples": 2,
+    "evaluation.seeds": (5, 6),
+    "evaluation.sampling": {"temperature": 0.5, "top_k": 3, "max_tokens": 3},
+    "probe_every": 1,
+    "best": "reward/mean",
+    "watch_every": 1,
+}
+
+
+def test_no_look_changes_a_number_of_the_training(tmp_path):
+    bare = run(tmp_path / "bare", probes=0, watch_every=0)
+    watched = run(tmp_path / "watched", **WATCHING)
+    assert told(bare.path) == told(watched.path)
+    for name, value in bare.policy.state_dict().items():
+        assert torch.equal(value, watched.policy.state_dict()[name]), name
+    kept = [{k: d.get(k) for k in ("step", "histograms")} for d in distributions(bare.path)]
+    assert kept == [{k: d[k] for k in ("step", "histograms")} for d in distributions(watched.path)]
+
+
+def test_resuming_with_every_look_on_is_the_run_that_never_stopped(tmp_path):
+    whole = run(tmp_path / "whole", **WATCHING)
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", tokenizer=letters(), **(SMALL | WATCHING)):
+        if metrics["step"] == 2:
+            break
+    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), evaluate=TASKS)
+    apart = ("time/", "tokens/", "memory/")
+    assert told(again.path, apart) == told(whole.path, apart)
+    assert distributions(again.path) == distributions(whole.path)
+    assert again.best == whole.best
+    files = sorted(p.name for p in (whole.path / "probes").iterdir())
+    assert files == sorted(p.name for p in (again.path / "probes").iterdir())
+    for name in files:
+        assert pq.read_table(again.path / "probes" / name).equals(pq.read_table(whole.path / "probes" / name)), name
+
+
+# --- held-out tasks ---------------------------------------------------------------------------------------------------
+
+
+def test_held_out_tasks_are_asked_with_samples_and_seeds_of_their_own():
+    learner = Learner(model(), tokenizer=letters(), max_tokens=6)
+    tasks = [Task(t, t) for t in TASKS]
+    options = EvaluationOptions(samples=3, seeds=(1, 2), sampling={"max_new_tokens": 2})
+    made = Evaluator(learner, tasks, count_a, options)()
+    assert [r.task.id for r in made.rollouts] == [t for _ in range(2) for t in TASKS for _ in range(3)]
+    assert max(len(r.ids) for r in made.rollouts) == 2
+    said = [tuple(r.ids) for r in made.rollouts]
+    assert len(set(said[:3])) > 1 and said[:15] != said[15:]
+    metrics = made.metrics()
+    assert metrics["evaluate/reward"] == pytest.approx(sum(made.scores) / 30)
+    best = [max(made.scores[i : i + 3]) for i in range(0, 30, 3)]
+    assert metrics["evaluate/best_of_k"] == pytest.approx(sum(best) / 10)
+    one = Evaluator(learner, tasks, count_a, EvaluationOptions(seeds=(2,)))()
+    assert [tuple(r.ids)[:2] for r in one.rollouts] == said[15::3]  # the same seed, the first sample of each
+
+
+def test_greedy_evaluation_says_the_likeliest():
+    learner = Learner(model(), tokenizer=letters(), max_tokens=4)
+    greedy = EvaluationOptions(seeds=(1, 2), sampling={"top_k": 1})
+    made = Evaluator(learner, [Task(t, t) for t in TASKS], count_a, greedy)()
+    assert [r.ids for r in made.rollouts[:5]] == [r.ids for r in made.rollouts[5:]]
+    with torch.no_grad():
+        first = learner.policy.model(torch.tensor([letters().encode("ab", add_special_tokens=False)])).logits[0, -1]
+    assert made.rollouts[0].ids[0] == int(first.argmax())
+
+
+@pytest.mark.parametrize(
+    "given, wrong",
+    [
+        ({"evaluation.samples": 0}, r"evaluation\.samples=0"),
+        ({"evaluation.sampling": {"temprature": 1}}, "did you mean 'temperature'"),
+        ({"evaluation.sampling": 3}, "give a mapping"),
+        ({"best": "reward/meen"}, "did you mean 'reward/mean'"),
+        ({"best": "evaluate/reward"}, "set evaluate and evaluate_every"),
+        ({"probes": -1}, "probes=-1"),
+        ({"probe_every": 0}, "probe_every=0"),
+        ({"watch_every": -2}, "watch_every=-2"),
+    ],
+)
+def test_a_wrong_look_is_refused_before_anything_loads(tmp_path, given, wrong):
+    with pytest.raises(OperantError, match=wrong):
+        train("./no-such-model", TASKS, count_a, out=tmp_path / "x", **given)
+
+
+@pytest.mark.parametrize("best, choose", [("reward/mean", max), ("-kl/per_reply", min)])
+def test_the_best_model_is_kept_by_any_metric(tmp_path, best, choose):
+    made = run(tmp_path / "r", best=best, steps=6)
+    name = best.removeprefix("-")
+    told_best = json.loads((made.path / "best/best.json").read_text(encoding="utf-8"))
+    assert told_best["value"] == choose(m[name] for m in made.metrics)
+    assert made.metrics[told_best["step"] - 1][name] == told_best["value"]
+    kept, last = load_policy(str(made.path / "best")), made.policy
+    same = all(torch.equal(a, b) for a, b in zip(kept.model.parameters(), last.model.parameters(), strict=True))
+    assert same == (told_best["step"] == 6)
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def test_probes_are_answered_alike_before_and_told_token_by_token(tmp_path):
+    made = run(tmp_path / "r", probe_every=2, steps=5)
+    folder = made.path / "probes"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "reference.parquet",
+        *(f"step-{n:05d}.parquet" for n in (0, 2, 4, 5)),
+    ]
+    first, theirs = (pq.read_table(folder / n).to_pylist() for n in ("step-00000.parquet", "reference.parquet"))
+    last = pq.read_table(folder / "step-00005.parquet").to_pylist()
+    assert [r["reply"] for r in first] == [r["reply"] for r in theirs]  # a copy, the same random numbers
+    assert [r["reply"] for r in last] != [r["reply"] for r in theirs]
+    assert [r["task"] for r in first] == [r["task"] for r in last] and len(first) == len(TASKS)
+    for row in last:
+        assert len(row["tokens"]) == len(row["ids"]) == len(row["values"]) == len(row["kl"]) == len(row["advantages"])
+        assert re.sub("<.*?>", "", "".join(row["tokens"])) == row["reply"]  # a reply's text has no special tokens
+    assert all(k == pytest.approx(0, abs=1e-5) for row in first for k in row["kl"])
+    metrics = {m["step"]: m for m in made.metrics}
+    assert metrics[5]["probe/reward"] == pytest.approx(sum(r["reward"] for r in last) / 5)
+    kl = [sum(r["logprobs"]) - sum(r["ref_logprobs"]) for r in last]
+    assert metrics[5]["probe/kl_per_reply"] == pytest.approx(sum(kl) / 5)
+    assert metrics[5]["probe/reference_reward"] == pytest.approx(sum(r["reward"] for r in theirs) / 5)
+    assert "probe/reward" not in metrics[3]
+
+
+def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
+    def picky(rollouts):
+        if rollouts[0].task.id.startswith("probe/"):
+            raise RuntimeError("not in the mood")
+        return count_a(rollouts)
+
+    made = train(model(), TASKS, picky, out=tmp_path / "r", tokenizer=letters(), **SMALL)
+    assert len(made.metrics) == 4
+    assert "the probe queries of step 4 were left out" in (made.path / "log.txt").read_text(encoding="utf-8")
+
+
+def test_pieces_of_tokens_join_to_the_text():
+    from transformers import AutoTokenizer
+
+    from operant.hub import BUILTIN
+
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN / "reviews-lm")
+    text = "The film wasn't bad at all: 3 stars — naïve, but fun."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = token_pieces(tokenizer, ids)
+    assert len(pieces) == len(ids) > 10
+    assert "".join(p for p in pieces).replace("\ufffd", "") in (text, " " + text) or "\ufffd" in "".join(pieces)
+    ascii_ids = tokenizer.encode("It was fun", add_special_tokens=False)
+    assert "".join(token_pieces(tokenizer, ascii_ids)).strip() == "It was fun"
+
+
+# --- what the query decides -------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_the_query_is_the_intraclass_correlation():
+    # Shrout and Fleiss (1979), table 2: six targets, four judges; ICC(1,1) = 0.17. Two more with the same scores as
+    # the first two would change it, so it is asked of the six alone.
+    table = [(9, 2, 5, 8), (6, 1, 3, 2), (8, 4, 6, 8), (7, 1, 2, 6), (10, 5, 6, 9), (6, 2, 4, 7)]
+    scores = [float(x) for row in table for x in row]
+    groups = [i for i, row in enumerate(table) for _ in row]
+    import operant.measure as measure
+
+    held, measure.GROUPS = measure.GROUPS, 6
+    try:
+        assert query_share(scores, groups) == pytest.approx(0.166, abs=5e-4)
+    finally:
+        measure.GROUPS = held
+    assert query_share(scores, groups) is None  # six queries are too few
+    sixteen = [g for g in range(8) for _ in range(2)]
+    assert query_share([float(g) for g in sixteen], sixteen) == 1.0
+    assert query_share([float(i % 2) for i in range(16)], sixteen) == 0.0
+    assert query_share([1.0] * 16, sixteen) is None
+
+
+# --- distributions ----------------------------------------------------------------------------------------------------
+
+
+def test_distributions_count_every_reply_and_token(tmp_path):
+    made = run(tmp_path / "r", watch_every=2)
+    for step, held in enumerate(distributions(made.path), 1):
+        rows = pq.read_table(made.path / f"rollouts/step-{step:05d}.parquet").to_pylist()
+        said = {
+            "reward": [r["reward"] for r in rows],
+            "kl_per_reply": [sum(r["logprobs"]) - sum(r["ref_logprobs"]) for r in rows],
+            "logprobs": [x for r in rows for x in r["logprobs"]],
+            "values": [x for r in rows for x in r["values"]],
+            "reply_tokens": [float(len(r["ids"])) for r in rows],
+        }
+        for name, values in said.items():
+            counted = Histogram.from_plain(held["histograms"][name])
+            assert sum(counted.counts) == len(values), name
+            if name in ("reward", "reply_tokens", "logprobs"):
+                assert counted == Histogram.of(values), name
+        assert ("gradients" in held) == (step % 2 == 1)
+        assert set(held["blocks"]["gradient"]) == {"embedding", "block 0", "block 1", "final", "value"}
+
+
+def test_norms_of_blocks_add_up_to_the_whole():
+    learner = Learner(model(), tokenizer=letters(), max_tokens=6, epochs=1, **{"optimizer.lr": 1e-2})
+    before = {n: p.clone() for n, p in learner.policy.named_parameters()}
+    metrics = learner.step(learner.generate(["ab"] * 4), [1.0, 0.0, 0.5, 2.0])
+    blocks = learner.distributions["blocks"]
+    assert sum(x**2 for x in blocks["gradient"].values()) ** 0.5 == pytest.approx(metrics["update/grad_norm"], rel=1e-5)
+    assert metrics["update/grad_norm_clipped"] == pytest.approx(min(metrics["update/grad_norm"], 1.0), rel=1e-5)
+    moved = {n: p.detach() - before[n] for n, p in learner.policy.named_parameters()}
+    one = sum(float(d.pow(2).sum()) for n, d in moved.items() if ".h.1." in n) ** 0.5
+    assert blocks["update"]["block 1"] == pytest.approx(one, rel=1e-5)
+    assert sum(x**2 for x in blocks["weight"].values()) == pytest.approx(
+        sum(float(p.detach().pow(2).sum()) for p in learner.policy.parameters()), rel=1e-5
+    )
