@@ -1,27 +1,30 @@
-"""A run folder as one page of HTML: charts, replies, numbers, configuration. Nothing on it comes from elsewhere."""
+"""A run folder as one page of HTML: verdict, charts, replies, numbers, configuration. Nothing on it comes from elsewhere.
 
-import math
-from collections.abc import Sequence
-from html import escape
+    write_report("runs/x")     writes runs/x/report.html
+    page_data("runs/x")        what the page is told, without the table of replies; a live page asks for it again
+
+`page/app.js` lays the page out; `thinning.py` makes a long run small; `diagnosis/` writes the verdict.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant import files
-from operant.tracking.charts import line_chart, number
-from operant.tracking.registry import describe
+import yaml
 
-_CHARTS = [
-    ("reward/mean", "Reward", "reward/std"),
-    ("kl/per_reply", "KL per reply", None),
-    ("kl/coef", "KL coefficient", None),
-    ("policy/entropy", "Entropy", None),
-    ("policy/clip_fraction", "Clip fraction", None),
-    ("value/explained_variance", "Value: explained variance", None),
-    ("rollout/reply_tokens", "Reply length", "rollout/reply_tokens_std"),
-]
-_FLOOR = {"value/explained_variance": -1.0}
-"""What a young critic did below this would flatten all that followed."""
-_REPLIES = 10
+from operant import files
+from operant.tracking import pages
+from operant.tracking.registry import describe
+from operant.tracking.thinning import Heatmaps, curves, short, stretch
+
+SCRIPTS = ("charts.js", "replies.js", "app.js")
+STYLES = ("style.css", "replies.css")
+MOST_BYTES = 8_000_000
+_HISTOGRAMS = {"reward": 0.0, "kl_per_reply": 0.0, "logprobs": 0.0, "ref_logprobs": 0.0, "reply_tokens": 1.0}
+"""What the page has a heatmap of, and the narrowest row: lengths are whole numbers."""
+_TEASER = 3
+Rows = list[dict[str, Any]]
 
 
 def write_report(run_folder: str | Path) -> Path:
@@ -29,176 +32,161 @@ def write_report(run_folder: str | Path) -> Path:
 
     Raises `OperantError` where the folder cannot be read or written.
     """
+    from operant.tracking import replies
+
     folder = Path(run_folder)
-    metrics = files.records(folder / "metrics.jsonl")
-    config = folder / "config.yaml"
-    with files.explained(config, "read"):
-        text = config.read_text(encoding="utf-8") if config.exists() else ""
-    path = folder / "report.html"
-    files.write(path, page(folder.resolve().name, metrics, _replies(folder), text))
+    data, path = page_data(folder), folder / "report.html"
+    html = page(data | {"replies": replies.embedded(folder)})
+    files.write(path, html)
     return path
 
 
-def page(name: str, metrics: Sequence[dict[str, Any]], replies: dict[int, list[dict[str, Any]]], config: str) -> str:
-    """The page. metrics: one mapping a step; replies: rows of a table by step; config: as YAML."""
-    charts = [_chart(metrics, *chart) for chart in _CHARTS]
-    tables = [_reply_table(step, rows) for step, rows in sorted(replies.items(), reverse=True)]
-    body = [
-        f"<h1>{escape(name)}</h1>",
-        _summary(metrics),
-        '<div class="charts">' + "".join(charts) + "</div>" if any(charts) else "",
-        *tables,
-        _metric_table(metrics),
-        f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>" if config else "",
-    ]
-    return _PAGE.replace("{title}", escape(name)).replace("{style}", _STYLE).replace("{body}", "\n".join(body))
+def page(data: Mapping[str, Any], live: bool = False) -> str:
+    """The page of `page_data`, with `replies` in it or, live, without."""
+    return pages.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
 
-def _summary(metrics: Sequence[dict[str, Any]]) -> str:
-    if not metrics:
-        return "<p>No step is finished yet.</p>"
-    seconds = sum(m.get("time/step") or 0.0 for m in metrics)
-    facts = [f"{metrics[-1]['step']} steps", f"{seconds / 60:.1f} minutes of training"]
-    for key, title in (("reward/mean", "reward"), ("kl/per_reply", "KL per reply")):
-        if known := _known(metrics, key):
-            first, last = (number(round(x, 3) + 0.0) for x in (known[0], known[-1]))
-            facts.append(f"{title} {first} → <b>{last}</b>")
-    return f"<p>{' · '.join(facts)}</p>"
+def page_data(run_folder: str | Path) -> dict[str, Any]:
+    """What the page shows but for the table of replies, as JSON can hold it. Raises `OperantError`."""
+    try:
+        from operant.tracking.diagnosis import diagnose, read_history, verdict
+    except ImportError:  # TODO
+        diagnose, read_history, verdict = (lambda h: []), (lambda f: None), (lambda h, f: "It learned.")
 
-
-def _chart(metrics: Sequence[dict[str, Any]], name: str, title: str, spread: str | None) -> str:
-    metric = describe(name)
-    assert metric is not None, f"{name} is not in the registry"
-    known, floor = _known(metrics, name), _FLOOR.get(name, -math.inf)
-    if known and known[-1] < floor:
-        floor = -math.inf
-    points = [(m["step"], None if m.get(name) is None else max(m[name], floor)) for m in metrics]
-    half = [m.get(spread) for m in metrics] if spread else None
-    svg = line_chart(points, label=title, spread=half, band=metric.band)
-    if not svg:
-        return ""
-    notes = {
-        metric.meaning: True,
-        f"healthy: {metric.healthy}": bool(metric.healthy),
-        "shade: one standard deviation": any(half or ()),
-        f"drawn from {floor:g} upwards": min(known) < floor,
+    folder = Path(run_folder)
+    metrics = files.records(folder / "metrics.jsonl")
+    history = read_history(folder)
+    findings = diagnose(history) if metrics else []
+    config = _text(folder / "config.yaml")
+    options, evaluation = yaml.safe_load(config) or {}, _json(folder / "evaluation.json")
+    heatmaps = Heatmaps(folder / "distributions.jsonl")
+    return {
+        "name": folder.resolve().name,
+        "steps": [metrics[-1]["step"] if metrics else 0, options.get("steps")],
+        "verdict": verdict(history, findings) if metrics else "No step is finished yet.",
+        "findings": [vars(finding) for finding in findings],
+        "numbers": key_numbers(metrics, evaluation),
+        "teaser": teaser(folder, evaluation),
+        "curves": curves(metrics),
+        "stretch": stretch(len(metrics)),
+        "heats": _present(_HISTOGRAMS, lambda name: heatmaps.of(name, _HISTOGRAMS[name])),
+        "blocks": _present(("gradient", "update", "weight"), heatmaps.blocks),
+        "metrics": metric_table(metrics),
+        "kl": _kl(options.get("kl") or {}),
+        "config": config,
+        "environment": _json(folder / "environment.json"),
     }
-    note = escape("; ".join(text for text, holds in notes.items() if holds))
-    return f"<figure><h2>{title} <b>{number(known[-1])}</b></h2>{svg}<figcaption>{note}</figcaption></figure>"
 
 
-def _known(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:
+def _present(names: Iterable[str], of: Callable[[str], Any]) -> dict[str, Any]:
+    return {name: found for name in names if (found := of(name)) is not None}
+
+
+def _kl(kl: Mapping[str, Any]) -> dict[str, Any]:
+    """The KL that a controller steers towards (None where nothing does), and how it is estimated."""
+    steered = kl.get("control") in ("adaptive", "per_token")
+    return {"target": kl.get("target") if steered else None, "kind": kl.get("kind")}
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def key_numbers(metrics: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Rows:
+    """The few numbers beside the verdict: label, unit, before and after (after alone: a number of the newest step)."""
+    if not metrics:
+        return []
+    score = _score(metrics, evaluation)
+    kl = _known(metrics, "kl/per_reply")
+    told = [score, {"label": "KL per reply", "unit": "nats", "after": kl[-1]} if kl else None]
+    told.append({"label": "Entropy", "unit": "nats"} | _ends(_known(metrics, "policy/entropy")))
+    told.append({"label": "Training time", "unit": "s", "after": sum(m.get("time/step") or 0.0 for m in metrics)})
+    return [
+        {key: short(value) if key in ("before", "after") else value for key, value in number.items()}
+        for number in told
+        if number and "after" in number
+    ]
+
+
+def _score(metrics: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Before and after, on tasks that training did not see where there are some."""
+    before, after = evaluation.get("before"), evaluation.get("after")
+    if before and after and None not in (before["mean"], after["mean"]):
+        return {"label": "Held-out reward", "unit": "", "before": before["mean"], "after": after["mean"]}
+    for label, name in (("Held-out reward", "evaluate/reward"), ("Probe reward", "probe/reward")):
+        if len(known := _known(metrics, name)) > 1:
+            return {"label": label, "unit": ""} | _ends(known)
+    return {"label": "Reward", "unit": ""} | _ends(_known(metrics, "reward/mean"))
+
+
+def _ends(known: Sequence[float]) -> dict[str, float]:
+    return {"before": known[0], "after": known[-1]} if len(known) > 1 else {"after": known[0]} if known else {}
+
+
+def metric_table(metrics: Sequence[Mapping[str, Any]]) -> Rows:
+    """First and newest value of every metric, and what the registry says of it."""
+    names = dict.fromkeys(name for m in metrics for name in m if name != "step")
+    return [_metric_row(name, known) for name in names if (known := _known(metrics, name))]
+
+
+def _metric_row(name: str, known: Sequence[float]) -> dict[str, Any]:
+    metric = describe(name)
+    row = {"name": name, "first": short(known[0]), "last": short(known[-1])}
+    if metric is None:
+        return row
+    told = {"unit": metric.unit, "healthy": metric.healthy, "meaning": metric.meaning, "band": metric.band}
+    return row | told | {"odd": metric.unhealthy(known[-1])}
+
+
+def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [m[name] for m in metrics if m.get(name) is not None]
 
 
-def _replies(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Rows of the first and the last step that were kept."""
-    found = {files.step_of(p): p for p in (folder / "rollouts").glob("step-*.parquet")}
-    steps = sorted(step for step in found if step is not None)
-    return {step: _read(found[step]) for step in {*steps[:1], *steps[-1:]}}
+# --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
+def teaser(folder: Path, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The first few fixed queries, answered before and now: from the probes, else from the evaluation."""
+    from operant.tracking.replies import Reader, probes
 
+    asked = probes(folder, Reader(), 2)
+    if asked is None:
+        return _evaluated(evaluation)
+    steps, sides, reference = asked["steps"], asked["policy"], asked["reference"]
+    earlier = ("reference", reference) if reference else (f"policy, step {steps[0]}", sides[0])
+    rows = [
+        {"query": query["query"], "before": _said(earlier[1], i), "after": _said(sides[-1], i)}
+        for i, query in enumerate(asked["queries"])
+        if sides[-1]["reply"][i] is not None
+    ][:_TEASER]
+    return {"before": earlier[0], "after": f"policy, step {steps[-1]}", "of": len(asked["queries"]), "rows": rows}
+
+
+def _said(side: Mapping[str, Sequence[Any]], i: int) -> dict[str, Any] | None:
+    return None if side["reply"][i] is None else {"reply": side["reply"][i], "reward": short(side["reward"][i])}
+
+
+def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
+    earlier = {row["task"]: row for row in reversed(before)}
+    told = [
+        {"query": row["query"], "before": _scored(earlier.get(row["task"])), "after": _scored(row)}
+        for row in after[:_TEASER]
+    ]
+    return {"before": "before", "after": "after", "of": len(after), "rows": told} if told else None
+
+
+def _scored(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if row is None else {"reply": row["reply"], "reward": short(row["score"])}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
     with files.explained(path, "read"):
-        names = [n for n in ("query", "reply", "reward", "reply_tokens", "end") if n in pq.read_schema(path).names]
-        return pq.read_table(path, columns=names).slice(0, _REPLIES).to_pylist()
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def _reply_table(step: int, rows: Sequence[dict[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        reward = "" if row.get("reward") is None else f"{row['reward']:,.3f}"
-        text = f"<span>{escape(str(row.get('query', '')))}</span>{escape(str(row.get('reply', '')))}"
-        ended = f"{row.get('reply_tokens', '')} tokens, {escape(str(row.get('end', '')))}"
-        lines.append(f'<tr><td class="said">{text}</td><td class="n">{reward}</td><td class="end">{ended}</td></tr>')
-    head = '<tr><th>query and reply</th><th class="n">reward</th><th>ended</th></tr>'
-    title = f"<h2>Replies at step {step}</h2><p>The first {len(rows)}, as they came.</p>"
-    return f'{title}<table class="replies">{head}{"".join(lines)}</table>'
-
-
-def _metric_table(metrics: Sequence[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for m in metrics for name in m if name != "step"))
-    lines = []
-    for name in names:
-        metric, known = describe(name), _known(metrics, name)
-        if not known:
-            continue
-        odd = ' class="odd" title="outside of the healthy range"' if metric and metric.unhealthy(known[-1]) else ""
-        meaning = escape(metric.meaning + (f" ({metric.unit})" if metric.unit else "")) if metric else ""
-        healthy = escape(metric.healthy) if metric else ""
-        lines.append(
-            f'<tr><td><code>{escape(name)}</code></td><td class="n">{number(known[0])}</td>'
-            f'<td class="n"><span{odd}>{number(known[-1])}</span></td><td>{healthy}</td><td>{meaning}</td></tr>'
-        )
-    head = '<tr><th>metric</th><th class="n">first</th><th class="n">last</th><th>healthy</th><th>meaning</th></tr>'
-    table = f'<table class="all">{head}{"".join(lines)}</table>'
-    return f"<details><summary>All metrics</summary>{table}</details>" if lines else ""
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
-_STYLE = """
-:root { --paper: #fff; --ink: #1c1e21; --soft: #63686f; --rule: #e3e5e8; --line: #2563c9; --good: #2e9e5b;
-  --odd: #b4231f }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #16181c; --ink: #e6e8eb; --soft: #9aa1aa; --rule: #2c3037; --line: #6ea3f7; --good: #4cc07c;
-    --odd: #ff8a80 }
-}
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 76rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif }
-h1 { margin: 0; font-size: 1.6rem; overflow-wrap: anywhere }
-h2 { margin: 2rem 0 .25rem; font-size: 1.05rem }
-p { margin: 0 0 .75rem }
-p, figcaption, th, .end, .said span { color: var(--soft) }
-p b { color: var(--ink) }
-.charts { display: grid; gap: 1.5rem 2rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)) }
-figure { margin: 0 }
-figure h2 { margin: 0; display: flex; justify-content: space-between; gap: 1rem }
-figcaption { font-size: .8rem; line-height: 1.4 }
-svg { display: block; width: 100%; height: auto }
-.line { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
-.dot { fill: var(--line) }
-.spread { fill: var(--line); opacity: .16 }
-.healthy { fill: var(--good); opacity: .1 }
-.grid { stroke: var(--rule) }
-.tick { fill: var(--soft); font-size: 12px }
-table { width: 100%; border-collapse: collapse; font-size: .9rem }
-th, td { padding: .4rem .75rem .4rem 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top }
-th { font-weight: 500; font-size: .8rem }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
-.said { width: 100%; white-space: pre-wrap; overflow-wrap: anywhere }
-.end { white-space: nowrap }
-.odd { color: var(--odd) }
-.odd::after { content: " !" }
-details { margin-top: 1.5rem }
-summary { cursor: pointer; font-weight: 600 }
-pre { overflow-x: auto; font-size: .85rem }
-@media (max-width: 36rem) {
-  table, tbody { display: block }
-  tr { display: grid; grid-template-columns: 1fr auto auto; gap: 0 1rem; padding: .5rem 0 }
-  tr:not(:last-child) { border-bottom: 1px solid var(--rule) }
-  tr:first-child { display: none }
-  td { padding: 0; border: 0; overflow-wrap: anywhere }
-  .said, .all td:nth-child(n + 4) { grid-column: 1 / -1 }
-  .all td:nth-child(n + 4) { color: var(--soft); font-size: .8rem }
-  .all td:nth-child(4) { order: 1 }
-  .all td:nth-child(4):not(:empty)::before { content: "healthy: " }
-  .replies .n { order: 1; grid-column: 2 / -1 }
-}
-"""
+def _json(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    return json.loads(text) if text else {}

@@ -88,11 +88,14 @@ class Heatmaps:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def of(self, name: str) -> dict[str, Any] | None:
-        """A histogram over the steps; None where no step has it. Columns: [first row, share, share, ...]."""
+    def of(self, name: str, least: float = 0.0) -> dict[str, Any] | None:
+        """A histogram over the steps; None where no step has it. Columns: [first row, share, share, ...].
+
+        least: no row is narrower, a power of two; 1 for whole numbers.
+        """
         found = [(line["step"], h) for line in self._having(name) if (h := line.get("histograms", {}).get(name))]
         found = [(step, h) for step, h in found if sum(h["counts"])]
-        return _grid(found) if found else None
+        return _grid(found, least) if found else None
 
     def blocks(self, kind: str) -> dict[str, Any] | None:
         """`gradient`, `update` or `weight` norms: names of the blocks, and one list of norms a step."""
@@ -113,10 +116,11 @@ class Heatmaps:
         return self._parsed[place]
 
 
-def _grid(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+def _grid(found: Sequence[tuple[int, Mapping[str, Any]]], least: float) -> dict[str, Any]:
     """Histograms of different widths on one grid: finer ones are merged, coarser ones spread over its rows."""
     low, high = _range([h for _, h in found])
-    width = max(statistics.median_low([h["width"] for _, h in found]), 2.0 ** math.ceil(math.log2((high - low) / ROWS)))
+    fitting = 2.0 ** math.ceil(math.log2((high - low) / ROWS))
+    width = max(least, fitting, statistics.median_low([h["width"] for _, h in found]))
     start = math.floor(low / width)
     rows = max(1, math.ceil(high / width) - start)
     columns = [_column(h, width, start, rows) for _, h in found]
