@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from operant.options import read
 from operant.types import OperantError
 
 
@@ -153,6 +154,12 @@ def parse(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str
 
     flags: options that never take the word behind them as their value.
     """
+    words, options = typed(arguments, flags)
+    return words, {name: read(text) for name, text in options.items()}
+
+
+def typed(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
+    """As `parse`, with the options' values as they were typed."""
     words: list[str] = []
     options: dict[str, Any] = {}
     rest = list(arguments)
@@ -169,19 +176,7 @@ def parse(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str
             options[name] = True if alone else value if equals else rest.pop(0)
         else:
             words.append(word)
-    return words, {name: _value(text) for name, text in options.items()}
-
-
-def _value(text: Any) -> Any:
-    """A mapping in YAML's braces becomes one; all else is read where its type is known."""
-    if isinstance(text, str) and text.startswith("{"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise OperantError(f"{text!r} is no mapping: write {{name: weight, ...}}") from error
-    return text
+    return words, options
 
 
 def _train_help() -> str:

@@ -84,6 +84,23 @@ def _hints(made: type | Callable) -> dict[str, Any]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+def read(text: Any) -> Any:
+    """A mapping that is written in YAML's braces becomes one; all else is read where its type is known."""
+    if isinstance(text, str) and text.startswith("{"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise OperantError(f"{text!r} is no mapping: write {{name: weight, ...}}") from error
+    return text
+
+
+def kinds(schema: Schema) -> dict[str, Any]:
+    """Every full name -> its type."""
+    return {full: _hints(schema[group])[name] for full, (group, name) in names(schema).items()}
+
+
 def convert(value: Any, kind: Any, name: str) -> Any:
     """`value` (from Python, YAML or a command line) as `kind`. Raises: OperantError that names option and value."""
     if kind is Any:
