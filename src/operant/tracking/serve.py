@@ -1,7 +1,40 @@
-"""A run's page over HTTP, live while the run goes on: `operant report runs/x --serve`."""
+"""A run's page over HTTP, live while the run goes on: `operant report runs/x --serve`.
 
+    GET /               the page; what it shows comes from the paths below
+    GET /data.json      the page's data without replies
+    GET /probes.json    the fixed queries and their answers
+    GET /replies.json   ?search= &sort= &descending=0|1 &step= &offset= &limit=    any of the run's replies
+    GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 one reply's tokens and their numbers
+
+It reads the folder and nothing else, listens to this machine alone unless told otherwise, and answers no page that
+another site's name leads to.
+"""
+
+import errno
+import ipaddress
+import socket
+import socketserver
+from collections.abc import Callable
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from operant import files
+from operant.tracking import reading, replies, report
+from operant.tracking.index import Index
+from operant.tracking.pages import as_json
+from operant.types import OperantError
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 @dataclass(frozen=True)
@@ -15,7 +48,215 @@ class Serving:
     port: int = 8265
     """0: any free one."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise OperantError(f"port={self.port}: it must be 0 (any free one) to 65535")
+
 
 def serve(folder: str | Path, options: Serving) -> int:
-    """Serve the page of a run folder until Ctrl-C; returns the exit code."""
-    raise NotImplementedError
+    """Serve the page of a run folder until Ctrl-C; returns the exit code. Raises as `server`."""
+    with server(folder, options) as running:
+        print(f"{running.url} shows {folder} with every reply, live while it goes on; Ctrl-C ends", flush=True)
+        if not _is_local(options.host):
+            print("everyone who can reach this machine can read it there; --host 127.0.0.1 keeps it to yourself")
+        try:
+            running.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
+
+
+def server(folder: str | Path, options: Serving) -> "Server":
+    """A server that listens and waits for `serve_forever`. Raises: OperantError where it cannot listen."""
+    try:
+        return Server(Path(folder), options)
+    except OSError as error:
+        place = f"{options.host}, port {options.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise OperantError(f"cannot serve at {place}: it is in use; choose another --port, or 0 for any") from error
+        if error.errno == errno.EACCES:
+            raise OperantError(f"cannot serve at {place}: not allowed; choose a --port above 1023") from error
+        reason = (error.strerror or str(error)).lower()
+        raise OperantError(f"cannot serve at {place}: {reason}; --host must be an address of this machine") from error
+
+
+class Server(ThreadingHTTPServer):
+    """Knows the folder and every reply in it."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, options: Serving) -> None:
+        self.folder, self.host, self.index = folder, options.host, Index(folder)
+        self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        super().__init__((options.host, options.port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without asking a name server what this machine is called, which may take seconds."""
+        socketserver.TCPServer.server_bind(self)
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds the page."""
+        host = "127.0.0.1" if self.host == "0.0.0.0" else f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_address[1]}/"
+
+    def knows(self, host: str | None) -> bool:
+        """Whether a request's Host header names this server. Another name that leads here is another site's trick."""
+        try:
+            name = urlsplit(f"//{host or ''}").hostname or ""
+        except ValueError:
+            return False
+        if self.host in ("0.0.0.0", "::") and (_address(name) or name == socket.gethostname().lower()):
+            return True
+        return name == self.host.lower() or _is_local(name)
+
+
+def _address(name: str) -> Any:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_local(host: str) -> bool:
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class _Wrong(Exception):
+    """A request that gets no answer but a sentence: (status, sentence)."""
+
+
+def _page(server: Server) -> str:
+    return report.page(report.page_data(server.folder), live=True)
+
+
+def _data(server: Server) -> Any:
+    return report.page_data(server.folder)
+
+
+def _probes(server: Server) -> Any:
+    read = replies.Reader()
+    return {"probes": replies.probes(server.folder, read), "notes": read.notes}
+
+
+def _replies(server: Server, **asked: Any) -> Any:
+    try:
+        return server.index.find(**asked)
+    except OperantError as error:
+        raise _Wrong(400, str(error)) from error
+
+
+def _tokens(server: Server, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
+    if of not in ("rollouts", "probes", "reference") or row < 0:
+        raise _Wrong(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
+    path = server.folder / ("rollouts" if of == "rollouts" else "probes") / f"{files.step_name(step)}.parquet"
+    if of == "reference":
+        path = server.folder / "probes" / "reference.parquet"
+    try:
+        return reading.tokens(path, [row])[0]
+    except (FileNotFoundError, IndexError):
+        raise _Wrong(404, f"there is no reply {row} at step {step} any more") from None
+
+
+_PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
+    "/": (_page, {}),
+    "/data.json": (_data, {}),
+    "/probes.json": (_probes, {}),
+    "/replies.json": (
+        _replies,
+        {"search": str, "sort": str, "descending": bool, "step": int, "offset": int, "limit": int},
+    ),
+    "/tokens.json": (_tokens, {"of": str, "step": int, "row": int}),
+}
+
+
+def _asked(query: str, kinds: dict[str, type]) -> dict[str, Any]:
+    """The parameters of a request as their kinds. One that is empty counts as not given."""
+    try:
+        given = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
+    except ValueError:
+        raise _Wrong(400, "the parameters are not well-formed") from None
+    asked: dict[str, Any] = {}
+    for name, text in given:
+        if name not in kinds:
+            raise _Wrong(400, f"parameter {name!r} is unknown; there are: {', '.join(kinds) or 'none'}")
+        if name in asked:
+            raise _Wrong(400, f"parameter {name!r} is given twice")
+        if text:
+            asked[name] = _value(name, text, kinds[name])
+    return asked
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text not in ("0", "1"):
+            raise _Wrong(400, f"{name}={text!r}: it must be 0 or 1")
+        return text == "1"
+    if kind is int:
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
+            raise _Wrong(400, f"{name}={text!r}: it must be a whole number of at least 0")
+        return int(text)
+    return text
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request: checked, answered, or told in a sentence what is wrong with it."""
+
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "operant", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        """Answer."""
+        status, said = 200, ""
+        try:
+            said = self._answer()
+        except _Wrong as wrong:
+            status, said = wrong.args
+        except OperantError as error:
+            status, said = 500, str(error)
+        page = status == 200 and urlsplit(self.path).path == "/"
+        body = said if page else as_json(said if status == 200 else {"error": said})
+        self._send(status, body, "text/html" if page else "application/json")
+
+    def _answer(self) -> Any:
+        if not self.server.knows(self.headers.get("Host")):
+            raise _Wrong(403, f"this page is served to {self.server.url} alone")
+        url = urlsplit(self.path)
+        if url.path not in _PATHS:
+            raise _Wrong(404, f"there is nothing at {url.path}; there are: {', '.join(_PATHS)}")
+        answer, kinds = _PATHS[url.path]
+        return answer(self.server, **_asked(url.query, kinds))
+
+    def _send(self, status: int, body: str, kind: str) -> None:
+        data = body.encode("utf-8", errors="replace")
+        self.send_response(status)
+        for name, value in (_HEADERS | {"Content-Type": f"{kind}; charset=utf-8"}).items():
+            self.send_header(name, value)
+        if status == 405:
+            self.send_header("Allow", "GET")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # what stands in the body is not read
+        self._send(405, as_json({"error": f"{self.command} is not answered here, GET is"}), "application/json")
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
+
+    def handle(self) -> None:
+        """A browser that has gone away is no fault of anybody's."""
+        try:
+            super().handle()
+        except ConnectionError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing of each request."""
