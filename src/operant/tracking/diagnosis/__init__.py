@@ -1,0 +1,69 @@
+"""What is wrong with a run, in plain sentences: evidence, likely cause, what to do.
+
+    history = read_history("runs/x")          # or learner.diagnose(), which knows more of the newest replies
+    findings = diagnose(history)
+    print(verdict(history, findings))
+    for finding in findings:
+        print(finding.says, finding.cause, finding.remedy)
+
+A rule is a small pure function from a `History` to a `Finding` or None. Its thresholds stand at the head of its file,
+with the reason; all are silent on the healthy demo, over five seeds and at every step.
+"""
+
+from collections.abc import Callable
+
+from operant.tracking.diagnosis import distance, rewards, sampling, texts, updates
+from operant.tracking.diagnosis.history import Finding, History, read_history
+from operant.tracking.diagnosis.verdict import verdict
+
+__all__ = ["RULES", "Finding", "History", "diagnose", "read_history", "verdict"]
+
+RULES: tuple[Callable[[History], Finding | None], ...] = (
+    updates.not_finite,
+    sampling.other_sampler,
+    rewards.constant,
+    texts.empty,
+    texts.one_word,
+    texts.signs,
+    distance.unlikely_text,
+    updates.scoring,
+    distance.drowned,
+    distance.unpaid_kl,
+    distance.high_kl,
+    distance.unmeasured,
+    texts.repetition,
+    texts.diversity,
+    texts.length,
+    updates.entropy,
+    updates.ratio,
+    updates.clipping,
+    updates.refused,
+    rewards.query_decides,
+    rewards.abstains,
+    updates.critic,
+    rewards.flat,
+    rewards.saturated,
+    sampling.declared_otherwise,
+)
+"""In the order in which findings of one level are told."""
+
+EXPLAINS: dict[str, frozenset[str]] = {
+    "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated"}),
+    "one_word": frozenset({"repetition", "diversity", "entropy", "unmeasured", "critic", "saturated"}),
+    "repetition": frozenset({"diversity"}),
+    "drowned": frozenset({"high_kl", "critic", "flat"}),
+    "constant": frozenset({"critic", "flat"}),
+    "negative_kl": frozenset({"flat"}),
+    "unmeasured": frozenset({"entropy"}),
+}
+"""What need not be told once the first is: it follows from it, or has the same remedy."""
+_LEVELS = ("problem", "warning", "note")
+
+
+def diagnose(history: History) -> list[Finding]:
+    """What is found, worst first; empty where nothing looks wrong."""
+    found = [finding for rule in RULES if (finding := rule(history)) is not None]
+    names = {finding.name for finding in found}
+    explained = {name for cause in names for name in EXPLAINS.get(cause, ())}
+    told = [finding for finding in found if finding.name not in explained]
+    return sorted(told, key=lambda finding: _LEVELS.index(finding.level))

@@ -1,0 +1,154 @@
+"""How far the policy has gone from the reference, and what that costs it."""
+
+from operant.tracking.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.tracking.diagnosis.progress import progress
+
+HIGH = 10.0
+"""Nats a reply: the end of the registry's band. The demo learns at 7 to 9, the letters without a price end at 200."""
+HIGH_PER_TOKEN = 0.05
+"""Nats a token: a reply of 500 tokens goes beyond 10 nats while each of its tokens is nearly the reference's."""
+CHEAP = 0.05
+"""Of the scores' spread: a penalty below this decides nothing."""
+UNLIKELY = 1.0
+"""Nats a token that replies became unlikelier under the reference. The healthy demo loses 0.4 at most on its way, the
+letters without a price 5."""
+LOST = 0.5
+"""Share of the entropy that is left."""
+DROWNED = 2.0
+"""Times the scores' spread that the KL penalty varies by. The demo stays below 0.8; at 2 the penalty is what is trained
+on."""
+
+
+def high_kl(history: History) -> Finding | None:
+    """Paid, and still far away and going further; or far above the controller's target."""
+    kl, target = _far(history), _target(history)
+    if kl is None or unpaid(history):
+        return None
+    held = history.values("kl/per_reply")
+    earlier = held[-2 * RECENT : -RECENT]
+    rising = bool(earlier) and kl > 1.1 * sum(earlier) / len(earlier)
+    missed = target is not None and kl > 2 * target
+    if not rising and kl < 2 * HIGH and not missed:
+        return None
+    says = f"KL is {number(kl)} nats a reply" + (" and still rising" if rising else "") + ", beyond the usual 0 to 10"
+    says += f" and far above its target of {number(target)}." if missed and target is not None else "."
+    coef = price(history)
+    return Finding(
+        "high_kl",
+        "warning",
+        says,
+        f"a nat costs {number(coef)} and the reward is worth more than that" if coef else "it costs too little",
+        f"`--kl.coef {number(2 * coef) if coef else 0.1}`, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
+        ("kl/per_reply", "kl/coef", "reward/kl_penalty"),
+        history.since("kl/per_reply", lambda x: x > HIGH),
+    )
+
+
+def unpaid_kl(history: History) -> Finding | None:
+    """Far away, and it costs nothing."""
+    kl = _far(history)
+    if kl is None or not unpaid(history):
+        return None
+    cause, remedy = leash(history)
+    says = f"KL has reached {number(kl)} nats a reply, and next to nothing is paid for it."
+    since = history.since("kl/per_reply", lambda x: x > HIGH)
+    return Finding("unpaid_kl", "warning", says, cause, remedy, ("kl/per_reply", "reward/kl_penalty"), since)
+
+
+def unmeasured(history: History) -> Finding | None:
+    """No reference, and the policy has become much surer of itself."""
+    first, now = history.first("policy/entropy"), history.recent("policy/entropy")
+    if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
+        return None
+    return Finding(
+        "unmeasured",
+        "warning",
+        f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has gone.",
+        "there is no reference, so neither is KL measured nor anything paid for leaving the language",
+        "`--reference copy --kl.coef 0.1`; or read replies: `operant report --serve`",
+        ("policy/entropy",),
+        history.since("policy/entropy", lambda x: x < LOST * first),
+    )
+
+
+def unlikely_text(history: History) -> Finding | None:
+    """The reward rises while what is said becomes text that the reference would hardly say."""
+    first, now, score = (
+        history.first("rollout/ref_logprob_mean"),
+        history.recent("rollout/ref_logprob_mean"),
+        progress(history),
+    )
+    if first is None or now is None or score is None or not score.learned or now > first - UNLIKELY:
+        return None
+    cause, remedy = leash(history)
+    return Finding(
+        "unlikely_text",
+        "problem",
+        f"The reward rose from {number(score.before)} to {number(score.after)} while a token's log-prob under the "
+        f"reference fell from {first:.1f} to {now:.1f}.",
+        f"the policy exploits the reward with text that the reference would hardly write: {cause}",
+        remedy,
+        ("reward/mean", "rollout/ref_logprob_mean"),
+        history.since("rollout/ref_logprob_mean", lambda x: x < first - UNLIKELY),
+    )
+
+
+def drowned(history: History) -> Finding | None:
+    """The KL penalty varies more between replies than the scores do."""
+    penalty, scores = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
+    if penalty is None or not scores or history.trained < RECENT or penalty < DROWNED * scores:
+        return None
+    score = progress(history)
+    if score is not None and score.learned:  # then scores differ little because they are all high
+        return None
+    coef = history.recent("kl/coef", 1) or 0.0
+    return Finding(
+        "drowned",
+        "warning",
+        f"The KL penalty varies by {number(penalty)} between replies, the scores by {number(scores)}.",
+        f"the KL coefficient of {number(coef)} is too high: its noise is what the policy learns from",
+        f"`--kl.coef {coef * scores / penalty / 2:.1g}`",
+        ("reward/kl_penalty_std", "reward/scaled_std"),
+        history.since("reward/kl_penalty_std", lambda x: x > DROWNED * scores),
+    )
+
+
+# --- what KL costs ----------------------------------------------------------------------------------------------------
+
+
+def price(history: History) -> float:
+    """What a nat costs in the reward now; 0 where that is nothing or not known."""
+    return history.recent("kl/coef", 1) or 0.0
+
+
+def unpaid(history: History) -> bool:
+    """Whether KL costs next to nothing beside how much the scores differ, and nothing in the loss."""
+    paid, loss = history.recent("reward/kl_penalty") or 0.0, history.recent("kl/loss_coef", 1)
+    spread = history.first("reward/scaled_std") or history.first("reward/std") or 1.0
+    return not loss and paid < CHEAP * spread
+
+
+def leash(history: History) -> tuple[str, str]:
+    """Why nothing holds the policy to its language, and the option that does."""
+    coef = price(history)
+    if (noise := drowned(history)) is not None:
+        return noise.cause, noise.remedy
+    if not history.values("kl/per_reply"):
+        return "there is no reference that KL could be paid to", "`--reference copy --kl.coef 0.1`"
+    if history.recent("kl/loss_coef", 1):
+        return "kl.loss_coef is too low for this reward", "double `--kl.loss_coef`"
+    if not coef:
+        return "nothing is paid for leaving the reference (kl.coef is 0)", "`--kl.coef 0.1`"
+    return f"the KL coefficient of {number(coef)} is too low for this reward", f"`--kl.coef {number(2 * coef)}`"
+
+
+def _target(history: History) -> float | None:
+    return float(history.option("kl.target", 0)) or None if history.option("kl.control") == "adaptive" else None
+
+
+def _far(history: History) -> float | None:
+    """KL a reply where it is beyond the band (or twice its target); None where it is not."""
+    kl, each = history.recent("kl/per_reply"), history.recent("kl/per_token")
+    if kl is None or (each is not None and each < HIGH_PER_TOKEN):
+        return None
+    return kl if kl > HIGH or kl > 2 * (_target(history) or HIGH) else None

@@ -1,0 +1,100 @@
+"""Did the reward rise: before against now, with what noise explains."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from operant.tracking.diagnosis.history import RECENT, History
+
+ERRORS = 3.0
+"""Standard errors that a change has to have to be called one."""
+LEARNED = 0.5
+"""Of the replies' spread at the start: the demo's controls, whose rewards are shuffled, have drifted by
+0.4 for a while, so less than this is no proof of learning."""
+REPLIES = 64
+"""The start is as many first steps as this takes: one step in the demo, several where batches are small."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A score before training and now: `Progress("held-out reward", 0.55, 0.92, 0.02, 0.24)`."""
+
+    what: str
+    before: float
+    after: float
+    error: float
+    """Standard error of the change; 0 where it cannot be told."""
+    spread: float
+    """Of the replies' scores at the start."""
+
+    @property
+    def rise(self) -> float:
+        return self.after - self.before
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether sampling alone would hardly have changed the score so much."""
+        return abs(self.rise) > max(ERRORS * self.error, 1e-9)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the score rose by more than a run without a signal drifts."""
+        return self.rise > 0 and self.beyond_noise and self.rise >= LEARNED * self.spread
+
+
+def progress(history: History) -> Progress | None:
+    """On held-out tasks where they were judged before and after; else evaluations, probes, the replies trained on."""
+    spread = history.first("reward/std") or history.recent("reward/std") or 0.0
+    return _held_out(history.evaluation, spread) or _repeated(history, spread) or _trained_on(history, spread)
+
+
+def _held_out(evaluation: Mapping[str, Any], spread: float) -> Progress | None:
+    """Both sides answered the same tasks, so their differences have less noise than the two means."""
+    before, after = evaluation.get("before"), evaluation.get("after")
+    if not before or not after or before.get("mean") is None or after.get("mean") is None:
+        return None
+    old, new = ([r.get("score") for r in side.get("replies", ())] for side in (before, after))
+    apart = [b - a for a, b in zip(old, new) if a is not None and b is not None]
+    error = _spread(apart) / len(apart) ** 0.5 if apart else 0.0
+    return Progress("held-out reward", before["mean"], after["mean"], error, _spread(_numbers(old)) or spread)
+
+
+def _repeated(history: History, spread: float) -> Progress | None:
+    """The same queries with the same random numbers, asked again and again: the first time must be before training."""
+    for name, what, queries in (("evaluate/reward", "held-out reward", 64), ("probe/reward", "probe reward", 32)):
+        told = [m for m in history.metrics if m.get(name) is not None]
+        if len(told) > 1 and told[0].get("step", 1) <= 1:
+            wide = history.first("evaluate/reward_std") if name == "evaluate/reward" else None
+            error = (wide or spread) * (2 / queries) ** 0.5
+            return Progress(what, float(told[0][name]), float(told[-1][name]), error, wide or spread)
+    return None
+
+
+def _trained_on(history: History, spread: float) -> Progress | None:
+    told = [m for m in history.metrics if m.get("reward/mean") is not None]
+    if not told:
+        return None
+    count = told[0].get("rollout/count") or REPLIES
+    first = told[: min(max(1, -(-REPLIES // int(count))), RECENT)]
+    last = told[-RECENT:]
+    before, after = _mean([m["reward/mean"] for m in first]), _mean([m["reward/mean"] for m in last])
+    error = sum(_error(part) ** 2 for part in (first, last)) ** 0.5
+    return Progress("reward", before, after, error, spread)
+
+
+def _error(part: Sequence[Mapping[str, Any]]) -> float:
+    """Standard error of the mean of some steps' rewards."""
+    each = [(m.get("reward/std") or 0.0) ** 2 / (m.get("rollout/count") or REPLIES) for m in part]
+    return sum(each) ** 0.5 / len(part)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _spread(values: Sequence[float]) -> float:
+    return (sum((x - _mean(values)) ** 2 for x in values) / len(values)) ** 0.5 if values else 0.0
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float(x) for x in values if x is not None]
