@@ -16,7 +16,7 @@ const Replies = (() => {
       if (value === undefined || value === null || value === false) continue;
       key.startsWith("on") ? made.addEventListener(key.slice(2), value) : made.setAttribute(key, value === true ? "" : value);
     }
-    made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
     return made;
   }
 
@@ -25,6 +25,9 @@ const Replies = (() => {
   const signed = (value, digits = 3) => (value > 0 ? "+" : "") + fixed(value, digits);
   const count = (value) => value.toLocaleString("en");
   const average = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+
+  /** What stands in backticks is code. */
+  const sentence = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
 
   /** `text` with what was searched for marked. */
   function marked(text, search) {
@@ -164,7 +167,7 @@ const Replies = (() => {
     }
     if (names.length) paint();
     return make("div", { class: "opened" },
-      names.length ? make("fieldset", { class: "ways" }, make("legend", {}, "Colour by"), radios) : make("p", { class: "missing" }, missing),
+      names.length ? make("fieldset", { class: "ways" }, make("legend", {}, "Colour by"), radios) : make("p", { class: "missing" }, sentence(missing)),
       names.length ? legend : null,
       make("div", { class: "sides" }, sides.map((side, s) => make("div", { class: `side ${side.class ?? ""}` },
         make("p", { class: "facts-line" }, side.title ? make("b", {}, `${side.title} `) : null, side.facts.filter(known).join(" · ")), bodies[s]))),
@@ -176,9 +179,12 @@ const Replies = (() => {
 
   /** The tokens of a reply: a list to walk with the arrow keys; each tells its numbers when it is pointed at. */
   function tokenList({ query, tokens }, tip) {
-    const spans = tokens.tokens.map((piece, i) => make("span", { class: "token", role: "option", tabindex: i ? -1 : 0, "data-i": i },
-      piece === "" ? "∅" : piece.replaceAll("\n", "⏎\n")));
-    const list = make("span", { role: "listbox", "aria-label": "Tokens of the reply; arrow keys walk through them", "aria-orientation": "horizontal" }, spans);
+    // The space before a word stands outside of it: a line may break there, and the colours end where the words do.
+    const cut = tokens.tokens.map((piece) => [/^ *(?=[^ ])/.exec(piece)?.[0] ?? "", piece]);
+    const spans = cut.map(([space, piece], i) => make("span", { class: "token", role: "option", tabindex: i ? -1 : 0, "data-i": i },
+      piece === "" ? "∅" : piece.slice(space.length).replaceAll("\n", "⏎\n")));
+    const list = make("span", { role: "listbox", "aria-label": "Tokens of the reply; arrow keys walk through them", "aria-orientation": "horizontal" },
+      spans.map((span, i) => [cut[i][0], span]));
     const host = make("p", { class: "said" }, make("i", {}, query), list);
     const at = (event) => event.target.closest(".token");
     const show = (event) => at(event) && pointed(at(event), tokens, tip);
@@ -405,8 +411,8 @@ const Replies = (() => {
       steps.host.classList.toggle("off", all.checked);
       list.tell();
       const last = Math.min(state.offset + PAGE, total), { replies, steps: many } = found.exist;
-      summary.textContent = (state.search || state.step !== null ? `${count(total)} found. ` : "")
-        + (source.says ?? `All ${count(replies)} replies of ${count(many)} steps are here.`);
+      summary.replaceChildren(state.search || state.step !== null ? `${count(total)} found. ` : "",
+        ...sentence(source.says ?? `All ${count(replies)} replies of ${count(many)} steps are here.`));
       place.textContent = total ? `${count(state.offset + 1)}–${count(last)} of ${count(total)}` : "nothing found";
       back.disabled = !state.offset;
       on.disabled = last >= total;
