@@ -20,7 +20,7 @@ LEVELS = [
     "policy data batch labels measure triplets generation",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",
-    "algorithms",
+    "algorithms lessons",
     "settings",
     "learner",
     "evaluate probes",

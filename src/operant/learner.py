@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,11 +26,12 @@ from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.generation import declared, from_generation_kwargs
 from operant.kl import KLOptions, controller
+from operant.lessons import Learnt, Lesson, Progress, choose
 from operant.observe import bootstrap, observe, pay
 from operant.options import values
-from operant.policy.loading import load_policy
+from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
-from operant.rewards.scaling import RunningMoments, ScoreOptions, as_seen, processed
+from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import play
 from operant.sampling import Sampling
 from operant.settings import LearnerOptions, find_device, learner_options
@@ -44,19 +45,6 @@ from operant.updates.optimizer import make_optimizer, rate, set_rate
 
 HISTORY = 2000
 """Steps whose metrics `diagnose` can look back on."""
-
-
-@dataclass(frozen=True)
-class Learnt:
-    """What the last step learnt from."""
-
-    rollouts: list[Rollout]
-    scores: Sequence[Any]
-    """One a rollout, as given."""
-    batch: Batch
-    kept: list[int]
-    """Which rollouts the batch was made of, in order."""
-    sampling: Sampling
 
 
 class Learner:
@@ -93,7 +81,7 @@ class Learner:
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         self.sampling = self._sampling()
-        self.reference = self._reference(reference)
+        self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.shadows else None
         self.shadows = {
             name: Shadow(self.policy, rule) for name, rule in self.algorithm.shadows.items() if name != "reference"
         }
@@ -114,21 +102,6 @@ class Learner:
         """The configured sampling; without stop tokens of its own, with the model's."""
         sampling: Sampling = _warned(self.options["sampling"])
         return sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
-
-    def _reference(self, reference: Any) -> Shadow | None:
-        if reference is None or "reference" not in self.algorithm.shadows:
-            return None
-        if isinstance(reference, Shadow):
-            return reference
-        if isinstance(reference, str) and reference == "copy":
-            return Shadow(self.policy)
-        held = load_policy(reference).to(self.policy.device)
-        if held.vocabulary != self.policy.vocabulary:
-            raise OperantError(
-                f"the reference has a vocabulary of {held.vocabulary}, the policy one of {self.policy.vocabulary}: "
-                "they score the same ids, so the two must be the same"
-            )
-        return Shadow(held, copy=False)
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
@@ -214,65 +187,44 @@ class Learner:
         self, rollouts: list[Rollout], scores: Sequence[Any], sampling: Sampling | None = None, *, world: bool = False
     ) -> dict[str, float]:
         """Scores to weights. `world`: the rewards are in the turns, and `scores` are what comes on top."""
-        if len(rollouts) != len(scores):
-            raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
         sampling, options = sampling or self.sampling, self.options
-        places = {id(r): i for i, r in enumerate(rollouts)}
         moments = self.moments.state_dict()
         try:
-            kept, used, tally = self._scores(rollouts, scores, world)
+            lesson = self._choose(rollouts, scores, world)
             with self.timing("observe"):
-                batch = self._observe(kept, used, sampling)
+                batch = self._observe(lesson, sampling)
         except OperantError:
             self.moments.load_state_dict(moments)  # the only thing that has moved so far
             raise
         coef = self.controller.coef
         with self.timing("advantage"):
             batch = self._credit(batch, coef)
-        tally.merge(measure.of_rollouts(kept)).merge(measure.of_batch(batch.to("cpu"), coef))
+        tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts)).merge(measure.of_batch(batch.to("cpu"), coef))
         progress = self.progress.share(self.total_steps)
         lr = rate(options["optimizer"], progress)
         set_rate(self.optimizer, lr)
         with self.timing("update"):
             tally.merge(self._update(batch, sampling))
-        self.learnt = Learnt(rollouts, scores, batch, [places[id(r)] for r in kept], sampling)
+        self.learnt = Learnt(rollouts, scores, batch, lesson.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
         self._follow(metrics, progress)
         self.history.append(told := self._told(metrics, coef, lr))
         return told
 
-    def _scores(
-        self, rollouts: list[Rollout], scores: Sequence[Any], world: bool
-    ) -> tuple[list[Rollout], list[Any], Tally]:
-        """Who is learnt from, with what score: penalties, scale, clip; those that abstain are left out."""
-        options: ScoreOptions = self.options["score"]
-        totals = [_number(s, r) for s, r in zip(scores, rollouts, strict=True)]
-        before = [sum(s) if isinstance(s, list) else s for s in totals if s is not None]
-        groups = [r.group for r, s in zip(rollouts, totals, strict=True) if s is not None]
-        trained = processed(totals, rollouts, options, self.moments, self.policy.tokenizer)
-        pairs = [(r, s) for r, s in zip(rollouts, trained, strict=True) if s is not None]
-        if self.own.on_length == "drop":
-            pairs = [(r, s) for r, s in pairs if r.turns[-1].end != "length"]
-        if not pairs:
-            raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
-        kept, used = [r for r, _ in pairs], [s for _, s in pairs]
-        after = [sum(s) if isinstance(s, list) else s for s in used]
-        if world:
-            before = after = [sum(t.reward for t in r.turns) for r in kept]
-            groups = groups[:0]
-        abstained = len(totals) - sum(s is not None for s in totals)
-        return kept, used, measure.of_scores(before, after, abstained, groups)
-
     def look(self, rollouts: list[Rollout], scores: Sequence[Any]) -> tuple[Batch, list[int]]:
         """What a step would learn from, and which rollouts that is made of; nothing changes."""
-        places, held = {id(r): i for i, r in enumerate(rollouts)}, self.moments.state_dict()
+        held = self.moments.state_dict()
         try:
-            kept, used, _ = self._scores(rollouts, scores, world=False)
+            lesson = self._choose(rollouts, scores)
         finally:
             self.moments.load_state_dict(held)
-        batch = self._credit(self._observe(kept, used, self.sampling), self.controller.coef)
-        return batch.to("cpu"), [places[id(r)] for r in kept]
+        batch = self._credit(self._observe(lesson, self.sampling), self.controller.coef)
+        return batch.to("cpu"), lesson.places
+
+    def _choose(self, rollouts: list[Rollout], scores: Sequence[Any], world: bool = False) -> Lesson:
+        tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
+        return choose(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop, world=world)
 
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The rollouts as a reward is shown them: truncated after `score.truncate_token`, where one is set."""
@@ -284,15 +236,15 @@ class Learner:
             batch = self.algorithm.advantage(batch, **self.options["advantage"])
         return batch
 
-    def _observe(self, rollouts: list[Rollout], scores: list[Any], sampling: Sampling) -> Batch:
-        batch = collate(rollouts, scores, joined=not self.policy.encoder_decoder).to(self.policy.device)
+    def _observe(self, lesson: Lesson, sampling: Sampling) -> Batch:
+        batch = collate(lesson.rollouts, lesson.scores, joined=not self.policy.encoder_decoder).to(self.policy.device)
         reference = self.reference.policy if self.reference is not None else None
         micro = self.options["update"].micro_tokens
         if batch.values is None and not self.policy.has_values:
             batch = batch.with_(values=None)
         batch = observe(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=self.own.rescore)
         if self.policy.has_values:
-            batch = bootstrap(batch, rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
+            batch = bootstrap(batch, lesson.rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
         return batch
 
     def _update(self, batch: Batch, sampling: Sampling) -> Tally:
@@ -383,23 +335,6 @@ class Learner:
         }
 
 
-class Progress:
-    """How many steps and episodes have been learnt from."""
-
-    def __init__(self) -> None:
-        self.step, self.episodes = 0, 0
-
-    def share(self, total: int | None) -> float:
-        """In [0, 1]; 0 where the end is unknown."""
-        return min(self.step / total, 1.0) if total else 0.0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "episodes": self.episodes}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.episodes = state["step"], state["episodes"]
-
-
 def _warned(sampling: Sampling) -> Sampling:
     """Say what truncation does to the KL that is told and paid."""
     said = sampling.warning()
@@ -420,15 +355,3 @@ def _say_unscored(unscored: Mapping[str, Any]) -> None:
 def _task(query: Any) -> Task:
     prompt = query.tolist() if isinstance(query, torch.Tensor) else query
     return Task(f"query/{prompt!r}", prompt if isinstance(prompt, str) else list(prompt))
-
-
-def _number(score: Any, rollout: Rollout) -> float | list[float] | None:
-    if score is None:
-        return None
-    numbers = [float(s) for s in score] if isinstance(score, (list, tuple)) else float(score)
-    for x in numbers if isinstance(numbers, list) else [numbers]:
-        if x != x or abs(x) == float("inf"):
-            raise OperantError(
-                f"the reward of {rollout.task.id!r} is {x}: rewards must be finite; give None to leave a reply out"
-            )
-    return numbers

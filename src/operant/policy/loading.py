@@ -14,6 +14,7 @@ import torch
 from operant.hub import find_model, quietly
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
+from operant.policy.shadow import Shadow
 from operant.types import OperantError
 
 
@@ -29,6 +30,24 @@ def load_policy(name: Any, *, value: ValueOptions | None = None, tokenizer: Any 
         return _with_critic(name, tokenizer, value, None)
     folder = Path(find_model(name))
     return _with_critic(_model(folder), tokenizer or _tokenizer(folder), value, folder)
+
+
+def load_reference(given: Any, policy: Policy) -> Shadow | None:
+    """What KL is measured against: `copy` of the policy as it is now, None, a name, a Policy or a Shadow.
+
+    Raises: OperantError where its vocabulary is not the policy's.
+    """
+    if given is None or isinstance(given, Shadow):
+        return given
+    if isinstance(given, str) and given == "copy":
+        return Shadow(policy)
+    held = load_policy(given).to(policy.device)
+    if held.vocabulary != policy.vocabulary:
+        raise OperantError(
+            f"the reference has a vocabulary of {held.vocabulary}, the policy one of {policy.vocabulary}: "
+            "they score the same ids, so the two must be the same"
+        )
+    return Shadow(held, copy=False)
 
 
 def _model(folder: Path) -> Any:
