@@ -130,7 +130,7 @@ def read_history(folder: str | Path) -> History:
         metrics=files.records(folder / "metrics.jsonl"),
         rows=_rows(replies[-1]) if replies else [],
         reference=_rows(folder / "probes" / "reference.parquet"),
-        config=_flat(_config(folder / "config.yaml")),
+        config=flat(_config(folder / "config.yaml")),
         evaluation=_json(folder / "evaluation.json"),
     )
 
@@ -167,7 +167,7 @@ def _json(path: Path) -> Any:
             raise OperantError(f"{path} is no JSON: {error}; delete it") from error
 
 
-def _flat(config: Any) -> dict[str, Any]:
+def flat(config: Any) -> dict[str, Any]:
     """Groups to full names; values that are no groups (a mapping of rewards, too) stay."""
     flat: dict[str, Any] = {}
     for name, value in (config if isinstance(config, Mapping) else {}).items():
