@@ -1,8 +1,252 @@
 """The live page of a run: a real server, real requests."""
 
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from urllib.parse import urlencode
+
 import pytest
 
 from operant.cli import main
+from operant.run import RunFolder
+from operant.tracking.index import Index
+from operant.tracking.serve import Serving, serve, server
+from operant.types import OperantError
+
+SAID = {
+    1: [(" a Great film", 0.5, [-1.0, -2.0], "stop"), (" bad", 0.25, [-3.0], "length"), (" odd", None, None, "stop")],
+    2: [(" great again", 0.75, [-1.5, -0.5, -1.0], "stop"), (" ÄRGER", -1.0, [-0.25], "length")],
+}
+
+
+def rows(said):
+    return [
+        {
+            "task": str(i),
+            "query": "It was",
+            "reply": reply,
+            "reward": reward,
+            "reply_tokens": len(logprobs or [0]),
+            "end": end,
+            "tokens": None if logprobs is None else [f"{j}" for j in range(len(logprobs))],
+            "logprobs": logprobs,
+            "ref_logprobs": None if logprobs is None else [x - 0.5 for x in logprobs],
+        }
+        for i, (reply, reward, logprobs, end) in enumerate(said)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder.create(tmp_path / "a<b", {"steps": 9})
+    for step, said in SAID.items():
+        run.rollouts(step, rows(said))
+        run.log(step, {"reward/mean": 0.5})
+    (run.path / "probes").mkdir()
+    (run.path / "rollouts" / "step-00001.parquet").rename(run.path / "probes" / "step-00000.parquet")
+    run.rollouts(1, rows(SAID[1]))
+    yield run
+    run.close()
+
+
+@pytest.fixture
+def site(folder):
+    with server(folder.path, Serving(serve=True, port=0)) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def ask(site, path, method="GET", **headers):
+    """(status, headers, body) of a real request."""
+    connection = http.client.HTTPConnection(*site.server_address[:2], timeout=20)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read().decode("utf-8")
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+def found(site, **asked):
+    status, _, body = ask(site, f"/replies.json?{urlencode(asked)}")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def texts(answer):
+    return [row["reply"] for row in answer["rows"]]
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_every_reply_is_there_newest_step_first(site):
+    answer = found(site)
+    assert texts(answer) == [" great again", " ÄRGER", " a Great film", " bad", " odd"]
+    assert answer["total"] == 5 and answer["steps"] == [1, 2] and answer["exist"] == {"steps": 2, "replies": 5}
+    assert answer["rows"][0] == {
+        "step": 2, "row": 0, "query": "It was", "reply": " great again", "reward": 0.75, "kl": 1.5, "reply_tokens": 3,
+        "end": "stop",
+    }  # fmt: skip
+
+
+def test_search_sees_query_and_reply_in_any_case(site):
+    assert texts(found(site, search="GREAT")) == [" great again", " a Great film"]
+    assert texts(found(site, search="ärg")) == [" ÄRGER"]
+    assert found(site, search="it was")["total"] == 5
+    assert found(site, search="was a")["total"] == 0, "query and reply are two texts"
+    assert found(site, search="%_.*")["total"] == 0, "no pattern, but text"
+
+
+def test_sorts_put_what_is_unknown_last_either_way(site):
+    assert [r["reward"] for r in found(site, sort="reward")["rows"]] == [0.75, 0.5, 0.25, -1.0, None]
+    assert [r["reward"] for r in found(site, sort="reward", descending=0)["rows"]] == [-1.0, 0.25, 0.5, 0.75, None]
+    assert [r["kl"] for r in found(site, sort="kl")["rows"]] == [1.5, 1.0, 0.5, 0.5, None]
+    assert texts(found(site, sort="kl"))[2:4] == [" ÄRGER", " bad"], "equal: the newest step first"
+    assert [r["end"] for r in found(site, sort="end", descending=0)["rows"]] == ["length"] * 2 + ["stop"] * 3
+    assert [r["reply_tokens"] for r in found(site, sort="reply_tokens")["rows"]] == [3, 2, 1, 1, 1]
+
+
+def test_pages_and_steps(site):
+    assert texts(found(site, offset=1, limit=2)) == [" ÄRGER", " a Great film"]
+    assert found(site, offset=1, limit=2)["total"] == 5
+    assert texts(found(site, offset=5)) == []
+    assert texts(found(site, step=1, search="great")) == [" a Great film"]
+    assert found(site, step=7)["total"] == 0
+
+
+def test_tokens_of_one_reply(site):
+    status, _, body = ask(site, "/tokens.json?step=2&row=0")
+    seen = json.loads(body)
+    assert status == 200 and seen["tokens"] == ["0", "1", "2"] and seen["logprobs"] == [-1.5, -0.5, -1.0]
+    assert seen["ref_logprobs"] == [-2.0, -1.0, -1.5] and seen["values"] is None
+    assert json.loads(ask(site, "/tokens.json?of=probes&step=0&row=1")[2])["logprobs"] == [-3.0]
+    assert json.loads(ask(site, "/tokens.json?step=1&row=2")[2])["tokens"] is None
+    for gone in ("step=2&row=5", "step=3&row=0", "of=reference&row=0"):
+        assert ask(site, f"/tokens.json?{gone}")[0] == 404
+
+
+def test_probes(site):
+    told = json.loads(ask(site, "/probes.json")[2])["probes"]
+    assert told["steps"] == [0] and told["reference"] is None
+    assert [q["query"] for q in told["queries"]] == ["It was"] * 3
+    assert told["policy"][0]["reward"] == [0.5, 0.25, None]
+
+
+# --- while the run goes on -------------------------------------------------------------------------------------------
+
+
+def test_new_changed_and_removed_steps_are_seen(site, folder):
+    assert found(site)["total"] == 5
+    folder.rollouts(3, rows([(" third", 0.1, [-1.0], "stop")]))
+    assert texts(found(site, step=3)) == [" third"] and found(site)["total"] == 6
+    folder.rollouts(3, rows([(" other", 0.1, [-1.0], "stop")]))  # as long as before
+    assert texts(found(site, step=3)) == [" other"]
+    folder.cut_after(1)
+    assert found(site)["steps"] == [1] and found(site)["total"] == 3
+    folder.rollouts(2, rows([(" anew", 0.2, [-1.0], "stop")]))
+    assert texts(found(site, search="a"))[0] == " anew"
+
+
+def test_only_what_changed_is_read_again(folder, monkeypatch):
+    from operant.tracking import reading
+
+    read, original = [], reading.lines
+    monkeypatch.setattr(reading, "lines", lambda path: (read.append(path.name), original(path))[1])
+    index = Index(folder.path)
+    index.find()
+    index.find(search="great")
+    assert read == ["step-00001.parquet", "step-00002.parquet"]
+    folder.rollouts(3, rows(SAID[1]))
+    index.find()
+    assert read[2:] == ["step-00003.parquet"]
+
+
+def test_a_damaged_file_is_a_note_until_it_is_whole(site, folder):
+    path = folder.path / "rollouts" / "step-00002.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    answer = found(site)
+    assert answer["total"] == 3 and len(answer["notes"]) == 1 and "step-00002.parquet" in answer["notes"][0]
+    assert ask(site, "/tokens.json?step=2&row=0")[0] == 500
+    path.write_bytes(whole)
+    assert found(site)["total"] == 5 and found(site)["notes"] == []
+
+
+def test_a_run_without_replies_yet(tmp_path):
+    answer = Index(tmp_path).find(search="x", sort="reward")
+    assert answer == {"total": 0, "exist": {"steps": 0, "replies": 0}, "steps": [], "rows": [], "notes": []}
+
+
+# --- who may ask what ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_live_and_guarded(site):
+    status, headers, body = ask(site, "/")
+    assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
+    assert '<meta name="live"' in body and "great again" not in body.split('id="data"')[1]
+    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
+    assert json.loads(ask(site, "/data.json")[2])["name"] == "a<b"
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/../config.yaml", "/config.yaml", "/replies.json/", "/data.json%00"])
+def test_there_are_no_other_paths(site, path):
+    status, headers, body = ask(site, path)
+    assert status == 404 and "there is nothing at" in json.loads(body)["error"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_nothing_but_get(site, method):
+    status, headers, _ = ask(site, "/data.json", method)
+    assert status == 405 and headers["Allow"] == "GET"
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("sort=tokens", "sort='tokens'"),
+        ("limit=0", "limit=0"),
+        ("limit=501", "limit=501"),
+        ("limit=-1", "limit='-1'"),
+        ("offset=x", "offset='x'"),
+        ("step=1.5", "step='1.5'"),
+        ("step=²", "step='²'"),
+        ("step=99999999999999999999", "whole number"),
+        ("descending=yes", "it must be 0 or 1"),
+        ("page=2", "'page' is unknown"),
+        ("step=1&step=2", "given twice"),
+        ("search=%ff", "not well-formed"),
+    ],
+)
+def test_a_wrong_parameter_gets_a_sentence(site, query, sentence):
+    status, _, body = ask(site, "/replies.json?" + query.replace("²", "%C2%B2"))
+    assert status == 400 and sentence in json.loads(body)["error"]
+
+
+def test_another_sites_name_gets_nothing(site):
+    for host in ("evil.example", "evil.example:8265", "127.0.0.1.evil.example", "localhost.evil", "192.0.2.1", "[", ""):
+        assert ask(site, "/replies.json", Host=host)[0] == 403, host
+    for host in ("localhost", "localhost:9999", "127.0.0.1:1", "[::1]:8265"):  # through a tunnel the port is another
+        assert ask(site, "/replies.json", Host=host)[0] == 200, host
+
+
+def test_a_server_for_everyone_knows_addresses_but_no_strange_names(folder):
+    with server(folder.path, Serving(serve=True, host="0.0.0.0", port=0)) as running:
+        assert running.url.startswith("http://127.0.0.1:")
+        assert running.knows("192.0.2.1:80") and running.knows(socket.gethostname()) and running.knows("localhost")
+        assert not running.knows("evil.example") and not running.knows(None)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -13,9 +257,28 @@ from operant.cli import main
         (["report", "a", "--port", "80"], "--serve"),
         (["report", "--serve", "nowhere"], "nowhere is no run folder"),
         (["report", "a", "--serve", "--port", "many"], "port='many'"),
+        (["report", "a", "--serve", "--port", "70000"], "port=70000"),
     ],
 )
 def test_a_wrong_word_to_report_gets_a_sentence(words, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_port_in_use_and_a_foreign_address_are_told(site, folder):
+    with pytest.raises(OperantError, match="in use; choose another --port"):
+        serve(folder.path, Serving(serve=True, port=site.server_address[1]))
+    with pytest.raises(OperantError, match="--host must be an address of this machine"):
+        serve(folder.path, Serving(serve=True, host="192.0.2.1", port=0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
+def test_ctrl_c_ends_it_quietly(folder):
+    command = [sys.executable, "-m", "operant", "report", "--serve", str(folder.path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    said = process.stdout.readline()
+    assert said.startswith("http://127.0.0.1:") and "Ctrl-C ends" in said
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and error == ""

@@ -56,10 +56,10 @@ class Serving:
 def serve(folder: str | Path, options: Serving) -> int:
     """Serve the page of a run folder until Ctrl-C; returns the exit code. Raises as `server`."""
     with server(folder, options) as running:
-        print(f"{running.url} shows {folder} with every reply, live while it goes on; Ctrl-C ends", flush=True)
-        if not _is_local(options.host):
-            print("everyone who can reach this machine can read it there; --host 127.0.0.1 keeps it to yourself")
         try:
+            print(f"{running.url} shows {folder} with every reply, live while it goes on; Ctrl-C ends", flush=True)
+            if not _is_local(options.host):
+                print("everyone who can reach this machine can read it there; --host 127.0.0.1 keeps it to yourself")
             running.serve_forever()
         except KeyboardInterrupt:
             print()

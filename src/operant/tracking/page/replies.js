@@ -331,7 +331,7 @@ const Replies = (() => {
     }
 
     function line(row, before, after, title) {
-      const said = (side) => [make("b", {}, fixed(side.reward[row.place])), make("span", { class: "said" }, known(side.reply[row.place]) ? side.reply[row.place] : "–")];
+      const said = (side) => [make("b", {}, fixed(side.reward[row.place])), make("span", { class: "said" }, known(side.reply[row.place]) ? side.reply[row.place].trimStart() : "–")];
       const kind = row.gain > 0 ? "up" : row.gain < 0 ? "down" : "";
       return openable([cell("query", "", row.query), cell("reply", title, said(before)), cell("reply policy", "Policy", said(after)),
         cell(`n gain ${kind}`, "Gain", known(row.gain) ? signed(row.gain) : "–")], 5, `Tokens of the answers to ${row.query}`, () => tokensOf(row, after));
