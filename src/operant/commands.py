@@ -27,7 +27,7 @@ def train(arguments: Sequence[str]) -> int:
     run, told = None, False
     recipe = words[0] if words else None
     place = resume or out or _name(recipe)
-    for run in runs(place, recipe=recipe, resume=bool(resume), trackers=[Console()], **options):
+    for run in runs(place, recipe=recipe, resume=bool(resume), show=[Console()], **options):
         if not told:
             told = True
             print(f"{run.path}: {_sentence(run)}", flush=True)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,18 @@ def runs(
     env: Env | None = None,
     recipe: str | None = None,
     resume: bool = False,
-    trackers: list[Tracker] | None = None,
+    show: Iterable[Tracker] = (),
     **given: Any,
 ) -> Iterator[Run]:
-    """The run itself, handed out before the first step, after every step, and when it is done."""
+    """The run itself, handed out before the first step, after every step, and when it is done.
+
+    `show`: trackers of the caller's own, beside those that the option `trackers` names.
+    """
     out = Path(out or f"runs/{recipe or 'run'}")
     config = configure(_stored(out, given) | given if resume else given, recipe)
     folder = RunFolder.open(out) if resume else RunFolder.create(out, as_mapping(config), environment=_environment())
     try:
-        copies = [*(trackers or []), *make_trackers(config.train.trackers, folder.path)]
+        copies = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)]
         built = build(config, tokenizer=tokenizer, env=env)
     except BaseException:
         folder.close()
