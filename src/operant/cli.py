@@ -13,14 +13,16 @@ USAGE = """operant trains transformer language models with reinforcement learnin
 
   operant train RECIPE [--option value ...]   run a recipe: {recipes}; or a YAML file of your own
   operant train --resume runs/x               go on with an interrupted run
+  operant sweep RECIPE --option 1,2,3         a run for each value, resumable; several options make a grid
   operant generate runs/x                     talk to the result
   operant report runs/x                       write the report of a run anew
   operant report runs/x --serve               the same page live, with every reply
+  operant report runs/a runs/b ...            compare runs: curves, reward against KL, replies side by side
   operant doctor                              versions, devices, extras, and a self-test
 
 `operant train --help` lists every option. Options are written --kl.coef 0.1, or --coef 0.1 where that is unambiguous.
 """
-COMMANDS = ("train", "generate", "report", "doctor")
+COMMANDS = ("train", "sweep", "generate", "report", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

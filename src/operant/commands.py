@@ -65,6 +65,37 @@ def _tell_end(run: Any) -> None:
     print(f"report: {run.folder.report}   talk to it: operant generate {run.path}")
 
 
+def sweep(arguments: Sequence[str]) -> int:
+    """`operant sweep RECIPE --option 1,2,3 ...`: one run a combination."""
+    words, options = typed(arguments)
+    if "help" in options:
+        print(_sweep_help())
+        return 0
+    if len(words) > 1:
+        raise OperantError(f"{words[-1]!r} is one word too many: operant sweep RECIPE --option 1,2,3")
+    if not words and not options:
+        raise OperantError("say what to sweep: operant sweep letters --kl.coef 0,0.1,0.5 --seed 1,2,3")
+    from operant import sweep as sweeping
+    from operant.options import compose, defaults
+
+    own = {name: options.pop(name) for name in defaults(sweeping.SweepOptions) if name in options}
+    return sweeping.sweep(options, words[0] if words else None, compose({"": sweeping.SweepOptions}, own)[""])
+
+
+def _sweep_help() -> str:
+    return """operant sweep RECIPE --option 1,2,3 [--option value ...]
+
+  --kl.coef 0,0.1,0.5           an axis: one run a value, and every combination of several axes
+  --betas [0.9,0.95],[0.9,0.99] values that themselves hold commas stand in brackets
+  --out runs/RECIPE-sweep       its folder: a run folder for each combination, and the comparison, report.html
+  --at-once 1                   runs at a time
+  --random N                    draw N combinations; then an axis may be a range, 1e-5..1e-3
+  --sweep-seed 0                of the draws
+
+All other options are those of `operant train`. The same command again goes on where it was stopped; more values add
+runs. `operant report runs/RECIPE-sweep` writes the comparison anew."""
+
+
 def generate(arguments: Sequence[str]) -> int:
     """`operant generate runs/x`: replies to what is typed, or to --prompt."""
     words, options = parse(arguments)
