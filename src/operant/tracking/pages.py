@@ -47,5 +47,4 @@ def as_json(data: Mapping[str, Any]) -> str:
 
 
 def _read(name: str) -> str:
-    path = _FILES / name
-    return path.read_text(encoding="utf-8") if path.exists() else ""  # TODO
+    return (_FILES / name).read_text(encoding="utf-8")

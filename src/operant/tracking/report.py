@@ -1,4 +1,4 @@
-"""A run folder as one page of HTML: verdict, charts, replies, numbers, configuration. Nothing on it comes from elsewhere.
+"""A run folder as one page of HTML: verdict, charts, replies, numbers, configuration. It needs nothing from elsewhere.
 
     write_report("runs/x")     writes runs/x/report.html
     page_data("runs/x")        what the page is told, without the table of replies; a live page asks for it again
@@ -7,24 +7,24 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from operant import files
 from operant.tracking import pages
+from operant.tracking.diagnosis import History, diagnose, read_history, verdict
+from operant.tracking.diagnosis.progress import progress
 from operant.tracking.registry import describe
+from operant.tracking.replies import Reader, embedded, probes
 from operant.tracking.thinning import Heatmaps, curves, short, stretch
 
 SCRIPTS = ("charts.js", "replies.js", "app.js")
 STYLES = ("style.css", "replies.css")
-MOST_BYTES = 8_000_000
-_HISTOGRAMS = {"reward": 0.0, "kl_per_reply": 0.0, "logprobs": 0.0, "ref_logprobs": 0.0, "reply_tokens": 1.0}
-"""What the page has a heatmap of, and the narrowest row: lengths are whole numbers."""
+_HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
+_STEERED = ("adaptive", "per_token")
 _TEASER = 3
-Rows = list[dict[str, Any]]
 
 
 def write_report(run_folder: str | Path) -> Path:
@@ -32,12 +32,9 @@ def write_report(run_folder: str | Path) -> Path:
 
     Raises `OperantError` where the folder cannot be read or written.
     """
-    from operant.tracking import replies
-
     folder = Path(run_folder)
-    data, path = page_data(folder), folder / "report.html"
-    html = page(data | {"replies": replies.embedded(folder)})
-    files.write(path, html)
+    path = folder / "report.html"
+    files.write(path, page(page_data(folder) | {"replies": embedded(folder)}))
     return path
 
 
@@ -48,81 +45,69 @@ def page(data: Mapping[str, Any], live: bool = False) -> str:
 
 def page_data(run_folder: str | Path) -> dict[str, Any]:
     """What the page shows but for the table of replies, as JSON can hold it. Raises `OperantError`."""
-    try:
-        from operant.tracking.diagnosis import diagnose, read_history, verdict
-    except ImportError:  # TODO
-        diagnose, read_history, verdict = (lambda h: []), (lambda f: None), (lambda h, f: "It learned.")
-
     folder = Path(run_folder)
-    metrics = files.records(folder / "metrics.jsonl")
     history = read_history(folder)
-    findings = diagnose(history) if metrics else []
-    config = _text(folder / "config.yaml")
-    options, evaluation = yaml.safe_load(config) or {}, _json(folder / "evaluation.json")
+    metrics, findings = history.metrics, diagnose(history)
+    asked = probes(folder, Reader(), 2)
     heatmaps = Heatmaps(folder / "distributions.jsonl")
     return {
         "name": folder.resolve().name,
-        "steps": [metrics[-1]["step"] if metrics else 0, options.get("steps")],
-        "verdict": verdict(history, findings) if metrics else "No step is finished yet.",
-        "findings": [vars(finding) for finding in findings],
-        "numbers": key_numbers(metrics, evaluation),
-        "teaser": teaser(folder, evaluation),
-        "curves": curves(metrics),
+        "steps": [history.step, history.option("steps")],
+        "verdict": verdict(history, findings),
+        "findings": [asdict(finding) for finding in findings] if metrics else [],
+        "numbers": key_numbers(history),
+        "teaser": _probed(asked) if asked else _evaluated(history.evaluation),
+        "curves": _with_first_probe(curves(metrics), asked),
         "stretch": stretch(len(metrics)),
-        "heats": _present(_HISTOGRAMS, lambda name: heatmaps.of(name, _HISTOGRAMS[name])),
+        "heats": _present(_HISTOGRAMS, heatmaps.of),
         "blocks": _present(("gradient", "update", "weight"), heatmaps.blocks),
         "metrics": metric_table(metrics),
-        "kl": _kl(options.get("kl") or {}),
-        "config": config,
-        "environment": _json(folder / "environment.json"),
+        "target": history.option("kl.target") if history.option("kl.control") in _STEERED else None,
+        "config": _text(folder / "config.yaml"),
+        "environment": json.loads(_text(folder / "environment.json") or "{}"),
     }
 
 
-def _present(names: Iterable[str], of: Callable[[str], Any]) -> dict[str, Any]:
+def _present(names: Sequence[str], of: Callable[[str], Any]) -> dict[str, Any]:
     return {name: found for name in names if (found := of(name)) is not None}
 
 
-def _kl(kl: Mapping[str, Any]) -> dict[str, Any]:
-    """The KL that a controller steers towards (None where nothing does), and how it is estimated."""
-    steered = kl.get("control") in ("adaptive", "per_token")
-    return {"target": kl.get("target") if steered else None, "kind": kl.get("kind")}
+def _with_first_probe(told: dict[str, Any], asked: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The curves, that of the probes with what they scored before training: no step's metrics can tell that."""
+    curve = told["of"].get("probe/reward")
+    if asked is None or asked["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
+        return told
+    scores = [score for score in asked["policy"][0]["reward"] if score is not None]
+    if not scores:
+        return told
+    first = {"steps": [0, *curve["steps"]], "values": [short(sum(scores) / len(scores)), *curve["values"]]}
+    return told | {"of": told["of"] | {"probe/reward": first}}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def key_numbers(metrics: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Rows:
-    """The few numbers beside the verdict: label, unit, before and after (after alone: a number of the newest step)."""
-    if not metrics:
-        return []
-    score = _score(metrics, evaluation)
-    kl = _known(metrics, "kl/per_reply")
-    told = [score, {"label": "KL per reply", "unit": "nats", "after": kl[-1]} if kl else None]
-    told.append({"label": "Entropy", "unit": "nats"} | _ends(_known(metrics, "policy/entropy")))
-    told.append({"label": "Training time", "unit": "s", "after": sum(m.get("time/step") or 0.0 for m in metrics)})
-    return [
-        {key: short(value) if key in ("before", "after") else value for key, value in number.items()}
-        for number in told
-        if number and "after" in number
-    ]
+def key_numbers(history: History) -> list[dict[str, Any]]:
+    """The few numbers beside the verdict: label, unit, before and after; after alone where a start says nothing.
+
+    What goes up and down from step to step is a mean over the newest few, as in the verdict.
+    """
+    score, kl, entropy = progress(history), history.recent("kl/per_reply"), history.recent("policy/entropy")
+    told: list[dict[str, Any]] = []
+    if score is not None:
+        label = score.what[0].upper() + score.what[1:]
+        told.append({"label": label, "unit": "", "before": short(score.before), "after": short(score.after)})
+    if kl is not None:
+        told.append({"label": "KL per reply", "unit": "nats", "after": short(kl)})
+    if entropy is not None:
+        first = short(history.first("policy/entropy"))
+        told.append({"label": "Entropy", "unit": "nats", "before": first, "after": short(entropy)})
+    if seconds := sum(history.values("time/step")):
+        told.append({"label": "Training time", "unit": "s", "after": short(seconds)})
+    return told
 
 
-def _score(metrics: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Before and after, on tasks that training did not see where there are some."""
-    before, after = evaluation.get("before"), evaluation.get("after")
-    if before and after and None not in (before["mean"], after["mean"]):
-        return {"label": "Held-out reward", "unit": "", "before": before["mean"], "after": after["mean"]}
-    for label, name in (("Held-out reward", "evaluate/reward"), ("Probe reward", "probe/reward")):
-        if len(known := _known(metrics, name)) > 1:
-            return {"label": label, "unit": ""} | _ends(known)
-    return {"label": "Reward", "unit": ""} | _ends(_known(metrics, "reward/mean"))
-
-
-def _ends(known: Sequence[float]) -> dict[str, float]:
-    return {"before": known[0], "after": known[-1]} if len(known) > 1 else {"after": known[0]} if known else {}
-
-
-def metric_table(metrics: Sequence[Mapping[str, Any]]) -> Rows:
+def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """First and newest value of every metric, and what the registry says of it."""
     names = dict.fromkeys(name for m in metrics for name in m if name != "step")
     return [_metric_row(name, known) for name in names if (known := _known(metrics, name))]
@@ -144,21 +129,16 @@ def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def teaser(folder: Path, evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The first few fixed queries, answered before and now: from the probes, else from the evaluation."""
-    from operant.tracking.replies import Reader, probes
-
-    asked = probes(folder, Reader(), 2)
-    if asked is None:
-        return _evaluated(evaluation)
+def _probed(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The first few fixed queries, answered before, or by the reference, and now."""
     steps, sides, reference = asked["steps"], asked["policy"], asked["reference"]
-    earlier = ("reference", reference) if reference else (f"policy, step {steps[0]}", sides[0])
+    before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
     rows = [
-        {"query": query["query"], "before": _said(earlier[1], i), "after": _said(sides[-1], i)}
+        {"query": query["query"], "before": _said(before, i), "after": _said(sides[-1], i)}
         for i, query in enumerate(asked["queries"])
         if sides[-1]["reply"][i] is not None
-    ][:_TEASER]
-    return {"before": earlier[0], "after": f"policy, step {steps[-1]}", "of": len(asked["queries"]), "rows": rows}
+    ]
+    return {"before": label, "after": f"policy, step {steps[-1]}", "of": len(rows), "rows": rows[:_TEASER]}
 
 
 def _said(side: Mapping[str, Sequence[Any]], i: int) -> dict[str, Any] | None:
@@ -166,6 +146,7 @@ def _said(side: Mapping[str, Sequence[Any]], i: int) -> dict[str, Any] | None:
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same from the held-out tasks, in a run without probes."""
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
     earlier = {row["task"]: row for row in reversed(before)}
     told = [
@@ -185,8 +166,3 @@ def _scored(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _text(path: Path) -> str:
     with files.explained(path, "read"):
         return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    text = _text(path)
-    return json.loads(text) if text else {}

@@ -19,7 +19,7 @@ POINTS = 500
 """Most points of a curve."""
 COLUMNS = 300
 """Most columns of a heatmap."""
-ROWS = 64
+ROWS, _FEW = 64, 8
 _TAIL = 0.001
 """This share of a figure may lie in its lowest and highest row together with what is beyond."""
 
@@ -88,14 +88,11 @@ class Heatmaps:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def of(self, name: str, least: float = 0.0) -> dict[str, Any] | None:
-        """A histogram over the steps; None where no step has it. Columns: [first row, share, share, ...].
-
-        least: no row is narrower, a power of two; 1 for whole numbers.
-        """
+    def of(self, name: str) -> dict[str, Any] | None:
+        """A histogram over the steps; None where no step has it. Columns: [first row, share, share, ...]."""
         found = [(line["step"], h) for line in self._having(name) if (h := line.get("histograms", {}).get(name))]
         found = [(step, h) for step, h in found if sum(h["counts"])]
-        return _grid(found, least) if found else None
+        return _grid(found) if found else None
 
     def blocks(self, kind: str) -> dict[str, Any] | None:
         """`gradient`, `update` or `weight` norms: names of the blocks, and one list of norms a step."""
@@ -116,15 +113,29 @@ class Heatmaps:
         return self._parsed[place]
 
 
-def _grid(found: Sequence[tuple[int, Mapping[str, Any]]], least: float) -> dict[str, Any]:
+def _grid(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
     """Histograms of different widths on one grid: finer ones are merged, coarser ones spread over its rows."""
-    low, high = _range([h for _, h in found])
+    histograms = [h for _, h in found]
+    low, high = _range(histograms)
     fitting = 2.0 ** math.ceil(math.log2((high - low) / ROWS))
-    width = max(least, fitting, statistics.median_low([h["width"] for _, h in found]))
+    width = _lattice(histograms, max(fitting, statistics.median_low([h["width"] for h in histograms])), high - low)
     start = math.floor(low / width)
     rows = max(1, math.ceil(high / width) - start)
     columns = [_column(h, width, start, rows) for _, h in found]
     return {"width": width, "start": start, "rows": rows, "steps": [step for step, _ in found], "columns": columns}
+
+
+def _lattice(histograms: Sequence[Mapping[str, Any]], width: float, span: float) -> float:
+    """A wider row where every other one would be empty at every step, as between whole numbers: nothing is merged."""
+    filled = {
+        math.floor(i * h["width"] / width) + part
+        for h in histograms
+        for i, count in enumerate(h["counts"], h["start"])
+        for part in range(min(2, math.ceil(h["width"] / width)) if count else 0)
+    }
+    while span / width > _FEW and all(row % 2 == 0 for row in filled):
+        filled, width = {row // 2 for row in filled}, 2 * width
+    return width
 
 
 def _range(histograms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

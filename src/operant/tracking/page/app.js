@@ -84,11 +84,13 @@
   ];
 
   function reward() {
-    const reference = curve("probe/reference_reward"), scored = curve("evaluate/reward") ? "evaluate/reward" : "probe/reward";
+    const scored = curve("evaluate/reward") ? "evaluate/reward" : "probe/reward";
+    const { x } = curve(scored) ?? {}, score = curve("probe/reference_reward")?.values.findLast((v) => v !== null);
+    const reference = scored === "probe/reward" && x && score !== undefined ? { x, values: x.map(() => score) } : null; // asked once
     const held = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed probe queries";
     return [
       single("reward/mean", "Reward", { caption: `${explained("reward/mean")} Shade: one standard deviation over the replies.` }),
-      single("reward/kl_penalty", "What KL cost", { include: [0], of: { spread: penaltySpread() } }),
+      single("reward/kl_penalty", "What KL cost", { include: [0] }),
       single("reward/return", "Return: reward minus KL penalty"),
       heat("reward", "Where the rewards lie", "Each column is one step's replies: the stronger the colour, the more of them got this reward.",
         { class: "full", metrics: ["reward/std", "reward/min", "reward/max"] }),
@@ -98,20 +100,12 @@
     ];
   }
 
-  /** Under k1 the penalty is the coefficient times the KL, and so is its spread. */
-  function penaltySpread() {
-    const own = curve("reward/kl_penalty_std"), coefficient = curve("kl/coef"), spread = curve("kl/per_reply_std");
-    if (own) return own;
-    if (!coefficient || !spread || coefficient.values.length !== spread.values.length || data.kl.kind !== "k1" || data.stretch > 1) return null;
-    return { values: spread.values.map((s, i) => (s === null ? null : s * (coefficient.values[i] ?? 0))) };
-  }
-
   function distance() {
     const exploited = "Both lines are about the policy's own replies. Together: the replies stay likely text. A gap that opens, the reference's line "
       + "falling: the policy earns its reward with text that the reference would hardly write.";
-    const target = (data.kl.target ?? null) === null ? "" : ` Dashed: the target, ${number(data.kl.target)}.`;
+    const target = data.target === null ? "" : ` Dashed: the target, ${number(data.target)}.`;
     return [
-      single("kl/per_reply", "KL per reply", { class: "full", include: [0, 10], target: data.kl.target ?? undefined,
+      single("kl/per_reply", "KL per reply", { class: "full", include: [0, 10], target: data.target ?? undefined,
         metrics: ["kl/per_reply", "kl/per_token", "kl/k3", "kl/paid"],
         caption: `${explained("kl/per_reply")} Shade: one standard deviation over the replies.${target}` }),
       heat("kl_per_reply", "Where the KL of the replies lies", "Each column is one step's replies. A few far above the rest are the ones to read.",
@@ -160,12 +154,12 @@
       lines("ends", "How the replies ended", [
         series("rollout/ended_stop", "stopped", "--blue"), series("rollout/ended_length", "at the length limit", "--sky"),
         series("rollout/ended_cut", "cut by a step limit", "--orange")],
-        { stacked: true, unit: "share", band: undefined, metrics: ["rollout/ended_stop", "rollout/ended_length", "rollout/ended_cut"],
+        { stacked: true, percent: true, unit: "", band: undefined, metrics: ["rollout/ended_stop", "rollout/ended_length", "rollout/ended_cut"],
           caption: "Shares of the replies that ended by themselves, at the task's own limit, or because a world's step limit cut them." }),
       ...[["text/empty", "Empty replies"], ["text/top_word", "Commonest word"], ["text/distinct_1", "Distinct words"],
         ["text/distinct_2", "Distinct pairs of words"], ["text/repeated", "Repeated in a reply"], ["text/exclamations", "Exclamation marks"],
         ["text/emojis", "Emojis"], ["text/non_letters", "Odd characters"]].map(([name, title]) =>
-        single(name, title, { small: true, band: undefined, unit: "", include: [0], hint: explained(name), caption: "" })),
+        single(name, title, { small: true, percent: true, band: undefined, unit: "", include: [0], hint: explained(name), caption: "" })),
     ];
   }
 
@@ -187,14 +181,15 @@
   }
 
   function time() {
-    const phases = [["generate", "--blue"], ["reward", "--orange"], ["observe", "--green"], ["advantage", "--pink"], ["update", "--sky"], ["track", "--grey"]];
+    const phases = [["generate", "--blue"], ["reward", "--orange"], ["observe", "--green"], ["advantage", "--pink"], ["update", "--sky"],
+      ["evaluate", "--yellow"], ["probe", "--red"], ["track", "--grey"]];
     return [
       lines("phases", "Seconds a step, by phase", phases.map(([name, colour]) => series(`time/${name}`, name, colour)),
-        { stacked: true, unit: "s", metrics: ["time/step", ...phases.map(([name]) => `time/${name}`)], caption:
-          "generate: sampling replies; reward: judging them; observe: values and reference; update: the optimizer; track: writing this down." }),
-      single("tokens/per_second", "Tokens per second", { include: [0] }),
+        { stacked: true, class: "full tall", height: 330, unit: "s", metrics: ["time/step", ...phases.map(([name]) => `time/${name}`)], caption:
+          "generate: sampling replies; reward: judging them; observe: values and reference; update: the optimizer; evaluate and probe: looks on the way; track: writing down." }),
+      single("tokens/per_second", "Tokens per second", { include: [0], height: 110 }),
       lines("memory", "Memory", [series("memory/resident_gb", "process", "--blue"), series("memory/gpu_gb", "GPU", "--orange")],
-        { unit: "GB", include: [0], metrics: ["memory/resident_gb", "memory/gpu_gb"] }),
+        { unit: "GB", include: [0], height: 110, metrics: ["memory/resident_gb", "memory/gpu_gb"] }),
     ];
   }
 
@@ -238,13 +233,16 @@
     const host = $("#glance");
     host.replaceChildren(
       make("p", { class: "status" }, `${data.name} · step ${number(step)}${of ? ` of ${number(of)}` : ""}`, ...health, live ? " · live" : ""),
-      make("p", { class: "verdict" }, data.verdict),
+      make("p", { class: "verdict" }, arrows(data.verdict)),
+      step ? "" : make("p", { class: "soft" }, live ? "This page fills itself as the run goes on." : "The run writes this page anew every few seconds: reload it then."),
       data.numbers.length ? make("dl", { class: "numbers" }, data.numbers.map(keyNumber)) : "",
       make("div", { class: data.findings.length ? "glance" : "glance calm" }, step ? findings() : null, teaser()),
     );
     document.title = `${data.name} · step ${step}`;
     host.dataset.worst = worst ?? "";
   }
+
+  const arrows = (text) => text.replaceAll("->", "→");
 
   function keyNumber({ label, unit, before, after }) {
     const value = unit === "s" ? duration(after) : [before === undefined ? null : make("span", {}, `${number(before)} → `), number(after),
@@ -261,7 +259,7 @@
   function findings() {
     const list = data.findings.map((f) => make("li", { class: f.level },
       make("p", { class: "level" }, f.level),
-      make("p", { class: "says" }, f.says),
+      make("p", { class: "says" }, arrows(f.says)),
       make("p", { class: "soft" }, "Cause: ", f.cause),
       make("p", {}, "Remedy: ", ...remedy(f.remedy)),
       make("div", { class: "chips" }, f.metrics.map((metric) => make("button", { type: "button", onclick: () => scrollTo(metric) }, metric)))));

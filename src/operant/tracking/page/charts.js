@@ -13,7 +13,7 @@
 //     spread: half the height of the shade around the line; points: dots only, without a line.
 //   band: [low, high] shades a healthy range, null is open; target: a dashed line at that value; include: values that the
 //   y axis must hold; gap: shade where the first of two series, without spread, lies above the second; floor: nothing below is drawn; log: a logarithmic y axis; stacked: areas upon each other, first at
-//   the bottom; small: a sparkline without axes; whole: the x axis has whole numbers (true unless said).
+//   the bottom; percent: the values are shares; small: a sparkline without axes; whole: the x axis has whole numbers (true unless said).
 // A heat's spec: x: the columns' steps, and either
 //     columns: [[first row, share, share, ...], ...] with start, width, rows: row i covers (start+i)*width and up, or
 //     columns: [[value, ...], ...] with names: one a row, drawn in colours of a logarithmic scale;
@@ -214,7 +214,7 @@ const Charts = (() => {
       }
       if (spec.gap) bands.push({ series: [1, 2], fill: () => css("--gap") });
       const y = spec.small ? { show: false } : axis({ size: 46, space: 32, splits: spec.log ? logSplits : undefined,
-        values: (u, splits) => splits.map((v) => number(spec.log ? 10 ** v : round(v))) });
+        values: (u, splits) => splits.map((v) => say(spec, spec.log ? 10 ** v : round(v))) });
       return {
         series,
         bands,
@@ -234,7 +234,7 @@ const Charts = (() => {
     read(self, index) {
       const { spec } = self;
       const newest = (values) => values.findLast((v) => v !== null && v !== undefined);
-      const said = self.values.map((values) => number(index === null ? newest(values) : values[index]));
+      const said = self.values.map((values) => say(spec, index === null ? newest(values) : values[index]));
       const alone = spec.series.length === 1;
       put(self, index === null ? null : self.uplot.data[0][index], alone ? said[0] : "");
       if (!alone) self.keys.replaceChildren(...spec.series.map((s, n) => key(s, said[n])));
@@ -283,7 +283,7 @@ const Charts = (() => {
 
   function logSplits(u, axisIndex, low, high) {
     const [from, to] = [10 ** low, 10 ** high];
-    if (high - low < 1) {
+    if (high - low < 0.5) {
       const rough = (to - from) / 4;
       const power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
@@ -292,8 +292,9 @@ const Charts = (() => {
       return ticks;
     }
     const every = Math.max(1, Math.ceil((high - low) / 5)), ticks = [];
-    for (let p = Math.ceil(low / every) * every; p <= high; p += every) ticks.push(p);
-    return ticks.length > 1 ? ticks : [low, ...ticks, high].map((v) => Math.log10(Number((10 ** v).toPrecision(1))));
+    const within = high - low < 2 ? [1, 2, 5] : [1];
+    for (let p = Math.floor(low / every) * every; p <= high; p += every) ticks.push(...within.map((m) => p + Math.log10(m)));
+    return ticks.filter((t) => t >= low && t <= high);
   }
 
   function band(u, spec) {
@@ -377,6 +378,7 @@ const Charts = (() => {
   };
 
   const percent = (share) => (share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`);
+  const say = (spec, value) => (spec.percent && Number.isFinite(value) ? percent(value) : number(value));
   const cell = (spec, column, row) => (spec.names ? column[row] : row >= column[0] ? column[row - column[0] + 1] : undefined);
 
   /** Where each column begins and the last ends: half-way between steps. */
