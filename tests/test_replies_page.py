@@ -1,0 +1,319 @@
+"""The table of replies in a browser: filters, sorting, sliders, colours, keyboard; on a laptop and on a phone."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+from browsing import LAPTOP, PHONE, chromium, visit
+
+from operant.run import RunFolder
+from operant.tracking.report import write_report
+from operant.tracking.serve import Serving, server
+
+
+def reply(i, step, text, reward, logprobs, end="length"):
+    return {
+        "task": f"t{i}",
+        "rollout": i,
+        "turn": 0,
+        "query": f"Query {i}",
+        "reply": text,
+        "reward": reward,
+        "reply_tokens": len(logprobs),
+        "end": end,
+        "tokens": [" <b>"[: 1 + j] for j in range(len(logprobs))],
+        "logprobs": logprobs,
+        "ref_logprobs": [x - d for x, d in zip(logprobs, (0.5, -2.0, 0.0))],
+        "values": [0.1 * j for j in range(len(logprobs))],
+        "advantages": [1.0, -1.0, 0.0][: len(logprobs)],
+    }
+
+
+def said(step, many=30):
+    return [reply(i, step, f" step {step} says {i}", i / 10 - step, [-1.0, -4.0, -9.0]) for i in range(many)]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+def write(path):
+    folder = RunFolder.create(path, {"steps": 9})
+    for step in (1, 2, 3):
+        folder.rollouts(step, said(step))
+        folder.log(step, {"reward/mean": 0.5})
+    odd = reply(0, 4, " <img src=x onerror=alert(1)> needle", None, [-1.0], "stop")
+    folder.rollouts(4, [odd | {"advantages": None}])
+    folder.log(4, {"reward/mean": 0.5})
+    for step, gain in ((0, 0.0), (4, 1.0)):
+        rewards = [0.5 - gain, 0.1 + gain, 0.3 + gain / 2]
+        folder.probes(step, [reply(i, step, f" now {step}.{i}", r, [-1.0, -2.0]) for i, r in enumerate(rewards)])
+    folder.probes(None, [reply(i, 0, f" before {i}", r, [-1.0, -2.0]) for i, r in enumerate((0.5, 0.1, 0.3))])
+    folder.close()
+    return folder
+
+
+@contextmanager
+def served(folder):
+    with server(folder.path, Serving(serve=True, port=0)) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running.url
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    """The same run as a file and from a server."""
+    folder = write(tmp_path_factory.mktemp("runs") / "run")
+    with served(folder) as live:
+        yield {"static": write_report(folder.path).as_uri(), "live": live}
+
+
+@pytest.fixture(params=["static-laptop", "live-phone"])
+def seen(request, browser, urls):
+    """The page in a browser."""
+    kind, size = request.param.split("-")
+    with visit(browser, urls[kind], {"laptop": LAPTOP, "phone": PHONE}[size]) as page:
+        page.wait_for_selector(".probes .line")
+        yield page
+
+
+@pytest.fixture
+def run(tmp_path):
+    """One that a test may change."""
+    return write(tmp_path / "run")
+
+
+def texts(page, selector):
+    return [text.strip() for text in page.locator(selector).all_inner_texts()]
+
+
+def replies(page):
+    page.get_by_role("tab", name="All replies").click()
+    page.wait_for_selector(".replies .line")
+    return page
+
+
+def settled(page, summary):
+    """Wait until the table tells so."""
+    page.locator(".replies .summary").filter(has_text=summary).wait_for()
+
+
+def fits(page):
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# --- the fixed queries ------------------------------------------------------------------------------------------------
+
+
+def test_policy_and_reference_side_by_side(seen):
+    assert texts(seen, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
+    assert texts(seen, ".probes td.reply:not(.policy) .said") == ["before 0", "before 1", "before 2"]
+    assert texts(seen, ".probes td.policy .said") == ["now 4.0", "now 4.1", "now 4.2"]
+    assert texts(seen, ".probes td.gain") == ["−1.000", "+1.000", "+0.500"]
+    assert texts(seen, ".probes .summary") == ["Mean score 0.300 → 0.467; better on 2 of 3 queries"]
+    assert fits(seen)
+
+
+def test_the_slider_moves_through_the_probes(seen):
+    slider = seen.locator(".probes input[type=range]")
+    slider.focus()
+    seen.keyboard.press("ArrowLeft")
+    assert texts(seen, ".probes .slider output") == ["step 0"]
+    assert slider.get_attribute("aria-valuetext") == "step 0"
+    assert texts(seen, ".probes td.policy .said") == ["now 0.0", "now 0.1", "now 0.2"]
+    assert texts(seen, ".probes td.gain") == ["0.000"] * 3
+
+
+def test_probes_sort_by_gain(seen):
+    head = seen.locator(".probes th", has_text="Gain")
+    head.get_by_role("button").click()
+    assert texts(seen, ".probes td.gain") == ["+1.000", "+0.500", "−1.000"]
+    assert head.get_attribute("aria-sort") == "descending"
+    head.get_by_role("button").click()
+    assert texts(seen, ".probes td.gain") == ["−1.000", "+0.500", "+1.000"]
+    assert head.get_attribute("aria-sort") == "ascending"
+    seen.locator(".probes th", has_text="Query").get_by_role("button").click()
+    assert texts(seen, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
+    assert head.get_attribute("aria-sort") == "none"
+
+
+# --- all replies ------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_replies_come_first_and_pages_turn(seen):
+    replies(seen)
+    first = texts(seen, ".replies td.reply")
+    assert len(first) == 25 and first[1] == "Query 0 step 3 says 0"
+    assert first[0] == "Query 0 <img src=x onerror=alert(1)> needle", "text stays text"
+    assert "1–25 of 91" in seen.locator(".pager").inner_text()
+    assert seen.get_by_role("button", name="Previous").is_disabled()
+    seen.get_by_role("button", name="Next").click()
+    seen.get_by_text("26–50 of 91").wait_for()
+    assert texts(seen, ".replies td.reply")[0] == "Query 24 step 3 says 24"
+    assert fits(seen)
+
+
+def test_search_filters_and_marks(seen):
+    replies(seen).get_by_role("searchbox").fill("STEP 2 SAYS 1")
+    settled(seen, "11 found.")
+    assert texts(seen, ".replies td.reply mark") == ["step 2 says 1"] * 11
+    seen.get_by_role("searchbox").fill("nowhere at all")
+    settled(seen, "0 found.")
+    assert texts(seen, ".replies td.reply") == [] and "nothing found" in seen.locator(".pager").inner_text()
+    seen.get_by_role("searchbox").fill("")
+    seen.get_by_text("1–25 of 91").wait_for()
+
+
+def test_columns_sort_and_say_so(seen):
+    replies(seen)
+    head = seen.locator(".replies th", has_text="Reward")
+    head.get_by_role("button").click()
+    seen.locator(".replies th[aria-sort=descending]", has_text="Reward").wait_for()
+    seen.locator(".replies .line", has_text="step 1 says 29").first.wait_for()
+    assert texts(seen, ".replies td.reward")[:3] == ["1.900", "1.800", "1.700"]
+    head.get_by_role("button").press("Enter")
+    seen.locator(".replies th[aria-sort=ascending]", has_text="Reward").wait_for()
+    seen.locator(".replies .line", has_text="step 3 says 0").first.wait_for()
+    assert texts(seen, ".replies td.reward")[:3] == ["−3.000", "−2.900", "−2.800"]
+    seen.get_by_role("searchbox").fill("needle")
+    settled(seen, "1 found.")
+    assert texts(seen, ".replies td.reward") == ["–"]
+
+
+def test_the_slider_picks_a_step_and_all_steps_come_back(seen):
+    replies(seen)
+    seen.locator(".replies input[type=range]").focus()
+    seen.keyboard.press("ArrowLeft")
+    settled(seen, "30 found.")
+    assert texts(seen, ".replies .slider output") == ["step 3"]
+    assert not seen.get_by_label("All steps").is_checked()
+    assert "step 3 says 0" in texts(seen, ".replies td.reply")[0]
+    seen.get_by_label("All steps").check()
+    seen.get_by_text("1–25 of 91").wait_for()
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def opened(page, text="step 3 says 1"):
+    replies(page).locator(".replies .line", has_text=text).first.click()
+    page.wait_for_selector(".replies .token")
+    return page.locator(".replies .token")
+
+
+def colour(token):
+    """The variable and the share of it that the token is coloured with."""
+    return token.evaluate("e => [e.style.getPropertyValue('--hue'), Number(e.style.getPropertyValue('--share'))]")
+
+
+EXPECTED = {
+    "Policy log-prob": [("--blue", 1 / 8), ("--blue", 0.5), ("--blue", 1.0)],
+    "Reference log-prob": [("--orange", 1.5 / 8), ("--orange", 0.25), ("--orange", 1.0)],
+    "KL": [("--blue", 0.25), ("--orange", 1.0), ("--blue", 0.0)],
+    "Value": [("--green", 0.0), ("--green", 0.5), ("--green", 1.0)],
+    "Advantage": [("--green", 1.0), ("--pink", 1.0), ("--green", 0.0)],
+}
+
+
+def test_a_click_colours_the_tokens_by_choice(seen):
+    tokens = opened(seen)
+    assert seen.get_by_label("KL", exact=True).is_checked()
+    for label, wanted in EXPECTED.items():
+        seen.locator(".ways label", has_text=label).first.click()
+        for token, (name, share) in zip(tokens.all(), wanted, strict=True):
+            assert colour(token) == [f"var({name})", pytest.approx(share, abs=1e-3)], label
+    assert "−1.00 0 +1.00" in " ".join(seen.locator(".legend").inner_text().split())
+    assert fits(seen)
+
+
+def test_a_token_tells_its_numbers_to_pointer_and_keyboard(seen):
+    tokens, tip = opened(seen), seen.locator(".replies .tip")
+    tokens.nth(1).hover()
+    told = dict(zip(texts(seen, ".replies .tip dt"), texts(seen, ".replies .tip dd")))
+    assert told == {
+        "Policy log-prob": "−4.000", "Reference log-prob": "−2.000", "KL": "−2.000", "Value": "0.100",
+        "Advantage": "−1.000",
+    }  # fmt: skip
+    box, port = tip.bounding_box(), seen.viewport_size
+    assert box["x"] >= 0 and box["x"] + box["width"] <= port["width"]
+    seen.mouse.move(0, 0)
+    tip.wait_for(state="hidden")
+    tokens.first.focus()
+    seen.keyboard.press("End")
+    assert tokens.nth(2).evaluate("e => e === document.activeElement") and "−9.000" in tip.inner_text()
+    seen.keyboard.press("ArrowLeft")
+    assert "−4.000" in tip.inner_text() and tokens.nth(1).get_attribute("aria-label").endswith("KL −2.000")
+    seen.keyboard.press("Escape")
+    assert seen.locator(".replies .token").count() == 0
+    assert seen.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+
+
+def test_keyboard_alone_opens_a_reply(seen):
+    seen.get_by_role("tab", name="Fixed queries").focus()
+    seen.keyboard.press("ArrowRight")
+    assert seen.get_by_role("tab", name="All replies").get_attribute("aria-selected") == "true"
+    seen.wait_for_selector(".replies .line")
+    seen.get_by_role("button", name="Tokens of the reply to Query 1", exact=True).first.press("Enter")
+    seen.wait_for_selector(".replies .token")
+    seen.get_by_label("KL", exact=True).press("ArrowRight")
+    assert seen.get_by_label("Value", exact=True).is_checked()
+    assert colour(seen.locator(".replies .token").nth(2)) == ["var(--green)", 1.0]
+
+
+def test_both_answers_to_a_query_open_and_what_is_unknown_has_no_button(seen):
+    seen.locator(".probes .line").nth(1).click()
+    seen.wait_for_selector(".probes .token")
+    assert texts(seen, ".probes .facts-line b") == ["Reference", "Policy, step 4"]
+    assert seen.locator(".probes .side").nth(1).locator(".token").count() == 2
+    opened(seen, "needle")
+    assert "Advantage" not in texts(seen, ".replies .ways label")
+
+
+def test_colours_follow_light_and_dark(browser, urls):
+    grounds = []
+    for scheme in ("light", "dark"):
+        with visit(browser, urls["static"], scheme=scheme) as page:
+            token = opened(page).nth(1)
+            grounds.append(token.evaluate("e => getComputedStyle(e).backgroundColor"))
+    assert len(set(grounds)) == 2 and "rgba(0, 0, 0, 0)" not in grounds
+
+
+# --- static and live --------------------------------------------------------------------------------------------------
+
+
+def test_the_static_page_says_what_it_lacks(browser, urls, run):
+    with visit(browser, urls["static"]) as page:
+        assert texts(replies(page), ".replies .summary") == ["All 91 replies are embedded."]
+    run.rollouts(3, [row | {"tokens": None} for row in said(3, 128)])
+    with visit(browser, write_report(run.path).as_uri()) as page:
+        replies(page)
+        assert "111 of 189 replies are embedded, from 4 of 4 steps" in page.locator(".replies .summary").inner_text()
+        assert f"operant report {run.path} --serve" in page.locator(".replies .summary").inner_text()
+        page.locator(".replies .line", has_text="step 3 says 2").first.click()
+        assert "not on this page" in page.locator(".replies .missing").first.inner_text()
+
+
+def test_the_live_page_follows_the_run(browser, run):
+    with served(run) as live, visit(browser, live) as page:
+        replies(page)
+        assert texts(page, ".replies .summary") == ["All 91 replies of 4 steps are here."]
+        run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])
+        run.probes(5, [reply(0, 5, " newest", 0.9, [-1.0])])
+        page.locator(".replies .line", has_text="brand new").wait_for()
+        assert texts(page, ".replies .slider output") == ["step 5"]
+        page.get_by_role("tab", name="Fixed queries").click()
+        assert texts(page, ".probes td.policy .said")[0] == "newest"
+
+
+def test_what_somebody_reads_stays(browser, run):
+    with served(run) as live, visit(browser, live) as page:
+        opened(page)
+        run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])
+        settled(page, "All 92 replies of 5 steps")
+        assert page.locator(".replies .token").count() == 3
+        assert page.locator(".replies .line", has_text="brand new").count() == 0
