@@ -148,13 +148,21 @@ def _reply(engine: Any, policy: Any, sampling: Any, text: str, seed: int, number
 
 
 def report(arguments: Sequence[str]) -> int:
-    """`operant report runs/x`: write report.html anew, or with --serve show the run while it goes on."""
+    """`operant report runs/x`: write report.html anew, or with --serve show the run while it goes on.
+
+    Several runs, or the folder of a sweep, are compared.
+    """
     words, options = parse(arguments, flags=("serve",))
     if "help" in options:
         print("operant report runs/x [--serve [--host 127.0.0.1] [--port 8265]]")
+        print("operant report runs/a runs/b ... [--out comparison.html]")
         return 0
-    if len(words) != 1:
+    if not words:
         raise OperantError("say which run: operant report runs/sentiment")
+    from operant.tracking.compared import is_sweep
+
+    if len(words) > 1 or is_sweep(words[0]):
+        return _compare(words, options)
     from operant.options import compose
     from operant.run import read_config
     from operant.tracking.report import write_report
@@ -167,6 +175,16 @@ def report(arguments: Sequence[str]) -> int:
     if serving.serve:
         return serve(words[0], serving)
     print(write_report(words[0]))
+    return 0
+
+
+def _compare(places: Sequence[str], options: dict[str, Any]) -> int:
+    from operant.tracking.compare import write_comparison
+
+    out = options.pop("out", None)
+    if options:
+        raise OperantError(f"--{next(iter(options))} is for one run; several are compared: --out says where to")
+    print(write_comparison(places, out))
     return 0
 
 

@@ -15,7 +15,19 @@ from typing import Any
 
 from operant import files
 from operant.tracking import pages, reading
-from operant.tracking.compared import FILE, SEED, Group, Told, differing, grouped, read_run, read_runs, spoken, swept
+from operant.tracking.compared import (
+    FILE,
+    SEED,
+    Group,
+    Told,
+    differing,
+    grouped,
+    is_sweep,
+    read_run,
+    read_runs,
+    spoken,
+    swept,
+)
 from operant.tracking.diagnosis.history import flat
 from operant.tracking.intervals import Interval, interval
 from operant.tracking.registry import describe
@@ -73,7 +85,7 @@ def brief(folder: str | Path) -> str:
 
 def report_path(places: Sequence[str | Path]) -> Path:
     """Where the page lies unless another place is asked for: in the sweep, or beside the runs."""
-    if len(places) == 1 and (Path(places[0]) / FILE).is_file():
+    if len(places) == 1 and is_sweep(places[0]):
         return Path(places[0]) / "report.html"
     parents = {os.path.dirname(os.path.abspath(place)) for place in places}
     return Path(os.path.relpath(os.path.commonpath(parents))) / "comparison.html"

@@ -68,6 +68,11 @@ class Group:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def is_sweep(place: str | Path) -> bool:
+    """Whether a folder holds the runs of a sweep."""
+    return (Path(place) / FILE).is_file()
+
+
 def expand(places: Sequence[str | Path]) -> list[Path]:
     """Run folders, a sweep standing for its runs. Raises: OperantError for a folder that is neither."""
     found: list[Path] = []
@@ -75,9 +80,9 @@ def expand(places: Sequence[str | Path]) -> list[Path]:
         inner = sorted(path.parent for path in place.glob("*/config.yaml"))
         if (place / "config.yaml").is_file():
             found.append(place)
-        elif (place / FILE).is_file() and inner:
+        elif is_sweep(place) and inner:
             found += inner
-        elif (place / FILE).is_file():
+        elif is_sweep(place):
             raise OperantError(f"{place} is a sweep in which no run has begun; let it begin, then ask again")
         else:
             near = f"; the runs in it: {', '.join(p.name for p in inner[:5])}" if inner else ""
@@ -116,8 +121,9 @@ def read_runs(places: Sequence[str | Path]) -> list[Told]:
 
 def swept(places: Sequence[str | Path]) -> list[str]:
     """The axes of the sweep, where there is one and nothing else."""
-    if len(places) != 1 or not (path := Path(places[0]) / FILE).is_file():
+    if len(places) != 1 or not is_sweep(places[0]):
         return []
+    path = Path(places[0]) / FILE
     with files.explained(path, "read"), open(path, encoding="utf-8") as file:
         return list((yaml.safe_load(file) or {}).get("axes", {}))
 
