@@ -23,6 +23,11 @@ const Replies = (() => {
   const known = (value) => value !== null && value !== undefined;
   const fixed = (value, digits = 3) => (known(value) ? value.toFixed(Math.abs(value) >= 1000 ? 0 : digits).replace("-", "−") : "–");
   const signed = (value, digits = 3) => (value > 0 ? "+" : "") + fixed(value, digits);
+  /** How many decimals these numbers need, all of them alike. */
+  function decimals(values) {
+    const most = Math.max(0, ...values.filter(known).map(Math.abs));
+    return values.filter(known).every(Number.isInteger) ? 0 : most < 10 ? 3 : most < 100 ? 2 : 1;
+  }
   const count = (value) => value.toLocaleString("en");
   const average = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
@@ -294,7 +299,7 @@ const Replies = (() => {
     };
   }
 
-  const facts = (row) => [known(row.reward) ? `score ${fixed(row.reward)}` : "no score", known(row.kl) ? `KL ${fixed(row.kl, 2)} nats` : null,
+  const facts = (row) => [known(row.reward) ? `score ${fixed(row.reward, decimals([row.reward]))}` : "no score", known(row.kl) ? `KL ${fixed(row.kl, 2)} nats` : null,
     known(row.reply_tokens) ? `${row.reply_tokens} tokens` : null, ENDS[row.end] ?? row.end];
 
   // --- the fixed queries ---------------------------------------------------------------------------------------------
@@ -303,11 +308,11 @@ const Replies = (() => {
     const state = { sort: "place", descending: false };
     let told = null, written = "";
     const steps = slider("Step", draw);
-    const summary = make("p", { class: "summary", role: "status" });
+    const summary = make("p", { class: "summary", role: "status" }), explained = make("p", { class: "explained" });
     const columns = [["place", "Query", "query"], ["before", "Reference", "reply"], ["after", "Policy", "reply policy"], ["gain", "Gain", "n"]]
       .map(([name, label, kind]) => ({ name, label, class: kind, sorts: true }));
     const list = table("Fixed queries", [...columns, { name: "open", label: "Tokens", class: "opens" }], state, draw);
-    const host = make("div", { class: "probes" }, make("div", { class: "controls" }, steps.host, summary), list.host);
+    const host = make("div", { class: "probes" }, explained, make("div", { class: "controls" }, steps.host, summary), list.host);
 
     /** The side to compare with: the reference, else the policy before training. */
     function other() {
@@ -321,20 +326,23 @@ const Replies = (() => {
         const [x, y] = [before.reward[place], after.reward[place]];
         return { place, row: place, step: 0, query, before: x, after: y, gain: known(x) && known(y) ? y - x : null };
       });
+      const digits = decimals(rows.flatMap((row) => [row.before, row.after]));
       list.heads[1].firstChild.textContent = title;
       list.heads[2].firstChild.textContent = `Policy, step ${steps.step}`;
       list.tell();
-      list.body.replaceChildren(...rows.sort(order(state.sort, state.descending)).map((row) => line(row, before, after, title)));
+      explained.textContent = `The same ${told.queries.length} queries, answered every few steps by the policy`
+        + (told.reference ? " and once by the reference, always with the same random numbers." : ", always with the same random numbers.");
+      list.body.replaceChildren(...rows.sort(order(state.sort, state.descending)).map((row) => line(row, before, after, title, digits)));
       const gains = rows.map((row) => row.gain).filter(known), better = gains.filter((gain) => gain > 0).length;
       const mean = (name) => fixed(average(rows.map((row) => row[name]).filter(known)));
       summary.replaceChildren(`Mean score ${mean("before")} → `, make("b", {}, mean("after")), `; better on ${better} of ${gains.length} queries`);
     }
 
-    function line(row, before, after, title) {
-      const said = (side) => [make("b", {}, fixed(side.reward[row.place])), make("span", { class: "said" }, known(side.reply[row.place]) ? side.reply[row.place].trimStart() : "–")];
+    function line(row, before, after, title, digits) {
+      const said = (side) => [make("b", {}, fixed(side.reward[row.place], digits)), make("span", { class: "said" }, known(side.reply[row.place]) ? side.reply[row.place].trimStart() : "–")];
       const kind = row.gain > 0 ? "up" : row.gain < 0 ? "down" : "";
       return openable([cell("query", "", row.query), cell("reply", title, said(before)), cell("reply policy", "Policy", said(after)),
-        cell(`n gain ${kind}`, "Gain", known(row.gain) ? signed(row.gain) : "–")], 5, `Tokens of the answers to ${row.query}`, () => tokensOf(row, after));
+        cell(`n gain ${kind}`, "Gain", known(row.gain) ? signed(row.gain, digits) : "–")], 5, `Tokens of the answers to ${row.query}`, () => tokensOf(row, after));
     }
 
     async function tokensOf({ place, query }, after) {
@@ -402,7 +410,8 @@ const Replies = (() => {
       const text = JSON.stringify(found.rows);
       if (!wanted && (text === written || list.body.querySelector(".below"))) return;
       written = text;
-      list.body.replaceChildren(...found.rows.map(line));
+      const digits = decimals(found.rows.map((row) => row.reward));
+      list.body.replaceChildren(...found.rows.map((row) => line(row, digits)));
     }
 
     function tell(found) {
@@ -419,9 +428,9 @@ const Replies = (() => {
       notes.textContent = found.notes.join(" ");
     }
 
-    function line(row) {
+    function line(row, digits) {
       return openable([
-        cell("n", "Step", String(row.step)), cell("n reward", "Reward", fixed(row.reward)), cell("n", "KL", fixed(row.kl, 2)),
+        cell("n", "Step", String(row.step)), cell("n reward", "Reward", fixed(row.reward, digits)), cell("n", "KL", fixed(row.kl, 2)),
         cell("n", "Tokens", known(row.reply_tokens) ? String(row.reply_tokens) : "–"), cell("end", "End", ENDS[row.end] ?? row.end ?? "–"),
         cell("reply", "", make("span", { class: "said" }, make("i", {}, marked(row.query ?? "", state.search)), marked(row.reply ?? "", state.search))),
       ], 7, `Tokens of the reply to ${row.query}`, async () => {
