@@ -18,7 +18,6 @@ SORTS = ("step", "reward", "kl", "reply_tokens", "end")
 MOST = 500
 """Rows of an answer."""
 _SHOWN = ("step", "row", "query", "reply", "reward", "kl", "reply_tokens", "end")
-_Stamp = tuple[int, int, int]
 
 
 class Index:
@@ -27,7 +26,7 @@ class Index:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder) / "rollouts"
         self._lock = threading.Lock()
-        self._stamps: dict[int, _Stamp] = {}
+        self._stamps: dict[int, reading.Stamp] = {}
         self._tables: dict[int, Any] = {}
         self._notes: dict[int, list[str]] = {}
         self._whole: Any = None
@@ -71,7 +70,7 @@ class Index:
     def _refresh(self) -> bool:
         """Read what is new or changed, forget what is gone. Returns whether there was anything."""
         paths = reading.steps(self._folder)
-        stamps = {step: stamp for step, path in paths.items() if (stamp := _stamp(path)) is not None}
+        stamps = {step: stamp for step, path in paths.items() if (stamp := reading.stamp(path)) is not None}
         gone = self._stamps.keys() - stamps.keys()
         new = [step for step, stamp in stamps.items() if self._stamps.get(step) != stamp]
         for step in (*gone, *new):
@@ -85,15 +84,6 @@ class Index:
         self._stamps = stamps
         self._tables = dict(sorted(self._tables.items()))
         return bool(gone or new)
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    """What changes when the file is replaced; None where it was removed meanwhile."""
-    try:
-        known = path.stat()
-    except OSError:
-        return None
-    return known.st_mtime_ns, known.st_size, known.st_ino
 
 
 def _joined(tables: dict[int, Any]) -> Any:

@@ -17,11 +17,22 @@ PER_TOKEN = ("logprobs", "ref_logprobs", "values", "advantages")
 _TEXTS, _NUMBERS, _COUNTS = ("task", "query", "reply", "end"), ("reward",), ("rollout", "turn", "reply_tokens")
 _DECIMALS = 3
 
+Stamp = tuple[int, int, int]
+
 
 def steps(folder: Path) -> dict[int, Path]:
     """The files of a folder by step, in the order of steps; none where there is no folder yet."""
     found = {files.step_of(path): path for path in folder.glob("step-*.parquet")}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
+
+
+def stamp(path: Path) -> Stamp | None:
+    """What changes when the file is replaced or written to; None where it is not there."""
+    try:
+        known = path.stat()
+    except OSError:
+        return None
+    return known.st_mtime_ns, known.st_size, known.st_ino
 
 
 def lines(path: Path) -> Any:

@@ -14,6 +14,7 @@ import errno
 import ipaddress
 import socket
 import socketserver
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_OTHERS = ("report.html", "log.txt")
+"""Files of a run that the page shows nothing of."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,23 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, options: Serving) -> None:
         self.folder, self.host, self.index = folder, options.host, Index(folder)
+        self._kept: dict[Callable, tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         super().__init__((options.host, options.port), _Handler)
 
     def server_bind(self) -> None:
         """Without asking a name server what this machine is called, which may take seconds."""
         socketserver.TCPServer.server_bind(self)
+
+    def fresh(self, make: Callable[[Path], Any]) -> Any:
+        """`make(folder)`, made anew only where a file of the run has changed: a page that waits costs a run nothing."""
+        with self._lock:
+            paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
+            stamps = [(path, reading.stamp(path)) for path in paths if path.name not in _OTHERS]
+            if make not in self._kept or self._kept[make][0] != stamps:
+                self._kept[make] = stamps, make(self.folder)
+            return self._kept[make][1]
 
     @property
     def url(self) -> str:
@@ -131,16 +145,20 @@ class _Wrong(Exception):
 
 
 def _page(server: Server) -> str:
-    return report.page(report.page_data(server.folder), live=True)
+    return report.page(_data(server), live=True)
 
 
 def _data(server: Server) -> Any:
-    return report.page_data(server.folder)
+    return server.fresh(report.page_data)
 
 
 def _probes(server: Server) -> Any:
+    return server.fresh(_asked_again)
+
+
+def _asked_again(folder: Path) -> Any:
     read = replies.Reader()
-    return {"probes": replies.probes(server.folder, read), "notes": read.notes}
+    return {"probes": replies.probes(folder, read), "notes": read.notes}
 
 
 def _replies(server: Server, **asked: Any) -> Any:
@@ -174,7 +192,7 @@ _PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
 }
 
 
-def _asked(query: str, kinds: dict[str, type]) -> dict[str, Any]:
+def _parameters(query: str, kinds: dict[str, type]) -> dict[str, Any]:
     """The parameters of a request as their kinds. One that is empty counts as not given."""
     try:
         given = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
@@ -231,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path not in _PATHS:
             raise _Wrong(404, f"there is nothing at {url.path}; there are: {', '.join(_PATHS)}")
         answer, kinds = _PATHS[url.path]
-        return answer(self.server, **_asked(url.query, kinds))
+        return answer(self.server, **_parameters(url.query, kinds))
 
     def _send(self, status: int, body: str, kind: str) -> None:
         data = body.encode("utf-8", errors="replace")

@@ -1,0 +1,71 @@
+"""How fast the live page answers: 200 steps of 128 replies, asked over HTTP as its table asks.
+
+python -m benchmarks.replies
+"""
+
+import json
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from random import Random
+
+from operant.run import RunFolder
+from operant.tracking.serve import Serving, server
+
+STEPS, REPLIES, TOKENS = 200, 128, 20
+WORDS = "a film that was great and the story is a boring but moving account of love with no plot".split()
+QUESTIONS = {
+    "all, newest first": "",
+    "search": "search=great+story",
+    "search and sort by KL": "search=love&sort=kl",
+    "sort by reward, last page": "sort=reward&descending=0&offset=25575&limit=25",
+    "one step": "step=100&sort=reply_tokens",
+}
+
+
+def rows(random: Random) -> list[dict]:
+    """One step's replies."""
+    table = []
+    for i in range(REPLIES):
+        said = [f" {random.choice(WORDS)}" for _ in range(TOKENS)]
+        logprobs = [-random.expovariate(0.25) for _ in said]
+        row = {
+            "task": str(i),
+            "query": "The movie was",
+            "reply": "".join(said),
+            "reward": random.random(),
+            "tokens": said,
+        }
+        table.append(row | {"logprobs": logprobs, "ref_logprobs": [x - 0.1 for x in logprobs], "end": "length"})
+    return table
+
+
+def main() -> None:
+    """Print seconds, the best of five, for each question."""
+    random = Random(0)
+    with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder) / "run", {}) as run:
+        for step in range(1, STEPS + 1):
+            run.rollouts(step, rows(random))
+        with server(run.path, Serving(serve=True, port=0)) as site:
+            threading.Thread(target=site.serve_forever, daemon=True).start()
+            print(f"{STEPS * REPLIES:,} replies; the first question reads them: {ask(site.url, ''):.2f} s")
+            for name, query in QUESTIONS.items():
+                print(f"  {name:28} {min(ask(site.url, query) for _ in range(5)):.3f} s")
+            run.rollouts(STEPS + 1, rows(random))
+            print(f"  {'after a new step':28} {ask(site.url, ''):.3f} s")
+            print(f"  {'tokens of a reply':28} {ask(site.url, 'step=100&row=3', 'tokens'):.3f} s")
+            site.shutdown()
+
+
+def ask(url: str, query: str, what: str = "replies") -> float:
+    """Seconds until the answer is here as Python's objects."""
+    started = time.perf_counter()
+    with urllib.request.urlopen(f"{url}{what}.json?{query}") as answer:
+        json.load(answer)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
