@@ -1,30 +1,20 @@
 """A run's page over HTTP, live while the run goes on: `operant report runs/x --serve`.
 
-    GET /               the page; what it shows comes from the paths below
-    GET /data.json      the page's data without replies
-    GET /probes.json    the fixed queries and their answers
-    GET /replies.json   ?search= &sort= &descending=0|1 &step= &offset= &limit=    any of the run's replies
-    GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 one reply's tokens and their numbers
-
-It reads the folder and nothing else, listens to this machine alone unless told otherwise, and answers no page that
-another site's name leads to.
+`answers.py` says what there is to ask for. The server listens to this machine alone unless told otherwise, and answers
+no page that another site's name leads to.
 """
 
 import errno
 import ipaddress
 import socket
 import socketserver
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
-from operant import files
-from operant.tracking import reading, replies, report
-from operant.tracking.index import Index
+from operant.tracking.answers import Site, Wrong
 from operant.tracking.pages import as_json
 from operant.types import OperantError
 
@@ -36,8 +26,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_OTHERS = ("report.html", "log.txt")
-"""Files of a run that the page shows nothing of."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +72,18 @@ def server(folder: str | Path, options: Serving) -> "Server":
 
 
 class Server(ThreadingHTTPServer):
-    """Knows the folder and every reply in it."""
+    """Hands requests to the site of a run."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path, options: Serving) -> None:
-        self.folder, self.host, self.index = folder, options.host, Index(folder)
-        self._kept: dict[Callable, tuple[Any, Any]] = {}
-        self._lock = threading.Lock()
+        self.site, self.host = Site(folder), options.host
         self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         super().__init__((options.host, options.port), _Handler)
 
     def server_bind(self) -> None:
         """Without asking a name server what this machine is called, which may take seconds."""
         socketserver.TCPServer.server_bind(self)
-
-    def fresh(self, make: Callable[[Path], Any]) -> Any:
-        """`make(folder)`, made anew only where a file of the run has changed: a page that waits costs a run nothing."""
-        with self._lock:
-            paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
-            stamps = [(path, reading.stamp(path)) for path in paths if path.name not in _OTHERS]
-            if make not in self._kept or self._kept[make][0] != stamps:
-                self._kept[make] = stamps, make(self.folder)
-            return self._kept[make][1]
 
     @property
     def url(self) -> str:
@@ -137,90 +114,6 @@ def _is_local(host: str) -> bool:
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-class _Wrong(Exception):
-    """A request that gets no answer but a sentence: (status, sentence)."""
-
-
-def _page(server: Server) -> str:
-    return report.page(_data(server), live=True)
-
-
-def _data(server: Server) -> Any:
-    return server.fresh(report.page_data)
-
-
-def _probes(server: Server) -> Any:
-    return server.fresh(_asked_again)
-
-
-def _asked_again(folder: Path) -> Any:
-    read = replies.Reader()
-    return {"probes": replies.probes(folder, read), "notes": read.notes}
-
-
-def _replies(server: Server, **asked: Any) -> Any:
-    try:
-        return server.index.find(**asked)
-    except OperantError as error:
-        raise _Wrong(400, str(error)) from error
-
-
-def _tokens(server: Server, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
-    if of not in ("rollouts", "probes", "reference") or row < 0:
-        raise _Wrong(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
-    path = server.folder / ("rollouts" if of == "rollouts" else "probes") / f"{files.step_name(step)}.parquet"
-    if of == "reference":
-        path = server.folder / "probes" / "reference.parquet"
-    try:
-        return reading.tokens(path, [row])[0]
-    except (FileNotFoundError, IndexError):
-        raise _Wrong(404, f"there is no reply {row} at step {step} any more") from None
-
-
-_PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
-    "/": (_page, {}),
-    "/data.json": (_data, {}),
-    "/probes.json": (_probes, {}),
-    "/replies.json": (
-        _replies,
-        {"search": str, "sort": str, "descending": bool, "step": int, "offset": int, "limit": int},
-    ),
-    "/tokens.json": (_tokens, {"of": str, "step": int, "row": int}),
-}
-
-
-def _parameters(query: str, kinds: dict[str, type]) -> dict[str, Any]:
-    """The parameters of a request as their kinds. One that is empty counts as not given."""
-    try:
-        given = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
-    except ValueError:
-        raise _Wrong(400, "the parameters are not well-formed") from None
-    asked: dict[str, Any] = {}
-    for name, text in given:
-        if name not in kinds:
-            raise _Wrong(400, f"parameter {name!r} is unknown; there are: {', '.join(kinds) or 'none'}")
-        if name in asked:
-            raise _Wrong(400, f"parameter {name!r} is given twice")
-        if text:
-            asked[name] = _value(name, text, kinds[name])
-    return asked
-
-
-def _value(name: str, text: str, kind: type) -> Any:
-    if kind is bool:
-        if text not in ("0", "1"):
-            raise _Wrong(400, f"{name}={text!r}: it must be 0 or 1")
-        return text == "1"
-    if kind is int:
-        if not text.isascii() or not text.isdigit() or len(text) > 9:
-            raise _Wrong(400, f"{name}={text!r}: it must be a whole number of at least 0")
-        return int(text)
-    return text
-
-
 class _Handler(BaseHTTPRequestHandler):
     """One request: checked, answered, or told in a sentence what is wrong with it."""
 
@@ -234,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         status, said = 200, ""
         try:
             said = self._answer()
-        except _Wrong as wrong:
+        except Wrong as wrong:
             status, said = wrong.args
         except OperantError as error:
             status, said = 500, str(error)
@@ -244,12 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> Any:
         if not self.server.knows(self.headers.get("Host")):
-            raise _Wrong(403, f"this page is served to {self.server.url} alone")
+            raise Wrong(403, f"this page is served to {self.server.url} alone")
         url = urlsplit(self.path)
-        if url.path not in _PATHS:
-            raise _Wrong(404, f"there is nothing at {url.path}; there are: {', '.join(_PATHS)}")
-        answer, kinds = _PATHS[url.path]
-        return answer(self.server, **_parameters(url.query, kinds))
+        return self.server.site.answer(url.path, url.query)
 
     def _send(self, status: int, body: str, kind: str) -> None:
         data = body.encode("utf-8", errors="replace")
