@@ -242,11 +242,13 @@ def _replies(runs: Sequence[Told]) -> dict[str, Any]:
     tasks = [task for task in known[0] if all(task in side for side in known)] if known else []
     tasks = tasks[: max(4, MOST_REPLIES // max(1, len(runs)))]
     answers = [[_cell(side.get(task)) for task in tasks] for side in sides]
-    reference = next((found for run in runs if (found := _reference(run))), {})
+    probed = any((run.folder / "probes" / "reference.parquet").is_file() for run in runs)
+    reference = next((found for run in runs if (found := _reference(run, probed))), {})
     return {
         "queries": [known[0][task]["query"] for task in tasks],
         "columns": [{"run": run.name, "answers": cells} for run, cells in zip(runs, answers)],
         "reference": [_cell(reference.get(task)) for task in tasks] if reference else None,
+        "other": "the reference" if probed else "before training",
         "apart": bool(known) and not tasks,
     }
 
@@ -257,10 +259,10 @@ def _answers(run: Told) -> dict[str, Any]:
     return _rows(probes[max(probes)]) if probes else _evaluated(run, "after")
 
 
-def _reference(run: Told) -> dict[str, Any]:
-    """The reference's answers to the same queries, or what the policy said before training."""
+def _reference(run: Told, probed: bool) -> dict[str, Any]:
+    """The reference's answers to the probe queries, or what the policy said to the held-out tasks before training."""
     path = run.folder / "probes" / "reference.parquet"
-    return _rows(path) if path.is_file() else _evaluated(run, "before")
+    return _evaluated(run, "before") if not probed else _rows(path) if path.is_file() else {}
 
 
 def _evaluated(run: Told, when: str) -> dict[str, Any]:
@@ -291,12 +293,12 @@ def _sentence(groups: Sequence[Group], finals: Sequence[Finals], held_out: bool)
     known = [(found.mean, i) for i, final in enumerate(finals) if (found := final["reward"])]
     if not known:
         return "No run has finished a step yet."
-    sane = [(mean, i) for mean, i in known if not any(f["level"] == "problem" for f in _named(groups[i]))]
-    said = f"The highest reward {where} is {_one(max(known)[1], groups, finals)}"
-    if sane and max(sane)[1] != max(known)[1]:
-        said += f", but its runs have a problem; the highest without one is {_one(max(sane)[1], groups, finals)}"
-    elif not sane:
-        said += "; every setting has a problem in one of its runs"
+    best, problems = max(known)[1], [[f["name"] for f in _named(g) if f["level"] == "problem"] for g in groups]
+    said = f"The highest reward {where} is {_one(best, groups, finals)}"
+    if problems[best]:
+        said += f", but the diagnosis calls it {' and '.join(problems[best][:2]).replace('_', ' ')}"
+        sane = [(mean, i) for mean, i in known if not problems[i]]
+        said += f". Without a problem: {_one(max(sane)[1], groups, finals)}" if sane else ", and no setting is without"
     return said + "."
 
 
@@ -310,7 +312,7 @@ def _plus_minus(found: Interval | None, percent: bool = False) -> str:
     if found is None:
         return "–"
     scale, unit = (100, " %") if percent else (1, "")
-    half = "" if found.half is None else f" ± {found.half * scale:.3g}"
+    half = "" if found.half is None or percent else f" ± {found.half * scale:.3g}"
     return f"{found.mean * scale:.3g}{half}{unit}"
 
 

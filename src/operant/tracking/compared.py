@@ -103,9 +103,8 @@ def _held_out(after: Mapping[str, Any] | None) -> dict[str, Any]:
     texts = [str(reply.get("reply") or "") for reply in after.get("replies", [])]
     told = {"reward": after["mean"], "kl": after.get("kl")}
     if texts:
-        word, share = measure.top_word(texts)
-        empty = sum(not text.strip() for text in texts) / len(texts)
-        told |= {"empty": empty, "top_word": share, "word": word}
+        told |= {name: measure.of_texts(texts).result().get(f"text/{name}") for name in ("empty", "top_word")}
+        told["word"] = measure.top_word(texts)[0]
     return told
 
 

@@ -92,7 +92,8 @@
 
   // --- reward against KL ---------------------------------------------------------------------------------------------
 
-  const WIDE = 640, HIGH = 400, LEFT = 52, RIGHT = 16, TOP = 14, BOTTOM = 42;
+  const LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 42;
+  let WIDE = 640, HIGH = 400; // pixels, so that texts keep their size on a phone
   const root = (x) => Math.sign(x) * Math.sqrt(Math.abs(x));
 
   function ticks(low, high, many) {
@@ -111,12 +112,24 @@
     return {
       x: (kl) => LEFT + ((root(kl) - left) / (right - left || 1)) * (WIDE - LEFT - RIGHT),
       y: (reward) => HIGH - BOTTOM - ((reward - low) / (high - low)) * (HIGH - TOP - BOTTOM),
-      across: [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].filter((t) => root(t) <= right && (right < 8 || ![1, 5, 50, 500].includes(t))),
+      across: [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].filter((t) => root(t) <= right && (right < 5 || ![1, 5, 50, 500].includes(t))),
       up: ticks(low, high, 6),
     };
   }
 
-  function frontier() {
+  function frontier(host) {
+    const show = () => {
+      const width = Math.floor(host.clientWidth) || 640;
+      if (width === host.drawn) return;
+      host.drawn = WIDE = width;
+      HIGH = Math.min(400, Math.max(300, Math.round(width * 0.65)));
+      host.replaceChildren(plane());
+    };
+    new ResizeObserver(show).observe(host);
+    show();
+  }
+
+  function plane() {
     const { points, front, start } = data.frontier;
     if (!points.length) return make("p", { class: "soft" }, "No run tells both a reward and a KL.");
     const known = groups.map((g, i) => ({ ...g, place: i })).filter((g) => g.final.kl && g.final.reward);
@@ -124,13 +137,13 @@
     const to = axes([...points, ...begin]);
     const mean = (g) => [to.x(g.final.kl.mean), to.y(g.final.reward.mean)];
     const path = front.map((i) => mean(groups[i]).map((v) => v.toFixed(1)).join(",")).join(" ");
-    const taken = [];
-    return draw("svg", { class: "frontier", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "Reward against KL" },
+    const taken = known.map((g) => mean(g)).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
+    return draw("svg", { class: "frontier", width: WIDE, height: HIGH, viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "Reward against KL" },
       draw("clipPath", { id: "inside" }, draw("rect", { x: LEFT, y: 0, width: WIDE - LEFT, height: HIGH - BOTTOM })),
       ...to.up.flatMap((t) => [draw("line", { class: "rule", x1: LEFT, x2: WIDE - RIGHT, y1: to.y(t), y2: to.y(t) }),
         draw("text", { x: LEFT - 8, y: to.y(t) + 4, "text-anchor": "end" }, number(t))]),
       ...to.across.map((t) => draw("text", { x: to.x(t), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, number(t))),
-      draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "KL to the reference, nats a reply (square-root scale)"),
+      draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "KL, nats a reply (square-root scale)"),
       front.length > 1 ? draw("polyline", { class: "front", points: path }) : null,
       ...points.map((p) => draw("circle", { class: "run", ...colour(p.group), cx: to.x(p.kl), cy: to.y(p.reward), r: 3.5 },
         draw("title", {}, `${p.run}: reward ${number(p.reward)}, KL ${number(p.kl)}`))),
@@ -151,14 +164,15 @@
     ].filter(Boolean);
   }
 
-  /** A label beside its point where none lies yet. */
+  /** A label beside its point where nothing lies yet; none where there is no room. */
   function label(text, x, y, taken) {
     const width = 6.6 * text.length, tries = [[11, 4], [-11 - width, 4], [11, -10], [11, 18], [-11 - width, -10], [-11 - width, 18], [11, -24], [11, 32]];
     const box = ([dx, dy]) => [x + dx, y + dy - 11, x + dx + width, y + dy + 3];
     const inside = (b) => b[0] >= LEFT && b[2] <= WIDE && b[1] >= 0 && b[3] <= HIGH - BOTTOM;
     const free = (b) => taken.every((t) => b[0] > t[2] || b[2] < t[0] || b[1] > t[3] || b[3] < t[1]);
-    const best = tries.find((t) => inside(box(t)) && free(box(t))) ?? tries.find((t) => inside(box(t))) ?? tries[0];
-    taken.push(box(best), [x - 6, y - 6, x + 6, y + 6]);
+    const best = tries.find((t) => inside(box(t)) && free(box(t)));
+    if (!best) return null;
+    taken.push(box(best));
     return draw("text", { class: "label", x: x + best[0], y: y + best[1] }, text);
   }
 
@@ -198,7 +212,7 @@
         "aria-pressed": String(seed === chosen.seed), onclick: () => { chosen.seed = seed; replies(host); } }, String(seed)))] : []));
     const asked = queries.slice(chosen.first, end).map((query, k) => make("div", { class: "asked" },
       make("p", { class: "said" }, query),
-      reference ? answer("before training", reference[chosen.first + k], null) : null,
+      reference ? answer(data.replies.other, reference[chosen.first + k], null) : null,
       ...speakers().map(({ group, place }) => answer(groups[group].label, columns[place].answers[chosen.first + k], group))));
     host.replaceChildren(choose, ...asked);
   }
@@ -239,20 +253,21 @@
   // --- the page ------------------------------------------------------------------------------------------------------
 
   const section = (id, title, says, ...content) => make("section", { id }, make("h2", {}, title), says ? make("p", {}, says) : null, ...content);
-  const said = make("div"), drawn = make("div", { class: "charts" });
+  const chart = make("div"), said = make("div"), drawn = make("div", { class: "charts" });
   main.replaceChildren(
     make("nav", {}, make("a", { class: "run", href: "#page" }, data.name),
       ...[["frontier", "Reward and KL"], ["replies", "Replies"], ["curves", "Curves"], ["runs", "Runs"]].map(([id, text]) => make("a", { href: `#${id}` }, text))),
     status(),
     make("p", { class: "verdict" }, data.says),
     make("div", { class: "glance compare", id: "frontier" },
-      make("div", {}, make("h2", {}, "Reward against KL ", make("span", {}, "up and to the left is better")), frontier(),
+      make("div", {}, make("h2", {}, "Reward against KL ", make("span", {}, "up and to the left is better")), chart,
         make("p", { class: "aside", style: "margin-top:.4rem" }, "Large: the mean of a setting, with 95 % intervals; small: each run; dashed: the settings that no other beats in both.")),
       make("div", {}, make("h2", {}, "Settings"), settings())),
-    section("replies", "What they say", "The same queries, answered by every setting with the same random numbers.", said),
+    section("replies", "What they say", "The same queries, answered by every setting.", said),
     section("curves", "Over the steps", "", drawn),
     section("runs", "Every run", `A name leads to the run's own report.`, table()));
   paint();
+  frontier(chart);
   replies(said);
   curves(drawn);
   dark.addEventListener("change", paint);

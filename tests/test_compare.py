@@ -1,0 +1,237 @@
+"""Runs side by side: what is a group, what its interval is, which settings no other beats, and the page itself."""
+
+import itertools
+import json
+import random
+import statistics
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from browsing import LAPTOP, PHONE, chromium, visit
+
+from operant.cli import main
+from operant.tracking.compare import comparison, front, table, write_comparison
+from operant.tracking.compared import expand, grouped, read_runs
+from operant.tracking.intervals import interval, t_quantile
+
+
+def run(folder, *, coef=0.1, seed=1, rewards=(1.0, 2.0), kls=(0.0, 3.0), after=None, replies=(), **options):
+    """A run folder made by hand: a line a step, one probe file, and held-out tasks where `after` is (reward, KL)."""
+    folder.mkdir(parents=True)
+    config = {"steps": len(rewards), "reward": "letters:e", "keep": 2, "kl": {"coef": coef}, "learner": {"seed": seed}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | options), encoding="utf-8")
+    lines = [{"step": i + 1, "reward/mean": r, "kl/per_reply": k} for i, (r, k) in enumerate(zip(rewards, kls))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if after:
+        said = [{"task": f"t{i}", "query": "ab", "reply": text, "score": 1.0} for i, text in enumerate(replies)]
+        held = {"before": {"mean": 1.0, "kl": 0.0, "replies": said}, "after": {"mean": after[0], "kl": after[1]}}
+        held["after"]["replies"] = said
+        (folder / "evaluation.json").write_text(json.dumps(held), encoding="utf-8")
+    return folder
+
+
+def probes(folder, name, replies):
+    (folder / "probes").mkdir(exist_ok=True)
+    rows = [
+        {"task": t, "query": f"query {t}", "reply": text, "reward": 0.5, "rollout": 0} for t, text in replies.items()
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "probes" / name)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_that_of_student():
+    # By hand: 1, 2, 4 have mean 7/3 and standard deviation sqrt(7/3); t for 2 degrees of freedom is 4.30265 (tables).
+    found = interval([1.0, 2.0, 4.0])
+    assert found is not None and found.n == 3 and found.half is not None
+    assert found.mean == pytest.approx(7 / 3) and found.half == pytest.approx(
+        4.30265 * (7 / 3) ** 0.5 / 3**0.5, rel=1e-5
+    )
+    alone = interval([5.0, None, float("nan")])
+    assert alone is not None and (alone.mean, alone.half, alone.n) == (5.0, None, 1)
+    assert interval([None]) is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)]
+)
+def test_quantiles_are_those_of_the_tables(freedom, t):
+    assert t_quantile(freedom) == pytest.approx(t, abs=6e-5)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    draw, held = random.Random(0), 0
+    for _ in range(2000):
+        found = interval([draw.gauss(0.0, 1.0) for _ in range(4)])
+        held += abs(found.mean) <= found.half
+    assert 0.935 < held / 2000 < 0.965
+
+
+def test_the_frontier_is_what_no_other_beats():
+    draw = random.Random(1)
+    for _ in range(200):
+        points = [(draw.randrange(6), draw.randrange(6)) for _ in range(draw.randrange(1, 8))]
+        beaten = {
+            i
+            for (i, a), (j, b) in itertools.permutations(enumerate(points), 2)
+            if b[0] <= a[0] and b[1] >= a[1] and (b != a or j < i)
+        }
+        found = front(points)
+        assert set(found) == set(range(len(points))) - beaten, points
+        assert [points[i][0] for i in found] == sorted(points[i][0] for i in found)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path):
+    for coef, seed in itertools.product((0.5, 0.02, 2.0), (1, 2)):
+        run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, keep=seed)  # `keep` changes nothing that is learnt
+    groups = grouped(read_runs(sorted(tmp_path.iterdir())))
+    assert [g.label for g in groups] == ["kl.coef 0.02", "kl.coef 0.5", "kl.coef 2"], "by size, not as text"
+    assert [len(g.runs) for g in groups] == [2, 2, 2]
+
+
+def test_means_and_intervals_over_seeds(tmp_path):
+    run(tmp_path / "a", seed=1, rewards=(1.0, 2.0), after=(4.0, 1.0), replies=["ab", "  "])
+    run(
+        tmp_path / "b",
+        seed=2,
+        rewards=(3.0, 2.0, 5.0),
+        kls=(0.0, 1.0, 2.0),
+        after=(6.0, 3.0),
+        replies=["ab", "c"],
+        steps=2,
+    )
+    data = comparison([tmp_path / "a", tmp_path / "b"])
+    (group,) = data["groups"]
+    assert data["held_out"] and group["n"] == 2
+    assert group["final"]["reward"] == {"mean": 5.0, "half": pytest.approx(12.7062, abs=1e-3), "n": 2}
+    assert group["final"]["empty"]["mean"] == 0.25
+    reward = next(c for c in data["curves"] if c["name"] == "reward/mean")["lines"][0]
+    assert reward["steps"] == [1, 2, 3] and reward["mean"] == [2.0, 2.0, 5.0] and reward["n"] == [1, 2]
+    assert reward["half"][1:] == [0.0, None], "equal values have no spread; one value has no interval"
+    assert "5 ± 12.7" in table(data)
+
+
+def test_without_held_out_tasks_the_last_steps_are_compared(tmp_path):
+    run(tmp_path / "a", after=(4.0, 1.0), replies=["a"])
+    run(tmp_path / "b", coef=0.0, rewards=[0.0] * 5 + [1.0, 2.0, 3.0, 4.0, 5.0], kls=range(10))
+    data = comparison([tmp_path / "a", tmp_path / "b"])
+    assert not data["held_out"] and data["groups"][0]["label"] == "kl.coef 0, steps 10"
+    assert data["groups"][0]["final"]["reward"]["mean"] == statistics.fmean([1, 2, 3, 4, 5])
+
+
+def test_the_frontier_of_the_page_goes_through_the_groups_means(tmp_path):
+    for coef, reward, kl in ((0.0, 9.0, 30.0), (0.1, 8.0, 5.0), (0.5, 3.0, 6.0), (2.0, 2.0, 1.0)):
+        for seed in (1, 2):
+            run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward + seed, kl), replies=["a b c"])
+    data = comparison(sorted(tmp_path.iterdir()))
+    assert [data["groups"][i]["label"] for i in data["frontier"]["front"]] == ["kl.coef 2", "kl.coef 0.1", "kl.coef 0"]
+    assert len(data["frontier"]["points"]) == 8 and data["frontier"]["start"] == 1.0
+    assert data["differs"]["kl.coef"][0] == "0" and set(data["differs"]) == {"kl.coef", "learner.seed"}
+
+
+def test_the_newest_probes_are_put_side_by_side(tmp_path):
+    for name, word in (("a", "one"), ("b", "two")):
+        run(tmp_path / name, coef=0.1 if name == "a" else 0.2)
+        probes(tmp_path / name, "step-00000.parquet", {"x": "old", "y": "old"})
+        probes(tmp_path / name, "step-00010.parquet", {"y": f"{word} y", "x": f"{word} x"})
+    probes(tmp_path / "b", "reference.parquet", {"x": "ref x", "y": "ref y"})
+    said = comparison([tmp_path / "a", tmp_path / "b"])["replies"]
+    place = said["queries"].index("query x")
+    assert [column["answers"][place] for column in said["columns"]] == [["one x", 0.5], ["two x", 0.5]]
+    assert said["reference"][place] == ["ref x", 0.5] and said["other"] == "the reference"
+
+
+def test_a_run_that_has_not_begun_stops_nothing(tmp_path):
+    run(tmp_path / "a", rewards=(), kls=(), steps=5)
+    assert "No run has finished a step" in comparison([tmp_path / "a"])["says"]
+    run(tmp_path / "b", coef=0.3, rewards=(1.0, None), kls=(None, None))
+    data = comparison([tmp_path / "a", tmp_path / "b"])
+    assert len(data["runs"]) == 2 and data["frontier"]["points"] == []
+    json.dumps(data, allow_nan=False)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path, capsys):
+    run(tmp_path / "a")
+    (tmp_path / "other").mkdir()
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "other")]) == 2
+    assert f"{tmp_path / 'other'} is no run folder" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "a"), "--serve"]) == 2
+    assert "--serve is for one run" in capsys.readouterr().err
+
+
+def test_a_sweep_stands_for_its_runs(tmp_path, capsys):
+    run(tmp_path / "sweep" / "kl.coef=0", coef=0.0)
+    run(tmp_path / "sweep" / "kl.coef=1", coef=1.0)
+    (tmp_path / "sweep" / "sweep.yaml").write_text("axes: {kl.coef: ['0', '1']}\n", encoding="utf-8")
+    assert [p.name for p in expand([tmp_path / "sweep"])] == ["kl.coef=0", "kl.coef=1"]
+    assert main(["report", str(tmp_path / "sweep")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "sweep" / "report.html")
+    run(tmp_path / "alone")
+    assert main(["report", str(tmp_path / "sweep"), str(tmp_path / "alone"), "--out", str(tmp_path / "c.html")]) == 0
+    assert (tmp_path / "c.html").stat().st_size > 50_000
+
+
+def test_texts_of_a_run_cannot_leave_the_data(tmp_path):
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    run(tmp_path / "a", after=(1.0, 1.0), replies=[evil], reward=evil)
+    html = write_comparison([tmp_path / "a"], tmp_path / "c.html").read_text(encoding="utf-8")
+    assert evil not in html and "<script>alert" not in html
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+def sweep_page(folder):
+    """Three settings of two seeds each, whose probes say which run speaks."""
+    for coef, seed in itertools.product((0.0, 0.1, 2.0), (1, 2)):
+        made = run(
+            folder / f"c{coef}-{seed}",
+            coef=coef,
+            seed=seed,
+            rewards=(1.0, 2.0, 5.0 - coef + seed),
+            kls=(0, 1, 3 - coef),
+        )
+        probes(
+            made,
+            "step-00003.parquet",
+            {f"q{i}": "" if coef == 2.0 else f"<b>said {i} by {coef}-{seed}</b>" for i in range(5)},
+        )
+        probes(made, "reference.parquet", {f"q{i}": f"reference {i}" for i in range(5)})
+    return write_comparison(sorted(folder.iterdir()), folder / "comparison.html").as_uri()
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_the_page_in_a_browser(browser, size, tmp_path):
+    url = sweep_page(tmp_path)
+    with visit(browser, url, size) as page:
+        assert "6 runs: 3 settings, 2 runs of each" in page.inner_text(".status")
+        assert page.locator(".frontier .mean").count() == 3 and page.locator(".frontier .run").count() == 6
+        inside = "c => Math.abs(c.cx.baseVal.value) < innerWidth && c.cy.baseVal.value > 0"
+        assert page.eval_on_selector_all(".frontier circle", f"all => all.every({inside})")
+        drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
+        assert page.eval_on_selector_all(".charts canvas", f"all => all.length >= 2 && all.every({drawn})")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
+
+        asked = page.locator(".asked").first
+        assert asked.locator(".answer").count() == 4, "the reference and three settings"
+        assert "<b>said 0 by 0.0-1</b>" in asked.inner_text() and "(empty)" in asked.inner_text()
+        page.click("#later")
+        assert "said 3 by 0.1-1" in page.inner_text("#replies") and page.locator(".asked").count() == 2
+        page.click("button.seed:has-text('2')")
+        assert "said 3 by 0.1-2" in page.inner_text("#replies")
+        assert page.locator(".runs tbody tr").count() == 6
