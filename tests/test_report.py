@@ -1,1 +1,471 @@
-"""The page of a run: what it is told, that it is whole and small, and how it looks in a browser."""
+"""The page of a run: what it is told, that it is whole and small, and what it looks like in a browser."""
+
+import hashlib
+import json
+import math
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from browsing import LAPTOP, PHONE, chromium, visit
+
+from operant.run import RunFolder
+from operant.tally import Histogram
+from operant.tracking import pages, report, thinning
+from operant.tracking.registry import METRICS
+from operant.tracking.serve import Serving, server
+
+PAGE = Path(report.__file__).parent / "page"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def row(i, reply=" it is good.", reward=0.5):
+    numbers = [-1.0, -2.0, -0.5]
+    return {
+        "task": f"t{i}",
+        "group": i,
+        "rollout": i,
+        "turn": 0,
+        "query": f"Query {i}",
+        "reply": reply,
+        "reward": reward,
+        "reply_tokens": 3,
+        "end": "stop",
+        "ids": [1, 2, 3],
+        "tokens": [" it", " is", " good."],
+        "logprobs": numbers,
+        "ref_logprobs": [x - 0.5 for x in numbers],
+    }
+
+
+def metrics(step, chance):
+    """Every metric that the registry knows, and two parts of the reward."""
+    named = [name for name in METRICS if "<" not in name and name not in ("step", "episodes")]
+    parts = [f"reward/{part}/{what}" for part in ("taste", "length") for what in ("mean", "std")]
+    rising = {name: 0.2 + 0.05 * step + 0.1 * chance.random() for name in named + parts}
+    return rising | {"kl/per_reply": 0.5 * step, "policy/ratio_min": 0.9, "policy/ratio_max": 1.2 + 0.1 * step}
+
+
+def distributions(step, chance):
+    drawn = [chance.gauss(step, 1) for _ in range(200)]
+    histograms = {
+        name: Histogram.of(drawn).as_plain() for name in ("reward", "kl_per_reply", "logprobs", "ref_logprobs")
+    }
+    histograms["reply_tokens"] = Histogram.of([chance.randrange(3, 20) for _ in range(100)]).as_plain()
+    norms = {block: math.exp(chance.gauss(0, 1)) for block in ("embedding", "block 0", "block 1", "final", "value")}
+    return {"histograms": histograms, "blocks": {"gradient": norms, "update": norms, "weight": norms}}
+
+
+def write_run(path, steps=12, config=None):
+    folder, chance = RunFolder.create(path, config or {"train": {}, "steps": steps}), random.Random(0)
+    for step in range(1, steps + 1):
+        folder.log(step, metrics(step, chance))
+        folder.distributions(step, distributions(step, chance))
+        folder.rollouts(step, [row(i, EVIL if i == 0 else f" step {step}.") for i in range(4)])
+    folder.probes(0, [row(i, " before", 0.1) for i in range(4)])
+    folder.probes(steps, [row(i, EVIL if i == 0 else " now", 0.7) for i in range(4)])
+    folder.probes(None, [row(i, " reference", 0.2) for i in range(4)])
+    folder.close()
+    return folder.path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "a<b")
+
+
+# --- thinning ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_curve_is_whole_and_what_some_steps_lack_has_steps_of_its_own():
+    told = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
+    assert thinning.curves(told) == {
+        "steps": [3, 4, 5],
+        "of": {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}},
+    }
+
+
+def test_a_long_curve_is_short_and_keeps_its_peaks():
+    told = [{"step": i + 1, "a": 0.0, "b": float(i)} for i in range(1003)]
+    told[777]["a"], told[778]["a"], told[500]["a"] = 5.0, -7.0, None
+    found = thinning.curves(told)
+    assert thinning.stretch(1003) == 5
+    assert len(found["steps"]) == len(found["of"]["a"]) == 402 <= thinning.POINTS
+    assert found["steps"][:4] == [1, 5, 6, 10] and found["steps"][-2:] == [1001, 1003]
+    at = found["steps"].index(776)
+    assert found["of"]["a"][at : at + 2] == [5.0, -7.0]  # in the order in which they came
+    assert found["of"]["b"][:4] == [0.0, 4.0, 5.0, 9.0] and found["of"]["b"][-1] == 1002.0
+    assert None not in found["of"]["a"] and set(found["of"]["a"]) == {0.0, 5.0, -7.0}
+    assert [x for x in thinning.curves([{"step": i, "a": None} for i in range(999)])["of"]["a"] if x is not None] == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 499, 500, 501, 750, 751, 1000, 12_345])
+def test_a_curve_of_any_length_fits_and_ends_where_it_ends(count):
+    found = thinning.curves([{"step": i, "a": float(i)} for i in range(count)])
+    assert len(found["steps"]) == len(found["of"]["a"]) <= thinning.POINTS
+    assert found["steps"][-1] == found["of"]["a"][-1] == count - 1
+    assert found["steps"] == sorted(set(found["steps"]))
+
+
+def lines(path, *told):
+    path.write_text("".join(json.dumps(line) + "\n" for line in told), encoding="utf-8")
+    return thinning.Heatmaps(path)
+
+
+def histogram(width, start, *counts):
+    return {"width": width, "start": start, "counts": list(counts)}
+
+
+def test_histograms_of_different_widths_share_a_grid(tmp_path):
+    told = [histogram(0.25, -1, 1, 2, 3, 4, 0, 6), histogram(0.5, 0, 5, 5), histogram(1.0, 1, 3)]
+    grid = lines(tmp_path / "d", *({"step": 2 * i, "histograms": {"x": h}} for i, h in enumerate(told))).of("x")
+    assert grid is not None and grid["steps"] == [0, 2, 4]
+    assert (grid["width"], grid["start"], grid["rows"]) == (0.5, -1, 5)  # -0.5 to 2.0
+    merged, same, spread = grid["columns"]
+    assert merged == [0, *(round(n / 16, 4) for n in (1, 5, 4, 6))]  # bins -1 | 0 1 | 2 3 | 4
+    assert same == [1, 0.5, 0.5]
+    assert spread == [3, 0.5, 0.5]  # one bin over 1.0 to 2.0 is two rows of half its share
+
+
+def test_a_heatmap_loses_nothing_and_its_tail_stays_in_the_outermost_row(tmp_path):
+    outlier = histogram(1.0, 0, *([500] * 4), *([0] * 95), 1)
+    grid = lines(tmp_path / "d", {"step": 1, "histograms": {"x": outlier}}).of("x")
+    assert grid is not None and (grid["start"], grid["rows"]) == (0, 4)
+    assert grid["columns"] == [[0, 0.2499, 0.2499, 0.2499, 0.2504]]
+
+
+def test_whole_numbers_make_rows_without_stripes_between(tmp_path):
+    lengths = Histogram.of([float(n) for n in (3, 4, 5, 7, 20, 20, 31)], bins=128)
+    assert lengths is not None and lengths.width == 0.25
+    grid = lines(tmp_path / "d", {"step": 1, "histograms": {"x": lengths.as_plain()}}).of("x")
+    assert grid is not None and (grid["width"], grid["start"], grid["rows"]) == (1.0, 3, 29)
+    shares = grid["columns"][0][1:]
+    assert [i + 3 for i, share in enumerate(shares) if share] == [3, 4, 5, 7, 20, 31]
+
+
+def test_a_long_run_has_every_nth_histogram_and_the_newest(tmp_path):
+    told = [{"step": i, "histograms": {"x": histogram(1.0, i, 1)}, "gradients": {"gradient": 1}} for i in range(1000)]
+    for line in told[::10]:
+        line["blocks"] = {"gradient": {"a": float(line["step"]), "b": None}}
+    found = lines(tmp_path / "d", *told)
+    assert len(found) == 1000
+    grid, norms = found.of("x"), found.blocks("gradient")
+    assert grid is not None and len(grid["steps"]) == 250 and grid["steps"][-3:] == [991, 995, 999]
+    assert len(grid["columns"]) == 250
+    assert norms is not None and norms["names"] == ["a", "b"]
+    assert norms["columns"][:2] == [[0.0, None], [10.0, None]] or norms["steps"][-1] == 990
+    assert found.of("y") is None and found.blocks("weight") is None
+    assert thinning.Heatmaps(tmp_path / "nothing").of("x") is None
+
+
+def test_a_line_that_is_being_written_is_no_line_yet(tmp_path):
+    whole = {"step": 1, "histograms": {"x": histogram(1.0, 0, 1)}}
+    path = tmp_path / "d"
+    path.write_text(json.dumps(whole) + "\n" + json.dumps(whole)[:40], encoding="utf-8")
+    grid = thinning.Heatmaps(path).of("x")
+    assert grid is not None and grid["steps"] == [1]
+
+
+# --- what the page is told --------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_told_numbers_probes_and_distributions(run):
+    data = report.page_data(run)
+    assert data["name"] == run.name and data["steps"] == [12, 12] and data["stretch"] == 1
+    assert data["curves"]["steps"] == list(range(1, 13))
+    assert data["curves"]["of"]["kl/per_reply"] == [0.5 * i for i in range(1, 13)]
+    assert set(data["heats"]) == {"reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens"}
+    assert data["heats"]["reply_tokens"]["width"] == 1.0
+    assert data["blocks"]["update"]["names"] == ["embedding", "block 0", "block 1", "final", "value"]
+    numbers = {number["label"]: number for number in data["numbers"]}
+    assert numbers["KL per reply"] == {"label": "KL per reply", "unit": "nats", "after": 5.0}  # mean of 4 to 6
+    assert numbers["Training time"]["unit"] == "s"
+    assert data["teaser"] == {
+        "before": "reference",
+        "after": "policy, step 12",
+        "of": 4,
+        "rows": [
+            {
+                "query": f"Query {i}",
+                "before": {"reply": " reference", "reward": 0.2},
+                "after": {"reply": EVIL if i == 0 else " now", "reward": 0.7},
+            }
+            for i in range(3)
+        ],
+    }
+    kl = next(m for m in data["metrics"] if m["name"] == "kl/per_reply")
+    assert (kl["first"], kl["last"], kl["odd"]) == (0.5, 6.0, False) and kl["band"] == (0, 10)
+    assert pages.as_json(data)
+
+
+def test_the_probes_score_before_training_begins_their_curve(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    for step in (1, 2, 3):
+        folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
+    folder.probes(0, [row(0, reward=0.25), row(1, reward=0.5), row(2, reward=None)])
+    folder.probes(2, [row(0), row(1), row(2)])
+    data = report.page_data(folder.path)
+    assert data["curves"]["of"]["probe/reward"] == {"steps": [0, 2], "values": [0.375, 0.7]}
+    assert data["teaser"]["before"] == "policy, step 0"  # a run without a reference
+    folder.close()
+
+
+@pytest.mark.parametrize(("control", "target"), [("fixed", None), ("adaptive", 6.0), ("per_token", 6.0)])
+def test_a_target_is_drawn_where_a_controller_steers_towards_it(tmp_path, control, target):
+    folder = RunFolder.create(tmp_path / "x", {"kl": {"control": control, "target": 6.0}})
+    assert report.page_data(folder.path)["target"] == target
+    folder.close()
+
+
+def test_without_probes_the_held_out_tasks_speak(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.log(1, {"reward/mean": 0.5})
+    said = [{"task": f"t{i}", "query": "q", "reply": f"r{i}", "score": i / 4} for i in range(5)]
+    told = {"before": None, "after": {"mean": 0.5, "kl": 1.0, "replies": said}}
+    (folder.path / "evaluation.json").write_text(json.dumps(told), encoding="utf-8")
+    teaser = report.page_data(folder.path)["teaser"]
+    assert teaser["of"] == 5 and [r["after"]["reply"] for r in teaser["rows"]] == ["r0", "r1", "r2"]
+    assert [r["before"] for r in teaser["rows"]] == [None] * 3
+    folder.close()
+
+
+def test_a_metric_that_nobody_described_and_one_never_known(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0})
+    data = report.page_data(folder.path)
+    assert [m["name"] for m in data["metrics"]] == ["own/thing", "kl/per_reply"]
+    assert data["metrics"][0] == {"name": "own/thing", "first": 1.0, "last": 1.0} and data["metrics"][1]["odd"]
+    folder.close()
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_of_a_run_becomes_a_part_of_the_page(run):
+    html = report.write_report(run).read_text(encoding="utf-8")
+    assert html.count("</script") == 2 and html.count("<script") == 2  # the data's and the page's own
+    assert "<title>a&lt;b</title>" in html and "<img" not in html
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
+    assert data["teaser"]["rows"][0]["after"]["reply"] == EVIL
+    assert data | {"replies": None} == json.loads(pages.as_json(report.page_data(run) | {"replies": None}))
+
+
+def test_the_page_names_nothing_outside_of_itself(run):
+    html = report.write_report(run).read_text(encoding="utf-8")
+    around = re.sub(r"<script.*?</script>", "", html, flags=re.S)
+    assert re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']?([^"'>\s]*)""", around) == ["data:,"]
+    assert "@import" not in html and "url(" not in around
+    assert "default-src 'none'" in html and "connect-src" not in html
+    live = report.page(report.page_data(run), live=True)
+    assert "connect-src 'self'" in live and '<meta name="live"' in live and '<meta name="live"' not in html
+
+
+@pytest.mark.parametrize("path", sorted(PAGE.glob("*.js")), ids=lambda path: path.name)
+def test_own_scripts_neither_end_the_page_nor_build_html(path):
+    text = path.read_text(encoding="utf-8")
+    assert "</script" not in text and "{{" not in text
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+
+
+def test_what_others_wrote_is_what_its_note_says():
+    note = (PAGE / "vendor" / "README.md").read_text(encoding="utf-8")
+    named = dict(re.findall(r"`([\w.]+)` \| `([0-9a-f]{64})`", note))
+    assert {name: hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() for name in named} == named
+    assert {path.name for path in (PAGE / "vendor").iterdir()} == {*named, "LICENSE", "README.md"}
+    assert "uPlot" in note and "MIT" in (PAGE / "vendor" / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_long_run_with_long_replies_is_small(tmp_path):
+    folder, chance = RunFolder.create(tmp_path / "x", {}), random.Random(0)
+    one, spread = metrics(1, chance), distributions(1, chance)
+    lines = [json.dumps({"step": s} | {k: chance.random() for k in one}) for s in range(1, 3001)]
+    folder.metrics_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [json.dumps({"step": s} | spread) for s in range(1, 3001)]
+    folder.distributions_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for step in range(1, 3001, 100):
+        folder.rollouts(step, [row(i, " good <film>" * 1000) for i in range(64)])
+    assert report.write_report(folder.path).stat().st_size < 8_000_000
+    folder.close()
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+COLOURS = """() => [...document.querySelectorAll("figure.chart")].map((figure) => {
+    const canvas = figure.querySelector("canvas"), colours = new Set();
+    const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+    const context = copy.getContext("2d", { willReadFrequently: true });
+    context.drawImage(canvas, 0, 0);
+    const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+    for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) colours.add(data.slice(i, i + 3).join());
+    return [figure.id, [...colours]];
+})"""
+"""The solid colours on every chart."""
+EXPECTED = """
+reward-mean reward-kl_penalty reward-return heat-reward held-out kl-per_reply heat-kl_per_reply kl-coef logprobs
+heat-logprobs heat-ref_logprobs policy-entropy policy-clip_fraction ratio policy-approx_kl value-explained_variance
+value-loss rollout-reply_tokens heat-reply_tokens ends text-empty text-top_word text-distinct_1 text-distinct_2
+text-repeated text-exclamations text-emojis text-non_letters grad-norm blocks-gradient blocks-update blocks-weight
+reward-taste-mean reward-length-mean phases tokens-per_second memory
+""".split()
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+BLUE = {"light": (31, 111, 181), "dark": (107, 177, 238)}
+
+
+def has(colours, wanted):
+    """Whether one of "r,g,b" is that colour, up to the rounding of a canvas."""
+    return any(all(abs(int(a) - b) < 3 for a, b in zip(colour.split(","), wanted)) for colour in colours)
+
+
+def wait_until(page, script):
+    """Wait until the page says so; its policy forbids playwright's own way."""
+    for _ in range(200):
+        if page.evaluate(script):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(script)
+
+
+@pytest.fixture(scope="module")
+def url(run):
+    return report.write_report(run).as_uri()
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_chart_is_drawn_and_fits(browser, url, size, scheme):
+    with visit(browser, url, size, scheme) as page:
+        drawn = dict(page.evaluate(COLOURS))
+        assert list(drawn) == [f"chart-{name}" for name in EXPECTED]
+        for name, colours in drawn.items():
+            assert len(colours) > 8 if "heat" in name or "blocks" in name else len(colours) > 3, name
+        assert has(drawn["chart-reward-mean"], BLUE[scheme])
+        assert page.evaluate(FITS)
+        page.evaluate("document.querySelectorAll('details').forEach((it) => (it.open = true))")
+        assert page.evaluate(FITS)
+        assert page.locator("#metrics tbody tr").count() == len(
+            report.page_data(Path(url[7:].replace("%3C", "<")).parent)["metrics"]
+        )
+
+
+def test_a_new_theme_draws_anew(browser, url):
+    with visit(browser, url) as page:
+        before = dict(page.evaluate(COLOURS))
+        assert has(before["chart-reward-mean"], BLUE["light"])
+        page.emulate_media(color_scheme="dark")
+        wait_until(page, "matchMedia('(prefers-color-scheme: dark)').matches")
+        page.wait_for_timeout(200)
+        after = dict(page.evaluate(COLOURS))
+        for name in ("chart-reward-mean", "chart-phases", "chart-kl-coef"):
+            assert has(after[name], BLUE["dark"]) and not has(after[name], BLUE["light"]), name
+        for name in ("chart-heat-reward", "chart-blocks-weight"):  # heatmaps have pictures of their own
+            assert not set(before[name]) & set(after[name])
+
+
+def over(page, chart, share):
+    """The mouse at that share of a chart's width."""
+    box = page.locator(f"#{chart} .u-over").bounding_box()
+    page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+
+
+def test_one_cursor_and_one_zoom_for_all(browser, url):
+    with visit(browser, url) as page:
+        page.locator("#chart-reward-mean").scroll_into_view_if_needed()
+        over(page, "chart-reward-mean", 0.5)
+        for chart in ("chart-reward-mean", "chart-reward-return", "chart-kl-per_reply", "chart-heat-reward"):
+            assert re.search(r"step [67]\b", page.locator(f"#{chart} .readout").inner_text()), chart
+        value = page.locator("#chart-kl-per_reply .readout").inner_text()
+        step = int(re.search(r"step (\d+)", value)[1])
+        assert value.endswith(f"{0.5 * step:g}")
+        over(page, "chart-reward-mean", 0.02)
+        page.mouse.down()
+        over(page, "chart-reward-mean", 0.3)
+        page.mouse.up()
+        assert page.locator(".zoomed").inner_text() == "steps 1 to 4 · show all"
+        over(page, "chart-reward-return", 0.99)
+        assert "step 4" in page.locator("#chart-reward-return .readout").inner_text()
+        page.locator("#chart-reward-return .u-over").dblclick()
+        assert page.locator(".zoomed").is_hidden()
+        over(page, "chart-heat-reward", 0.99)
+        assert "step 12" in page.locator("#chart-reward-mean .readout").inner_text()
+        assert "%" in page.locator("#chart-heat-reward .readout").inner_text()
+
+
+def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
+    path = write_run(tmp_path / "x", config={"kl": {"coef": 0.1}})
+    told = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    told = [m | {"kl/per_reply": 20.0 * m["step"], "kl/coef": 0.1} for m in told]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in told), encoding="utf-8")
+    with visit(browser, report.write_report(path).as_uri()) as page:
+        assert page.locator("#teaser td").nth(1).inner_text().endswith(EVIL)
+        assert page.locator("img").count() == 0
+        chip = page.locator("#diagnosis button", has_text="kl/per_reply").first
+        assert not page.locator("#chart-kl-per_reply").evaluate("(it) => it.getBoundingClientRect().top < innerHeight")
+        chip.click()
+        place = "document.querySelector('#chart-kl-per_reply').getBoundingClientRect()"
+        wait_until(page, f"(({{ top, bottom }}) => top >= 0 && bottom <= innerHeight)({place})")  # it scrolls smoothly
+        assert page.evaluate(FITS)
+
+
+def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(browser, tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    for step in range(1, 12):
+        folder.log(step, {"policy/entropy": None if step == 6 else 1.0, "kl/coef": 0.1}
+                   | ({"value/loss": 1.0} if step != 6 else {}))  # fmt: skip
+    folder.close()
+    columns = """(id) => {
+        const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
+        const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+        const blue = (x, y) => [31, 111, 181].every((c, k) => Math.abs(data[4 * (y * width + x) + k] - c) < 30);
+        return [...Array(width).keys()].map((x) => [...Array(height).keys()].some((y) => blue(x, y)));
+    }"""
+    with visit(browser, report.write_report(folder.path).as_uri()) as page:
+        for chart, gaps in (("chart-policy-entropy", 1), ("chart-value-loss", 0)):
+            drawn = "".join("x" if blue else "." for blue in page.evaluate(columns, chart)).strip(".")
+            assert len(drawn) > 200 and len(re.findall(r"\.{20,}", drawn)) == gaps, chart
+
+
+def test_a_run_that_has_only_begun_has_a_friendly_page(browser, tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {"steps": 7})
+    with visit(browser, report.write_report(folder.path).as_uri()) as page:
+        assert page.locator(".verdict").inner_text() == "No step is finished yet."
+        assert "step 0 of 7" in page.locator(".status").inner_text()
+        assert page.locator("canvas").count() == 0 and page.locator("section:visible").count() == 0
+    folder.log(1, {"reward/mean": 0.5})
+    with visit(browser, report.write_report(folder.path).as_uri()) as page:
+        assert [name for name, _ in page.evaluate(COLOURS)] == ["chart-reward-mean"]
+        assert has(page.evaluate(COLOURS)[0][1], BLUE["light"])  # one point is a dot
+    folder.close()
+
+
+def test_the_live_page_grows_in_place(browser, tmp_path):
+    path = tmp_path / "x"
+    shutil.copytree(write_run(tmp_path / "y"), path)
+    folder = RunFolder.open(path)
+    with server(path, Serving(serve=True, port=0)) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            with visit(browser, running.url) as page:
+                page.wait_for_selector("#chart-reward-mean canvas")
+                page.evaluate("Charts.zoom([3, 20]); document.querySelector('#chart-reward-mean canvas').mine = true")
+                folder.log(13, metrics(13, random.Random(0)))
+                page.get_by_text("step 13", exact=False).first.wait_for()
+                page.locator("#chart-reward-mean").scroll_into_view_if_needed()
+                over(page, "chart-reward-mean", (13 - 3) / 17)
+                assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
+                assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # drawn in place
+                assert page.locator(".zoomed").is_visible()
+        finally:
+            running.shutdown()
+            thread.join()
+    folder.close()

@@ -103,7 +103,7 @@ class Heatmaps:
 
     def _having(self, name: str) -> list[dict[str, Any]]:
         """The lines that hold `name`, evenly thinned out; the newest is among them."""
-        places = [i for i, line in enumerate(self._lines) if f'"{name}"' in line]
+        places = [i for i, line in enumerate(self._lines) if f'"{name}": {{' in line]
         size = max(1, math.ceil(len(places) / COLUMNS))
         return [self._line(i) for i in places[::-1][::size][::-1]]
 

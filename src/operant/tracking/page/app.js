@@ -312,7 +312,7 @@
 
   function thinned() {
     const heats = Object.values(data.heats).map((h) => h.steps).filter((s) => s.length > 1);
-    const said = ["Drag over a chart to zoom, double-click for all steps."];
+    const said = drawn.size ? ["Drag over a chart to zoom, double-click for all steps."] : [];
     if (data.stretch > 1) said.push(`Of every ${data.stretch} steps, the curves show the lowest and the highest value.`);
     if (heats.some((s) => s[1] - s[0] > 1)) said.push("The heatmaps show some of the steps, evenly.");
     if (heats.length) said.push("In a heatmap of shares, the few values beyond its edges are counted in its outermost rows.");
@@ -350,8 +350,8 @@
   }
 
   function replies() {
-    const host = $("#replies"), any = live || data.replies;
-    host.hidden = !any || typeof Replies === "undefined";
+    const host = $("#replies");
+    host.hidden = !live && !data.replies?.exist.replies && !data.replies?.probes;
     if (!host.hidden) Replies.mount(host, data.replies ?? null, live ? { base: "" } : null);
   }
 
