@@ -1,4 +1,4 @@
-"""What a run tells: the registry and its page, trackers that fail, the console, rows, charts and the report."""
+"""What a run tells: the registry and its page, trackers that fail, the console, rows of a table."""
 
 import io
 import re
@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from operant.run import RunFolder
-from operant.tracking.charts import WIDTH, line_chart
 from operant.tracking.console import Console, before_after
 from operant.tracking.registry import COLUMNS, METRICS, describe, markdown
-from operant.tracking.report import write_report
 from operant.tracking.rows import rows
 from operant.tracking.sink import Trackers
 from operant.types import Batch, OperantError, Rollout, Task, Turn
@@ -231,93 +229,3 @@ def test_rows_of_a_table(tmp_path):
     assert back == [{"reward/taste": None} | row for row in table]
     named = {name for names in COLUMNS for name in names.split(", ")}
     assert {n.replace("reward/taste", "reward/<part>") for n in back[0]} <= named  # what is written is explained
-
-
-# --- charts and the report --------------------------------------------------------------------------------------------
-
-
-def coordinates(svg, kind):
-    """The pixels of each line or shade of a chart."""
-    found = re.findall(rf'<{kind} [^>]*points="([^"]*)"', svg)
-    return [[tuple(map(float, p.split(","))) for p in line.split()] for line in found]
-
-
-def test_a_chart_draws_what_it_is_given():
-    svg = line_chart([(1, 0.0), (2, 1.0), (3, 0.5)], label="x", spread=[0.1, 0.1, 0.1])
-    ((a, b, c),) = coordinates(svg, "polyline")
-    assert a[0] < b[0] < c[0] and b[1] < c[1] < a[1]  # up is a smaller number
-    assert c[1] == pytest.approx((a[1] + b[1]) / 2, abs=0.2) and c[0] - b[0] == pytest.approx(b[0] - a[0], abs=0.2)
-    assert len(coordinates(svg, "polygon")[0]) == 6
-
-
-def test_a_chart_of_gaps_one_point_none_or_equal_values():
-    svg = line_chart([(1, 1.0), (2, 2.0), (3, None), (4, None), (5, 3.0), (6, None), (7, 2.0), (8, 1.0)], label="x")
-    assert [len(line) for line in coordinates(svg, "polyline")] == [2, 2] and svg.count("<circle") == 1
-    one = line_chart([(5, 0.7)], label="x", spread=[None], band=(0, 10))
-    assert one.count("<circle") == 1 and "nan" not in one and "inf" not in one
-    assert line_chart([], label="x") == line_chart([(1, None)], label="x") == ""
-    for value in (0.0, -3.0, 1e-9, 1e12):
-        assert "nan" not in line_chart([(1, value), (2, value)], label="x")
-
-
-def test_a_long_chart_is_small_and_loses_no_peak():
-    points = [(x, 0.0) for x in range(20_000)]
-    points[7_777] = (7_777, 5.0)
-    svg = line_chart(points, label="x")
-    (line,) = coordinates(svg, "polyline")
-    assert len(line) < 1000 and len({y for _, y in line}) == 2
-    assert all(0 <= x <= WIDTH for x, _ in line)
-
-
-@pytest.fixture
-def run_folder(tmp_path):
-    folder = RunFolder.create(tmp_path / "a<b", {"policy": "builtin:<lm>", "link": "https://example.org"})
-    for step in (1, 2, 3):
-        folder.log(step, STEP | {"reward/std": 0.1, "kl/coef": float("nan"), "own/thing": 1.0})
-        row = {"query": "<script>alert(1)</script>", "reply": f" & {step} <img src=http://x>", "reward": 0.5}
-        folder.rollouts(step, [row | {"reply_tokens": 3, "end": "stop"}, row | {"reward": None}])
-    return folder
-
-
-def test_the_report_is_one_page_that_needs_nothing_else(run_folder):
-    html = write_report(run_folder.path).read_text(encoding="utf-8")
-    assert not re.search(r"<(script|link|img|iframe|object|embed|base|form|video|audio|use|image)\b", html, re.I)
-    assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?|url\(|@import""", re.sub(r"&lt;.*", "", html))
-    assert html.count("http") == html.count("https://example.org") + html.count("http://x") + html.count("http-equiv")
-    assert "default-src 'none'" in html
-
-
-def test_the_report_shows_charts_replies_numbers_and_configuration(run_folder):
-    html = write_report(run_folder.path).read_text(encoding="utf-8")
-    for title in ("Reward", "KL per reply", "Entropy", "Clip fraction"):
-        assert f"<h2>{title} <b>" in html
-    assert "KL coefficient" not in html and "Reply length" not in html  # never known: no empty chart
-    assert html.count("<svg") == 4 and html.count('class="spread"') == 1 and html.count('class="healthy"') == 2
-    assert "Replies at step 3" in html and "Replies at step 1" in html and "Replies at step 2" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;</span> &amp; 3 &lt;img" in html
-    assert "<title>a&lt;b</title>" in html and "builtin:&lt;lm&gt;" in html
-    assert METRICS["policy/entropy"].meaning in html and "own/thing" in html
-    assert "prefers-color-scheme: dark" in html and 'name="viewport"' in html
-
-
-def test_a_young_critic_does_not_flatten_the_curve(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
-
-    def lowest(values):
-        for step, value in enumerate(values):
-            folder.log(step, {"value/explained_variance": value, "kl/per_reply": -1.6e-7})
-        html = write_report(folder.path).read_text(encoding="utf-8")
-        assert "KL per reply 0 → <b>0</b>" in html
-        ticks = re.findall(r'text-anchor="end"[^>]*>([^<]*)<', html.split("<figure>")[-1])
-        return min(map(float, ticks)), "drawn from -1 upwards" in html
-
-    assert lowest([-90.0, 0.1, 0.5]) == (-1.0, True)
-    assert lowest([-90.0, 0.1, -3.0])[0] < -50  # still bad: then all of it is shown
-
-
-def test_a_report_of_a_run_that_has_only_begun(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
-    assert "No step is finished yet" in write_report(folder.path).read_text(encoding="utf-8")
-    folder.log(1, {"reward/mean": 0.5})
-    html = write_report(folder.path).read_text(encoding="utf-8")
-    assert html.count("<svg") == 1 and "<circle" in html
