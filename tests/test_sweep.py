@@ -1,0 +1,302 @@
+"""Sweeps: which points there are, how they are called; real runs that fail, are stopped, and are gone on with."""
+
+import collections
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from toys import letters, lm
+
+from operant import OperantError
+from operant.cli import main
+from operant.sweep import SweepOptions, sweep
+from operant.sweep.children import environment
+from operant.sweep.keeping import make_plan, progress, remember
+from operant.sweep.points import LONGEST, Axis, Point, Range, divide, draw, grid, split
+
+
+def axes_of(**given):
+    axes, _ = divide({name.replace("__", "."): text for name, text in given.items()}, "letters")
+    return axes
+
+
+# --- which points -----------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_has_every_combination_once():
+    points = grid(axes_of(kl__coef="0,0.02,2", seed="1,2"))
+    assert [p.name for p in points] == [f"kl.coef={c},seed={s}" for c in ("0", "0.02", "2") for s in (1, 2)]
+    assert points[3].values == {"kl.coef": "0.02", "learner.seed": "2"}
+
+
+def test_a_value_has_one_spelling_and_counts_once():
+    (axis,) = axes_of(coef="0.10,1e-1,0.1,.5")
+    assert axis == Axis("kl.coef", ("0.1", "0.5"))
+
+
+def test_options_with_one_value_are_fixed():
+    axes, fixed = divide({"kl.coef": "0,1", "steps": "3", "sampling.fixed_length": True}, "letters")
+    assert [a.name for a in axes] == ["kl.coef"] and fixed == {"steps": "3", "sampling.fixed_length": "true"}
+
+
+def test_values_with_commas_stand_in_brackets():
+    assert split("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]
+    assert split("{letters:e: 1, length:5: 0.5},letters:e") == ["{letters:e: 1, length:5: 0.5}", "letters:e"]
+    (axis,) = axes_of(betas="[0.9,0.95],[0.9,0.99]")
+    assert axis.values == ("0.9,0.95", "0.9,0.99")
+    assert grid([axis])[0].name == "optimizer.betas=0.9+0.95"
+    axes, fixed = divide({"betas": "0.9,0.95", "seed": "1,2"}, "letters")
+    assert fixed == {"optimizer.betas": "0.9,0.95"} and len(axes) == 1, "an option that is a tuple is no axis by itself"
+
+
+def test_draws_are_distinct_the_same_every_time_and_begin_alike():
+    axes = axes_of(lr="1e-5..1e-3", kl__coef="0.1..0.5", max_tokens="5..8", seed="1,2,3")
+    names = [p.name for p in draw(axes, 40, seed=7)]
+    assert len(set(names)) == 40 and names[:10] == [p.name for p in draw(axes, 10, seed=7)]
+    assert names != [p.name for p in draw(axes, 40, seed=8)]
+    # Written down once: a sweep that is resumed next year must have the same points.
+    assert names[0] == "kl.coef=0.312,optimizer.lr=0.000151,sampling.max_tokens=7,seed=3"
+
+
+def test_ranges_are_drawn_evenly_on_their_scale():
+    def shares(axis, edges):
+        values = [float(p.values[axis.name]) for p in draw([axis], 600)]
+        assert min(values) >= edges[0] and max(values) <= edges[-1]
+        return [sum(a <= v < b for v in values) / len(values) for a, b in itertools.pairwise(edges)]
+
+    log = shares(Axis("optimizer.lr", Range(1e-5, 1e-2, False)), [1e-5, 1e-4, 1e-3, 1.01e-2])
+    even = shares(Axis("kl.coef", Range(0.0, 9.0, False)), [0.0, 3.0, 6.0, 9.01])
+    assert all(abs(share - 1 / 3) < 0.06 for share in log + even), (log, even)
+
+
+def test_whole_numbers_stay_whole_and_reach_both_ends():
+    values = collections.Counter(Range(5, 8, True).at(i / 1000) for i in range(1000))
+    assert set(values) == {"5", "6", "7", "8"} and max(values.values()) - min(values.values()) <= 2
+    wide = [int(Range(1, 1000, True).at(i / 50_000)) for i in range(50_000)]
+    assert set(wide) == set(range(1, 1001)) and 10 < wide[25_000] < 100, "the middle of a logarithmic range"
+
+
+def test_small_axes_can_be_drawn_to_the_last_combination():
+    axes = axes_of(kl__coef="0,1", seed="1,2,3")
+    assert {p.name for p in draw(axes, 6)} == {p.name for p in grid(axes)}
+    with pytest.raises(OperantError, match="--random 7: the axes have only 6"):
+        draw(axes, 7)
+
+
+@pytest.mark.parametrize(
+    "value", ["a/b", "..", "letters:e", "x" * 400, "{letters:e: 1.0, 'length:5': 2}", "ü", "a b", "con\n", "a\\b", "*?"]
+)
+def test_names_are_safe_for_file_systems(value, tmp_path):
+    name = Point({"reward": value, "kl.coef": "0.1"}).name
+    assert re.fullmatch(r"[\w.,=+-]+", name, re.ASCII) and len(name) <= LONGEST
+    (tmp_path / name).mkdir()
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert name != Point({"reward": value + "!", "kl.coef": "0.1"}).name
+
+
+def test_a_name_does_not_depend_on_the_order_of_the_options():
+    assert Point({"learner.seed": "1", "kl.coef": "0"}).name == Point({"kl.coef": "0", "learner.seed": "1"}).name
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--kl.ceof", "0,1"], "did you mean 'kl.coef'"),
+        (["--kl.coef", "0,much"], "kl.coef='much'"),
+        (["--kl.coef", "0,,1"], "kl.coef has an empty value"),
+        (["--kl.coef", "0,-1"], "kl.coef=-1: kl.coef=-1.0"),
+        (["--kl.coef", "0.1"], "nothing to sweep"),
+        (["--kl.coef", "0.1..1"], "--random N"),
+        (["--kl.coef", "1..0.1", "--random", "3"], "from a lower to a higher"),
+        (["--kl.coef", "0,1", "--random", "5"], "only 2 different"),
+        (["--kl.coef", "0,1", "--at-once", "0"], "at_once=0"),
+        (["--kl.coef", "0,1", "--reward", "none"], "reward is not given"),
+        (["--kl.coef", "0,1", "extra"], "one word too many"),
+        ([], "say what to sweep"),
+    ],
+)
+def test_all_is_checked_before_anything_starts(words, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *(["letters"] if words else []), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_may_grow_but_not_change(tmp_path):
+    folder = tmp_path / "sweep"
+    remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "letters"))
+    remember(folder, make_plan({"kl.coef": "0.1,2", "seed": "1,2", "steps": "3"}, "letters"))
+    kept = yaml.safe_load((folder / "sweep.yaml").read_text(encoding="utf-8"))
+    assert kept["recipe"] == "letters" and kept["fixed"]["steps"] == 3 and "learner.seed" not in kept["fixed"]
+    assert kept["axes"] == {"kl.coef": ["0", "0.1", "2"], "learner.seed": ["1", "2"]}
+    for given, said in (
+        ({"kl.coef": "0,0.1", "steps": "4"}, "steps 3, now 4"),
+        ({"kl.coef": "0,0.1", "steps": "3", "max_tokens": "7"}, "sampling.max_tokens 20, now 7"),
+    ):
+        with pytest.raises(OperantError, match=said):
+            remember(folder, make_plan(given, "letters"))
+    with pytest.raises(OperantError, match="recipe 'letters', now 'sentiment'"):
+        remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "sentiment"))
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(OperantError, match="holds something that is no sweep"):
+        remember(tmp_path, make_plan({"kl.coef": "0,1"}, "letters"))
+
+
+def test_how_far_a_run_is(tmp_path):
+    folder = tmp_path / "run"
+    assert progress(folder) == "missing"
+    folder.mkdir()
+    (folder / "probe").touch()
+    assert progress(folder) == "missing" and not folder.exists(), "a start that was killed is cleared away"
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(OperantError, match="is in the way"):
+        progress(folder)
+    (folder / "config.yaml").write_text("steps: 2\nevaluate: builtin:openings/held-out\n", encoding="utf-8")
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n', encoding="utf-8")
+    (folder / "export").mkdir()
+    (folder / "export/config.json").touch()
+    assert progress(folder) == "begun", "the held-out tasks were not judged yet"
+    (folder / "evaluation.json").touch()
+    assert progress(folder) == "done"
+    (folder / "lock").touch()
+    assert progress(folder) == "begun", "a process was killed while it wrote the model"
+    (folder / "lock").unlink()
+    (folder / "config.yaml").write_text("steps: 3\n", encoding="utf-8")
+    assert progress(folder) == "begun"
+
+
+def test_children_share_the_cores(monkeypatch):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [environment(n)["OMP_NUM_THREADS"] for n in (1, 64 * cores)] == [str(cores), "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment(1)["OMP_NUM_THREADS"] == "3", "what the caller says holds"
+
+
+# --- real runs --------------------------------------------------------------------------------------------------------
+
+REWARDS = """
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def fine(rollouts):
+    return [len(r.reply) for r in rollouts]
+
+
+def broken(rollouts):  # from the second step on, until it is mended
+    if any(HERE.glob("sweep/*broken*/metrics.jsonl")) and not (HERE / "mended").exists():
+        raise RuntimeError("the sensor is dirty")
+    return fine(rollouts)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A recipe with a tiny language model and rewards of its own; the working folder."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = letters()
+    lm("gpt2", vocab=len(tokenizer), spread=0.02).save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
+    (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    recipe = {"policy": "model", "tasks": "tasks.txt", "evaluate": "tasks.txt", "reward": "rewards.py:fine"}
+    recipe |= {"steps": 3, "batch": 4, "sampling": {"max_tokens": 6}, "update": {"minibatch": 2}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return tmp_path
+
+
+def steps_of(folder):
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, capfd):
+    given, options = {"reward": "rewards.py:broken,rewards.py:fine"}, SweepOptions(out="sweep")
+    assert sweep(given, "tiny.yaml", options) == 1
+    said = capfd.readouterr().out
+    broken, fine = (next(place.glob(f"sweep/*{name}*")) for name in ("broken", "fine"))
+    assert f"{broken.name} failed: it ended with exit code 2" in said and "the sensor is dirty" in said
+    assert f"1/2 {fine.name}" in said and "1 of 2 runs failed" in said
+    assert steps_of(broken) == [1] and steps_of(fine) == [1, 2, 3]
+    assert (place / "sweep/report.html").exists() and "rewards.py:fine" in said.split("\n\n")[1]
+
+    (place / "mended").touch()
+    written = (fine / "metrics.jsonl").stat().st_mtime_ns
+    assert sweep(given, "tiny.yaml", options) == 0
+    said = capfd.readouterr().out
+    assert "1 done, 1 to go on with" in said and "2/2" in said
+    assert steps_of(broken) == [1, 2, 3] and (fine / "metrics.jsonl").stat().st_mtime_ns == written
+    assert sorted(p.name for p in (place / "sweep").iterdir() if p.is_dir()) == sorted([broken.name, fine.name, "logs"])
+
+
+def started(place, *more):
+    words = [sys.executable, "-m", "operant", "sweep", "tiny.yaml", "--steps", "400", "--out", "sweep", *more]
+    return subprocess.Popen(words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_steps(process, folder, count):
+    deadline = time.monotonic() + 180
+    while not (folder / "metrics.jsonl").exists() or len(steps_of(folder)) < count:
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_an_interrupt_ends_the_step_and_says_how_to_go_on(place):
+    process = started(place, "--seed", "1,2")
+    wait_for_steps(process, place / "sweep/seed=1", 2)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "seed=1: stopped after step" in said and "go on with the same command" in said and "Traceback" not in said
+    first = place / "sweep/seed=1"
+    assert list(first.glob("checkpoints/step-*")) and not (first / "lock").exists()
+    assert not (place / "sweep/seed=2").exists(), "what had not begun does not begin"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
+    process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "400")
+    for seed in (1, 2):
+        wait_for_steps(process, place / f"sweep/seed={seed}", 1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "go on with the same command" in said, said
+    process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "400")
+    for seed in (1, 2):
+        wait_for_steps(process, place / f"sweep/seed={seed}", 2)
+    pid = json.loads((place / "sweep/seed=1/lock").read_text(encoding="utf-8"))["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for_steps(process, place / "sweep/seed=2", len(steps_of(place / "sweep/seed=2")) + 2)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert "seed=1 failed: it was killed" in said and "seed=2: stopped" in said, said
+
+
+@pytest.mark.slow
+def test_two_at_a_time_make_what_one_after_the_other_makes(place):
+    given = {"kl.coef": "0,0.5", "learner.seed": "1"}
+    for name, at_once in (("one", 1), ("two", 2)):
+        assert sweep(given, "tiny.yaml", SweepOptions(out=name, at_once=at_once)) == 0
+    for point in ("kl.coef=0,seed=1", "kl.coef=0.5,seed=1"):
+        pair = [(place / name / point / "rollouts/step-00003.parquet").read_bytes() for name in ("one", "two")]
+        assert pair[0] == pair[1]
