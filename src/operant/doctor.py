@@ -7,7 +7,13 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 
 CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich")
-EXTRAS = {"vader": ("vaderSentiment",), "hub": ("datasets", "huggingface_hub")}
+EXTRAS = {
+    "vader": ("vaderSentiment",),
+    "hub": ("datasets", "huggingface_hub"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+}
 """Extra -> the packages that it brings; `pip install 'operant[NAME]'`."""
 
 
@@ -22,7 +28,7 @@ def examine() -> int:
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if importlib.util.find_spec(p) is None]
         state = f"missing: pip install 'operant[{extra}]'" if missing else "present"
-        print(f"  extra {extra:8} {state}")
+        print(f"  extra {extra:11} {state}")
     _hub()
     return _self_test()
 
