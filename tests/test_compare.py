@@ -12,9 +12,10 @@ import yaml
 from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.cli import main
-from operant.tracking.compare import comparison, front, table, write_comparison
+from operant.tracking.compare import comparison, front, write_comparison
 from operant.tracking.compared import expand, grouped, read_runs
 from operant.tracking.intervals import interval, t_quantile
+from operant.tracking.outcomes import table
 
 
 def run(folder, *, coef=0.1, seed=1, rewards=(1.0, 2.0), kls=(0.0, 3.0), after=None, replies=(), **options):
@@ -133,6 +134,20 @@ def test_the_frontier_of_the_page_goes_through_the_groups_means(tmp_path):
     assert [data["groups"][i]["label"] for i in data["frontier"]["front"]] == ["kl.coef 2", "kl.coef 0.1", "kl.coef 0"]
     assert len(data["frontier"]["points"]) == 8 and data["frontier"]["start"] == 1.0
     assert data["differs"]["kl.coef"][0] == "0" and set(data["differs"]) == {"kl.coef", "learner.seed"}
+
+
+def test_different_rewards_are_not_ranked(tmp_path):
+    run(tmp_path / "a", after=(4.0, 1.0), replies=["a"])
+    run(tmp_path / "b", reward="letters:a", after=(5.0, 2.0), replies=["a"])
+    data = comparison([tmp_path / "a", tmp_path / "b"])
+    assert "different rewards" in data["says"] and data["frontier"]["front"] == [] and data["frontier"]["start"] is None
+
+
+def test_a_damaged_file_of_replies_stops_nothing(tmp_path):
+    run(tmp_path / "a")
+    probes(tmp_path / "a", "step-00001.parquet", {"x": "said"})
+    (tmp_path / "a/probes/step-00002.parquet").write_bytes(b"PAR1 and then the disk was full")
+    assert comparison([tmp_path / "a"])["replies"]["queries"] == []
 
 
 def test_the_newest_probes_are_put_side_by_side(tmp_path):

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 from operant.sweep.children import Ended, Job, run_all
 from operant.sweep.keeping import Plan, make_plan, progress, remember, steps_done
-from operant.tracking.compare import brief, comparison, table, write_comparison
+from operant.tracking.compare import comparison, write_comparison
+from operant.tracking.outcomes import brief, table
 from operant.types import OperantError
 
 _STATUS_SECONDS = 1.0

@@ -18,7 +18,8 @@ from operant.config import as_mapping, configure
 from operant.options import read
 from operant.run import read_config
 from operant.sweep.points import Axis, Point, divide, draw, grid
-from operant.tracking.compare import FILE, flat
+from operant.tracking.compared import FILE
+from operant.tracking.diagnosis.history import flat
 from operant.types import OperantError
 
 _LEFT_BY_A_START = {"lock", "probe"}

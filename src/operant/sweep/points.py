@@ -192,8 +192,8 @@ def grid(axes: Sequence[Axis]) -> list[Point]:
     for axis in axes:
         if isinstance(axis.values, Range):
             raise OperantError(f"{axis.name}={axis.values.text} is a range: say with --random N how many to draw")
-    combinations = itertools.product(*(axis.values for axis in axes))
-    return [Point(dict(zip((axis.name for axis in axes), values))) for values in combinations]
+    listed = [axis.values for axis in axes if not isinstance(axis.values, Range)]
+    return [_point(axes, values) for values in itertools.product(*listed)]
 
 
 def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
@@ -208,7 +208,11 @@ def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
         made[tuple(_drawn(axis, seed, number_of_draw) for axis in axes)] = None
     else:
         raise OperantError(f"--random {count}: the axes have only {len(made)} different combinations; ask for fewer")
-    return [Point(dict(zip((axis.name for axis in axes), values))) for values in made]
+    return [_point(axes, values) for values in made]
+
+
+def _point(axes: Sequence[Axis], values: Sequence[str]) -> Point:
+    return Point(dict(zip((axis.name for axis in axes), values)))
 
 
 def _drawn(axis: Axis, seed: int, number_of_draw: int) -> str:
