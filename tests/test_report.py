@@ -419,8 +419,9 @@ def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
 def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(browser, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     for step in range(1, 12):
-        folder.log(step, {"policy/entropy": None if step == 6 else 1.0, "kl/coef": 0.1}
-                   | ({"value/loss": 1.0} if step != 6 else {}))  # fmt: skip
+        told = {"policy/entropy": None if step == 6 else 1.0, "policy/approx_kl": None if step in (5, 7) else 0.01}
+        clipped = {} if step == 6 else {"update/grad_norm_clipped": 1.0}
+        folder.log(step, told | {"update/grad_norm": 2.0} | clipped)
     folder.close()
     columns = """(id) => {
         const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
@@ -429,9 +430,22 @@ def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(b
         return [...Array(width).keys()].map((x) => [...Array(height).keys()].some((y) => blue(x, y)));
     }"""
     with visit(browser, report.write_report(folder.path).as_uri()) as page:
-        for chart, gaps in (("chart-policy-entropy", 1), ("chart-value-loss", 0)):
-            drawn = "".join("x" if blue else "." for blue in page.evaluate(columns, chart)).strip(".")
-            assert len(drawn) > 200 and len(re.findall(r"\.{20,}", drawn)) == gaps, chart
+        for chart, gaps in (("policy-entropy", 1), ("policy-approx_kl", 2), ("grad-norm", 0)):
+            blue = "".join("x" if known else "." for known in page.evaluate(columns, f"chart-{chart}")).strip(".")
+            assert len(blue) > 200 and len(re.findall(r"\.{15,}", blue)) == gaps, (chart, blue)
+
+
+def test_a_young_critic_does_not_flatten_its_curve(browser, tmp_path):
+    for name, values, floor in (("x", (-90.0, 0.1, 0.5), True), ("y", (-90.0, 0.1, -3.0), False)):
+        folder = RunFolder.create(tmp_path / name, {})
+        for step, value in enumerate(values, 1):
+            folder.log(step, {"value/explained_variance": value})
+        folder.close()
+        with visit(browser, report.write_report(folder.path).as_uri()) as page:
+            chart = page.locator("#chart-value-explained_variance")
+            assert ("Drawn from −1 upwards." in chart.inner_text()) == floor
+            over(page, "chart-value-explained_variance", 0.01)
+            assert chart.locator(".readout").inner_text().endswith("−90")  # what is told is the number itself
 
 
 def test_a_run_that_has_only_begun_has_a_friendly_page(browser, tmp_path):

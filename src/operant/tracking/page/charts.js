@@ -195,7 +195,6 @@ const Charts = (() => {
     options(self) {
       const { spec } = self;
       const series = [{}], bands = [];
-      const known = (s) => s.values.filter((v) => v !== null).length;
       const order = spec.stacked ? [...spec.series].reverse() : spec.series;
       for (const s of order) {
         const colour = () => css(s.colour ?? "--blue");
@@ -205,7 +204,7 @@ const Charts = (() => {
           width: s.points ? 0 : spec.stacked ? 1 : (s.width ?? 2),
           dash: s.dash,
           fill: spec.stacked ? colour : undefined,
-          points: { show: s.points || known(s) === 1, size: s.points ? 5 : 7, fill: colour, width: 0, filter: lonely },
+          points: { show: Boolean(s.points), size: s.points ? 5 : 7, fill: colour, width: 0, filter: lonely },
         });
         if (!s.spread || spec.stacked) continue;
         const hidden = { stroke: () => "transparent", width: 0, points: { show: false } };
