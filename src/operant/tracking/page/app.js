@@ -91,7 +91,7 @@
     return [
       single("reward/mean", "Reward", { caption: `${explained("reward/mean")} Shade: one standard deviation over the replies.` }),
       single("reward/kl_penalty", "What KL cost", { include: [0] }),
-      single("reward/return", "Return: reward minus KL penalty"),
+      single("reward/return", "Reward after KL penalty"),
       heat("reward", "Where the rewards lie", "Each column is one step's replies: the stronger the colour, the more of them got this reward.",
         { class: "full", metrics: ["reward/std", "reward/min", "reward/max"] }),
       lines("held-out", held, [series(scored, "policy", "--blue"),
@@ -157,7 +157,7 @@
         { stacked: true, percent: true, unit: "", band: undefined, metrics: ["rollout/ended_stop", "rollout/ended_length", "rollout/ended_cut"],
           caption: "Shares of the replies that ended by themselves, at the task's own limit, or because a world's step limit cut them." }),
       ...[["text/empty", "Empty replies"], ["text/top_word", "Commonest word"], ["text/distinct_1", "Distinct words"],
-        ["text/distinct_2", "Distinct pairs of words"], ["text/repeated", "Repeated in a reply"], ["text/exclamations", "Exclamation marks"],
+        ["text/distinct_2", "Distinct pairs"], ["text/repeated", "Repeated phrases"], ["text/exclamations", "Exclamation marks"],
         ["text/emojis", "Emojis"], ["text/non_letters", "Odd characters"]].map(([name, title]) =>
         single(name, title, { small: true, percent: true, band: undefined, unit: "", include: [0], hint: explained(name), caption: "" })),
     ];
@@ -211,7 +211,7 @@
     if (known) return known;
     const made = make("div", { class: "panel" });
     grid.append(make("div", { class: "panel-frame" }, make("h3", {}, "How the replies read"), made,
-      make("figcaption", {}, "Shares of the replies, of their words or of their characters; point at a title for its meaning.")));
+      make("figcaption", {}, "Shares of the replies, of their words or of their characters; what each means stands under All metrics.")));
     return made;
   }
 

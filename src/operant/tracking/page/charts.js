@@ -160,7 +160,7 @@ const Charts = (() => {
   function put(self, step, text) {
     const { spec } = self;
     self.readout.replaceChildren();
-    if (step !== null) self.readout.append(element("span", "at", `${spec.axis ?? "step"} ${number(step)} `));
+    if (step !== null && !spec.small) self.readout.append(element("span", "at", `${spec.axis ?? "step"} ${number(step)} `));
     if (text) self.readout.append(element("b", "", text));
   }
 
