@@ -115,7 +115,7 @@ def test_numbers_are_rounded_and_kl_is_log_prob_minus_reference(run):
 def test_a_run_of_an_earlier_version_has_no_pieces(run):
     run.rollouts(1, [{"query": "a", "reply": "b", "logprobs": [-1.0]}])
     data = replies.embedded(run.path)
-    assert data["replies"]["of_tokens"] == [] and data["says"] == "All 1 replies are embedded."
+    assert data["replies"]["of_tokens"] == [] and data["says"] == "The only reply is embedded."
     rows = data["replies"]["rows"]
     assert rows["kl"] == rows["reward"] == rows["end"] == rows["reply_tokens"] == [None]
 

@@ -207,7 +207,7 @@ def _sentence(data: dict[str, Any], seen: int, run: str) -> str:
         return "No replies are kept yet."
     steps = len(set(rows))
     if len(rows) == exist["replies"]:
-        says = f"All {len(rows):,} replies are embedded"
+        says = f"All {len(rows):,} replies are embedded" if len(rows) > 1 else "The only reply is embedded"
     elif steps == exist["steps"] and not len(rows) % steps and not exist["replies"] % steps:
         says = f"{len(rows) // steps} of {exist['replies'] // steps} replies a step are embedded"
     else:

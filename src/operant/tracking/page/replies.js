@@ -29,6 +29,7 @@ const Replies = (() => {
     return values.filter(known).every(Number.isInteger) ? 0 : most < 10 ? 3 : most < 100 ? 2 : 1;
   }
   const count = (value) => value.toLocaleString("en");
+  const some = (value, one, more) => `${count(value)} ${value === 1 ? one : more}`;
   const average = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
   /** What stands in backticks is code. */
@@ -330,7 +331,7 @@ const Replies = (() => {
       list.heads[1].firstChild.textContent = title;
       list.heads[2].firstChild.textContent = `Policy, step ${steps.step}`;
       list.tell();
-      explained.textContent = `The same ${told.queries.length} queries, answered every few steps by the policy`
+      explained.textContent = `The same ${some(told.queries.length, "query", "queries")}, answered every few steps by the policy`
         + (told.reference ? " and once by the reference, always with the same random numbers." : ", always with the same random numbers.");
       list.body.replaceChildren(...rows.sort(order(state.sort, state.descending)).map((row) => line(row, before, after, title, digits)));
       const gains = rows.map((row) => row.gain).filter(known), better = gains.filter((gain) => gain > 0).length;
@@ -421,7 +422,7 @@ const Replies = (() => {
       list.tell();
       const last = Math.min(state.offset + PAGE, total), { replies, steps: many } = found.exist;
       summary.replaceChildren(state.search || state.step !== null ? `${count(total)} found. ` : "",
-        ...sentence(source.says ?? `All ${count(replies)} replies of ${count(many)} steps are here.`));
+        ...sentence(source.says ?? (replies ? `All ${some(replies, "reply", "replies")} of ${some(many, "step", "steps")} are here.` : "No replies yet.")));
       place.textContent = total ? `${count(state.offset + 1)}–${count(last)} of ${count(total)}` : "nothing found";
       back.disabled = !state.offset;
       on.disabled = last >= total;
