@@ -135,6 +135,7 @@ def test_all_is_checked_before_anything_starts(words, sentence, capsys, monkeypa
 def test_a_sweep_may_grow_but_not_change(tmp_path):
     folder = tmp_path / "sweep"
     remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "letters"))
+    remember(folder, make_plan({"kl.coef": "0.1,2", "seed": "1,1", "steps": "3"}, "letters"))
     remember(folder, make_plan({"kl.coef": "0.1,2", "seed": "1,2", "steps": "3"}, "letters"))
     kept = yaml.safe_load((folder / "sweep.yaml").read_text(encoding="utf-8"))
     assert kept["recipe"] == "letters" and kept["fixed"]["steps"] == 3 and "learner.seed" not in kept["fixed"]

@@ -22,6 +22,7 @@ from operant.tracking.compared import FILE
 from operant.tracking.diagnosis.history import flat
 from operant.types import OperantError
 
+_ABSENT = object()
 _LEFT_BY_A_START = {"lock", "probe"}
 """What stands in a folder whose run was killed before it wrote its configuration."""
 
@@ -36,14 +37,9 @@ class Plan:
     """Options that were given one value, as texts."""
     points: Sequence[Point]
     common: Mapping[str, Any]
-    """Every option that is the same at every point, by full name."""
+    """Every other option that is the same at every point, by full name."""
     drawn: Mapping[str, int]
     """Of a random search: `random` and `sweep_seed`."""
-
-    @property
-    def names(self) -> set[str]:
-        """Of the options that are swept."""
-        return {axis.name for axis in self.axes}
 
 
 def make_plan(given: Mapping[str, Any], recipe: str | None, random: int = 0, seed: int = 0) -> Plan:
@@ -51,7 +47,8 @@ def make_plan(given: Mapping[str, Any], recipe: str | None, random: int = 0, see
     axes, fixed = divide(given, recipe)
     points = draw(axes, random, seed) if random else grid(axes)
     whole = [_checked(point, fixed, recipe) for point in points]
-    common = {k: v for k, v in whole[0].items() if all(k in other and other[k] == v for other in whole)}
+    axed = {axis.name for axis in axes}
+    common = {k: v for k, v in whole[0].items() if k not in axed and all(o.get(k, _ABSENT) == v for o in whole)}
     drawn = {"random": random, "sweep_seed": seed} if random else {}
     return Plan(recipe, axes, fixed, points, common, drawn)
 
@@ -96,11 +93,10 @@ def recorded(folder: Path) -> dict[str, Any] | None:
 
 
 def _same(folder: Path, kept: Mapping[str, Any], plan: Plan) -> None:
-    fixed, swept = kept.get("fixed", {}), plan.names | set(kept.get("axes", {}))
     changed = {
         name: (value, plan.common[name])
-        for name, value in fixed.items()
-        if name in plan.common and name not in swept and plan.common[name] != value
+        for name, value in kept.get("fixed", {}).items()
+        if name in plan.common and plan.common[name] != value
     }
     if kept and kept.get("recipe") != plan.recipe:
         changed = {"recipe": (kept.get("recipe"), plan.recipe)} | changed
