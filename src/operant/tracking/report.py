@@ -20,7 +20,7 @@ from operant.tracking.registry import describe
 from operant.tracking.replies import Reader, embedded, probes
 from operant.tracking.thinning import Heatmaps, curves, short, stretch
 
-SCRIPTS = ("charts.js", "replies.js", "app.js")
+SCRIPTS = ("charts.js", "heat.js", "figures.js", "replies.js", "app.js")
 STYLES = ("style.css", "replies.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _STEERED = ("adaptive", "per_token")

@@ -1,26 +1,30 @@
-// Lines and heatmaps over the steps of a run, drawn by uPlot. No global but `Charts`.
+// Lines over the steps of a run, and the frame of every chart, drawn by uPlot. No global but `Charts`.
 //
-//   const chart = Charts.line(element, spec)    draws into `element`; the same for Charts.heat
+//   const chart = Charts.line(element, spec)    draws into `element`; heat.js adds Charts.heat
 //   chart.update(spec)                          new data in place; zoom and cursor stay
 //   Charts.refresh()                            draw all anew, after the colours have changed
 //   Charts.zoom([10, 40]) / Charts.zoom(null)   all charts that share the cursor show these steps / all steps
 //   Charts.number(0.5234), Charts.onzoom = f    a number as people read it; who wants to hear of a zoom
 //
-// Of both specs: title, unit, caption (texts), height (pixels), group (charts of one name share cursor and zoom,
-// "steps" unless said), axis (what x is called in the readout, "step" unless said).
-// A line's spec: series: [{label, x, values, colour, spread, dash, points}]
-//     x ascending; values null where a number was not finite (a gap); colour: the name of a CSS colour variable, "--blue";
-//     spread: half the height of the shade around the line; points: dots only, without a line.
-//   band: [low, high] shades a healthy range, null is open; target: a dashed line at that value; include: values that the
-//   y axis must hold; gap: shade where the first of two series, without spread, lies above the second; floor: nothing below is drawn; log: a logarithmic y axis; stacked: areas upon each other, first at
-//   the bottom; percent: the values are shares; small: a sparkline without axes; whole: the x axis has whole numbers (true unless said).
-// A heat's spec: x: the columns' steps, and either
-//     columns: [[first row, share, share, ...], ...] with start, width, rows: row i covers (start+i)*width and up, or
-//     columns: [[value, ...], ...] with names: one a row, drawn in colours of a logarithmic scale;
-//   ramp: the CSS variable with the colours, "--ramp" unless said.
+// Of every spec:
+//   title, unit, caption   texts
+//   height                 in pixels
+//   group                  charts of one group share cursor and zoom; "steps" unless said
+//   axis                   what x is called in the readout; "step" unless said
+// Of a line's:
+//   series    [{label, x, values, colour, spread, width, dash, points}]: x ascends; a value of null was not finite and
+//             leaves a gap; colour names a CSS variable, "--blue"; spread is half the height of the shade around the
+//             line; points: dots without a line
+//   band      [low, high] shades a healthy range, null is open
+//   target    a dashed line at this value
+//   gap       shade where the first of two series, without spread, lies above the second
+//   include   values that the y axis must hold; floor: nothing below is drawn
+//   log       a logarithmic y axis; percent: the values are shares
+//   stacked   areas upon each other, the first at the bottom
+//   small     a sparkline without axes; whole: the x axis has whole numbers (true unless said)
 const Charts = (() => {
   const charts = new Set();
-  const api = { line, heat, refresh, zoom, number, onzoom: null };
+  const api = { line, refresh, zoom, number, onzoom: null };
   let zoomed = null;
   let theme = {};
 
@@ -70,7 +74,8 @@ const Charts = (() => {
 
     const build = () => {
       self.uplot?.destroy();
-      const base = frame(self), own = kind.options(self);
+      const base = frame(self),
+        own = kind.options(self);
       const options = { ...base, ...own, hooks: { ...base.hooks, ...own.hooks } };
       self.uplot = new uPlot(options, kind.data(self), self.plot);
       self.show(self.group === "steps" ? zoomed : null);
@@ -122,7 +127,11 @@ const Charts = (() => {
       cursor: {
         y: false,
         drag: { x: true, y: false, setScale: false },
-        sync: { key: self.group, setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        sync: {
+          key: self.group,
+          setSeries: false,
+          filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
+        },
         bind: { dblclick: () => () => (self.group === "steps" ? zoom(null) : self.show(null)) },
         points: { size: 6 },
       },
@@ -149,18 +158,20 @@ const Charts = (() => {
     ...more,
   });
   const WHOLE = [1, 2, 5].flatMap((m) => [0, 1, 2, 3, 4, 5, 6].map((p) => m * 10 ** p)).sort((a, b) => a - b);
-  const bottom = (spec) => axis({
-    size: 22,
-    space: 56,
-    grid: { show: false },
-    ...(spec.whole === false ? {} : { incrs: WHOLE }),
-    values: (u, splits) => splits.map((x) => x.toLocaleString("en")),
-  });
+  const bottom = (spec) =>
+    axis({
+      size: 22,
+      space: 56,
+      grid: { show: false },
+      ...(spec.whole === false ? {} : { incrs: WHOLE }),
+      values: (u, splits) => splits.map((x) => x.toLocaleString("en")),
+    });
 
   function put(self, step, text) {
     const { spec } = self;
     self.readout.replaceChildren();
-    if (step !== null && !spec.small) self.readout.append(element("span", "at", `${spec.axis ?? "step"} ${number(step)} `));
+    if (step !== null && !spec.small)
+      self.readout.append(element("span", "at", `${spec.axis ?? "step"} ${number(step)} `));
     if (text) self.readout.append(element("b", "", text));
   }
 
@@ -171,7 +182,8 @@ const Charts = (() => {
   }
 
   const lines = {
-    shape: (spec) => JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread), s.points]), spec.log, spec.stacked]),
+    shape: (spec) =>
+      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread), s.points]), spec.log, spec.stacked]),
 
     /** uPlot's columns: x, then per series its values and, with a spread, the upper and the lower edge of the shade. */
     data(self) {
@@ -186,15 +198,23 @@ const Charts = (() => {
       self.values = spec.series.map((s) => place(s, s.values));
       if (spec.stacked) return [xs, ...stack(self.values)];
       const scaled = (v) => (v === null || v === undefined ? v : scale(spec, v));
-      return [xs, ...spec.series.flatMap((s, n) => {
-        const edge = (sign) => place(s, s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0)))).map(scaled);
-        return [self.values[n].map(scaled), ...(s.spread ? [edge(1), edge(-1)] : [])];
-      })];
+      return [
+        xs,
+        ...spec.series.flatMap((s, n) => {
+          const edge = (sign) =>
+            place(
+              s,
+              s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0))),
+            ).map(scaled);
+          return [self.values[n].map(scaled), ...(s.spread ? [edge(1), edge(-1)] : [])];
+        }),
+      ];
     },
 
     options(self) {
       const { spec } = self;
-      const series = [{}], bands = [];
+      const series = [{}],
+        bands = [];
       const order = spec.stacked ? [...spec.series].reverse() : spec.series;
       for (const s of order) {
         const colour = () => css(s.colour ?? "--blue");
@@ -209,11 +229,20 @@ const Charts = (() => {
         if (!s.spread || spec.stacked) continue;
         const hidden = { stroke: () => "transparent", width: 0, points: { show: false } };
         series.push({ ...hidden }, { ...hidden });
-        bands.push({ series: [series.length - 2, series.length - 1], fill: () => css(`${s.colour ?? "--blue"}-shade`) });
+        bands.push({
+          series: [series.length - 2, series.length - 1],
+          fill: () => css(`${s.colour ?? "--blue"}-shade`),
+        });
       }
       if (spec.gap) bands.push({ series: [1, 2], fill: () => css("--gap") });
-      const y = spec.small ? { show: false } : axis({ size: 46, space: 32, splits: spec.log ? logSplits : undefined,
-        values: (u, splits) => splits.map((v) => say(spec, spec.log ? 10 ** v : round(v))) });
+      const y = spec.small
+        ? { show: false }
+        : axis({
+            size: 46,
+            space: 32,
+            splits: spec.log ? logSplits : undefined,
+            values: (u, splits) => splits.map((v) => say(spec, spec.log ? 10 ** v : round(v))),
+          });
       return {
         series,
         bands,
@@ -240,6 +269,10 @@ const Charts = (() => {
     },
   };
 
+  const percent = (share) =>
+    share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`;
+  const say = (spec, value) => (spec.percent && Number.isFinite(value) ? percent(value) : number(value));
+
   function key(s, value) {
     const made = element("span", "key");
     const swatch = element("i", s.dash ? "dashed" : "");
@@ -254,7 +287,8 @@ const Charts = (() => {
     return columns.map((c) => c.map((v, i) => (known[i] ? (sums[i] += v ?? 0) : null))).reverse();
   }
 
-  const scale = (spec, value) => (spec.log ? (value > 0 ? Math.log10(value) : null) : Math.max(value, spec.floor ?? -Infinity));
+  const scale = (spec, value) =>
+    spec.log ? (value > 0 ? Math.log10(value) : null) : Math.max(value, spec.floor ?? -Infinity);
   const round = (value) => Number(value.toPrecision(12));
 
   /** Points that stand between two gaps: a line of one point is none. */
@@ -266,12 +300,16 @@ const Charts = (() => {
       return values[i] ?? null;
     };
     const found = [];
-    values.forEach((v, i) => v !== null && v !== undefined && near(i, -1) === null && near(i, 1) === null && found.push(i));
+    values.forEach(
+      (v, i) => v !== null && v !== undefined && near(i, -1) === null && near(i, 1) === null && found.push(i),
+    );
     return found;
   }
 
   function vertical(spec, low, high) {
-    const edges = [low, high, ...(spec.include ?? []).map((v) => scale(spec, v))].filter((v) => v !== null && v !== undefined);
+    const edges = [low, high, ...(spec.include ?? []).map((v) => scale(spec, v))].filter(
+      (v) => v !== null && v !== undefined,
+    );
     if (!edges.length) return [0, 1];
     [low, high] = [Math.min(...edges), Math.max(...edges)];
     if (spec.stacked) return [0, high || 1];
@@ -290,16 +328,19 @@ const Charts = (() => {
       for (let i = Math.ceil(from / step); i * step <= to; i++) ticks.push(Math.log10(round(i * step)));
       return ticks;
     }
-    const every = Math.max(1, Math.ceil((high - low) / 5)), ticks = [];
+    const every = Math.max(1, Math.ceil((high - low) / 5)),
+      ticks = [];
     const within = high - low < 2 ? [1, 2, 5] : [1];
-    for (let p = Math.floor(low / every) * every; p <= high; p += every) ticks.push(...within.map((m) => p + Math.log10(m)));
+    for (let p = Math.floor(low / every) * every; p <= high; p += every)
+      ticks.push(...within.map((m) => p + Math.log10(m)));
     return ticks.filter((t) => t >= low && t <= high);
   }
 
   function band(u, spec) {
     if (!spec.band) return;
     const { left, top, width, height } = u.bbox;
-    const edge = (value, open) => (value === null ? open : Math.min(Math.max(u.valToPos(scale(spec, value), "y", true), top), top + height));
+    const edge = (value, open) =>
+      value === null ? open : Math.min(Math.max(u.valToPos(scale(spec, value), "y", true), top), top + height);
     const [low, high] = [edge(spec.band[0], top + height), edge(spec.band[1], top)];
     u.ctx.fillStyle = css("--healthy");
     u.ctx.fillRect(left, high, width, low - high);
@@ -320,126 +361,6 @@ const Charts = (() => {
     u.ctx.restore();
   }
 
-  // --- heatmaps ------------------------------------------------------------------------------------------------------
-
-  function heat(host, spec) {
-    return chart(host, spec, heats);
-  }
-
-  const heats = {
-    shape: (spec) => JSON.stringify([spec.names, spec.start, spec.width, spec.rows]),
-
-    data(self) {
-      const { spec } = self;
-      paint(self);
-      return [spec.x, spec.x.map(() => null)];
-    },
-
-    repaint: (self) => paint(self),
-
-    options(self) {
-      const { spec } = self;
-      const rows = spec.names?.length ?? spec.rows;
-      const [low, high] = spec.names ? [rows, 0] : [spec.start * spec.width, (spec.start + rows) * spec.width];
-      const every = Math.ceil(rows / ((spec.height ?? 190) / 16));
-      const named = {
-        size: Math.min(120, 14 + 6 * Math.max(...(spec.names ?? []).map((name) => name.length))),
-        splits: () => spec.names.map((_, i) => i + 0.5).filter((_, i) => i % every === 0),
-        values: (u, splits) => splits.map((v) => spec.names[Math.floor(v)]),
-      };
-      const counted = { size: 46, space: 32, values: (u, splits) => splits.map((v) => number(round(v))) };
-      return {
-        series: [{}, { paths: () => null, points: { show: false } }],
-        scales: { x: { time: false }, y: { range: () => (spec.names ? [0, rows] : [low, high]), dir: spec.names ? -1 : 1 } },
-        axes: [bottom(spec), axis({ grid: { show: false }, ...(spec.names ? named : counted) })],
-        hooks: { draw: [(u) => drawCells(self, u)] },
-      };
-    },
-
-    range(self) {
-      const edges = borders(self.spec.x);
-      return [edges[0], edges[edges.length - 1]];
-    },
-
-    read(self, index) {
-      const { spec, uplot } = self;
-      scaleBar(self);
-      if (index === null) return put(self, null, "");
-      let text = "";
-      if (self.hovered) {
-        const row = Math.floor(spec.names ? uplot.posToVal(uplot.cursor.top, "y") : uplot.posToVal(uplot.cursor.top, "y") / spec.width - spec.start);
-        const value = cell(spec, spec.columns[index], row);
-        const edge = (i) => number(round((spec.start + i) * spec.width));
-        text = spec.names ? `${spec.names[row] ?? ""} ${number(value)}` : `${edge(row)} to ${edge(row + 1)}: ${percent(value)}`;
-      }
-      put(self, spec.x[index], text);
-    },
-  };
-
-  const percent = (share) => (share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`);
-  const say = (spec, value) => (spec.percent && Number.isFinite(value) ? percent(value) : number(value));
-  const cell = (spec, column, row) => (spec.names ? column[row] : row >= column[0] ? column[row - column[0] + 1] : undefined);
-
-  /** Where each column begins and the last ends: half-way between steps. */
-  function borders(xs) {
-    const gap = (i) => (xs.length > 1 ? xs[Math.min(i + 1, xs.length - 1)] - xs[Math.min(i, xs.length - 2)] : 1);
-    return [xs[0] - gap(0) / 2, ...xs.slice(1).map((x, i) => (x + xs[i]) / 2), xs[xs.length - 1] + gap(xs.length - 1) / 2];
-  }
-
-  /** The picture of all cells, one pixel each, in the colours of now. */
-  function paint(self) {
-    const { spec } = self;
-    const rows = spec.names?.length ?? spec.rows, colours = ramp(spec.ramp ?? "--ramp");
-    const known = spec.columns.flatMap((c) => (spec.names ? c : c.slice(1))).filter((v) => v > 0);
-    self.least = known.reduce((a, b) => Math.min(a, b), Infinity);
-    const highest = spec.columns.map((c) => Math.max(0, ...(spec.names ? c : c.slice(1)))).sort((a, b) => a - b);
-    self.most = spec.names ? highest[highest.length - 1] : highest[Math.floor(0.95 * (highest.length - 1))]; // one lump pales nothing
-    const span = Math.log(self.most / self.least) || 1;
-    const height = (v) => (spec.names ? 0.06 + (0.94 * Math.log(v / self.least)) / span : Math.sqrt(v / self.most));
-    const picture = (self.picture ??= document.createElement("canvas"));
-    picture.width = spec.columns.length;
-    picture.height = rows;
-    const context = picture.getContext("2d"), image = context.createImageData(picture.width, rows);
-    spec.columns.forEach((column, x) => {
-      for (let row = 0; row < rows; row++) {
-        const value = cell(spec, column, row);
-        if (!(value > 0)) continue;
-        const y = spec.names ? row : rows - 1 - row;
-        image.data.set(colours[Math.round(Math.min(1, height(value)) * 255)], 4 * (y * picture.width + x));
-      }
-    });
-    context.putImageData(image, 0, 0);
-  }
-
-  function ramp(name) {
-    const stops = css(name).split(/\s+/).map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
-    return Array.from({ length: 256 }, (_, i) => {
-      const at = (i / 255) * (stops.length - 1), low = Math.min(Math.floor(at), stops.length - 2);
-      return [...stops[low].map((c, k) => Math.round(c + (stops[low + 1][k] - c) * (at - low))), 255];
-    });
-  }
-
-  function drawCells(self, u) {
-    const { picture, spec } = self, { left, top, width, height } = u.bbox;
-    const edges = borders(spec.x).map((x) => Math.round(u.valToPos(x, "x", true)));
-    u.ctx.save();
-    u.ctx.beginPath();
-    u.ctx.rect(left, top, width, height);
-    u.ctx.clip();
-    u.ctx.imageSmoothingEnabled = false;
-    spec.x.forEach((_, i) => {
-      if (edges[i + 1] < left || edges[i] > left + width) return;
-      u.ctx.drawImage(picture, i, 0, 1, picture.height, edges[i], top, Math.max(1, edges[i + 1] - edges[i]), height);
-    });
-    u.ctx.restore();
-  }
-
-  function scaleBar(self) {
-    const { spec } = self, bar = element("i", "ramp");
-    bar.style.background = `linear-gradient(to right, ${css(spec.ramp ?? "--ramp").split(/\s+/).join(", ")})`;
-    const [low, high] = spec.names ? [number(self.least), number(self.most)] : ["0", percent(self.most)];
-    self.keys.replaceChildren(element("span", "", low), bar, element("span", "", high));
-  }
-
+  api.parts = { chart, element, css, axis, bottom, put, number, percent, round };
   return api;
 })();

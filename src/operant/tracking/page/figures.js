@@ -1,0 +1,345 @@
+// What the page of a run draws, in order: data to the specs of Charts. No global but `Figures`.
+//
+//   Figures.SECTIONS      [{id, title, short}, ...]
+//   Figures.of(data)      {reward: [spec, ...], distance: [...], ...}: without the figures whose data is absent
+//
+// A spec is Charts' own with `kind` ("line" or "heat"), `id`, `class` and `metrics`: the names that it shows.
+const Figures = (() => {
+  const number = Charts.number;
+  let data; // what report.py tells
+  let told; // what the metrics mean, by name
+
+  // --- curves --------------------------------------------------------------------------------------------------------
+
+  /** {x, values} of a metric; null where it was never a number. */
+  function curve(name) {
+    const found = data.curves.of[name];
+    if (!found) return null;
+    const [x, values] = Array.isArray(found) ? [data.curves.steps, found] : [found.steps, found.values];
+    return values.some((v) => v !== null) ? { x, values } : null;
+  }
+
+  function series(name, label, colour, more = {}) {
+    const found = curve(name);
+    if (!found) return null;
+    const spread =
+      more.spread === undefined
+        ? curve(name.endsWith("/mean") ? name.replace(/mean$/, "std") : `${name}_std`)
+        : more.spread;
+    const fits = spread && spread.values.length === found.values.length;
+    return { label, colour, ...found, ...more, spread: fits ? spread.values : undefined };
+  }
+
+  function explained(name) {
+    const { meaning = "", healthy = "" } = told.get(name) ?? {};
+    const sentence = meaning && meaning[0].toUpperCase() + meaning.slice(1) + ".";
+    return healthy ? `${sentence} Healthy: ${healthy}.` : sentence;
+  }
+
+  /** A line figure of the given series; null where none is known. The first metric's registry entry explains it. */
+  function lines(id, title, wanted, more = {}) {
+    const known = wanted.filter((s) => s && !(more.stacked && s.values.every((v) => !v)));
+    if (!known.length) return null;
+    const metrics = more.metrics ?? [];
+    const { unit = "", band } = told.get(metrics[0]) ?? {};
+    return {
+      id,
+      title,
+      unit,
+      kind: "line",
+      caption: explained(metrics[0]),
+      band: band ?? undefined,
+      ...more,
+      metrics,
+      series: known,
+    };
+  }
+
+  const single = (name, title, more = {}) =>
+    lines(name.replaceAll("/", "-"), title, [series(name, title, "--blue", more.of)], { metrics: [name], ...more });
+
+  function heat(name, title, caption, more = {}) {
+    const found = data.heats[name];
+    if (!found) return null;
+    const { steps, ...grid } = found;
+    return { id: `heat-${name}`, title, caption, kind: "heat", x: steps, ...grid, metrics: [], ...more };
+  }
+
+  function blocks(kind, title, caption) {
+    const found = data.blocks[kind];
+    if (!found) return null;
+    const height = Math.max(120, Math.min(300, 40 + 18 * found.names.length));
+    return {
+      id: `blocks-${kind}`,
+      class: "wide",
+      title,
+      caption,
+      kind: "heat",
+      x: found.steps,
+      names: found.names,
+      columns: found.columns,
+      ramp: "--ramp-size",
+      height,
+      metrics: [],
+    };
+  }
+
+  // --- what is drawn, in order ---------------------------------------------------------------------------------------
+
+  const MAKERS = { reward, distance, update, lengths, gradients, parts, time };
+  const SECTIONS = [
+    { id: "reward", title: "Reward", short: "Reward" },
+    { id: "distance", title: "Distance from the reference", short: "Distance" },
+    { id: "update", title: "The update", short: "Update" },
+    { id: "lengths", title: "Lengths and text", short: "Text" },
+    { id: "gradients", title: "Gradients and weights", short: "Gradients" },
+    { id: "parts", title: "Parts of the reward", short: "Parts" },
+    { id: "time", title: "Time and memory", short: "Time" },
+  ];
+
+  function reward() {
+    const scored = curve("evaluate/reward") ? "evaluate/reward" : "probe/reward";
+    const { x } = curve(scored) ?? {},
+      score = curve("probe/reference_reward")?.values.findLast((v) => v !== null);
+    const known = scored === "probe/reward" && x && score !== undefined;
+    const reference = known ? { x, values: x.map(() => score) } : null; // asked once
+    const held = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed probe queries";
+    return [
+      single("reward/mean", "Reward", {
+        caption: `${explained("reward/mean")} Shade: one standard deviation over the replies.`,
+      }),
+      single("reward/kl_penalty", "What KL cost", { include: [0] }),
+      single("reward/return", "Reward after KL penalty"),
+      heat(
+        "reward",
+        "Where the rewards lie",
+        "Each column is one step's replies: the stronger the colour, the more of them got this reward.",
+        { class: "full", metrics: ["reward/std", "reward/min", "reward/max"] },
+      ),
+      lines(
+        "held-out",
+        held,
+        [
+          series(scored, "policy", "--blue"),
+          reference && { label: "reference", colour: "--orange", ...reference, dash: [5, 4] },
+        ],
+        { metrics: [scored, "probe/reward", "probe/reference_reward"], band: undefined },
+      ),
+    ];
+  }
+
+  function distance() {
+    const exploited =
+      "Both lines are about the policy's own replies. Together: the replies stay likely text. A gap that" +
+      " opens, the reference's line " +
+      "falling: the policy earns its reward with text that the reference would hardly write.";
+    const target = data.target === null ? "" : ` Dashed: the target, ${number(data.target)}.`;
+    return [
+      single("kl/per_reply", "KL per reply", {
+        class: "full",
+        include: [0, 10],
+        target: data.target ?? undefined,
+        metrics: ["kl/per_reply", "kl/per_token", "kl/k3", "kl/paid"],
+        caption: `${explained("kl/per_reply")} Shade: one standard deviation over the replies.${target}`,
+      }),
+      heat(
+        "kl_per_reply",
+        "Where the KL of the replies lies",
+        "Each column is one step's replies. A few far above the rest are the ones to read.",
+        { class: "tall", height: 330, unit: "nats", metrics: ["kl/per_reply_std"] },
+      ),
+      single("kl/coef", "KL coefficient", { class: "full", height: 110, include: [0] }),
+      lines(
+        "logprobs",
+        "How likely the replies are, per token",
+        [
+          series("rollout/logprob_mean", "under the policy", "--blue", { spread: null }),
+          series("rollout/ref_logprob_mean", "under the reference", "--orange", { spread: null }),
+        ],
+        {
+          caption: exploited,
+          gap: true,
+          metrics: ["rollout/logprob_mean", "rollout/ref_logprob_mean"],
+          band: undefined,
+        },
+      ),
+      ...logprobs(),
+    ];
+  }
+
+  /** The two heatmaps on one scale, so that they can be compared at a glance. */
+  function logprobs() {
+    const pair = [
+      heat("logprobs", "Token log-probs under the policy", "Which log-probs the chosen tokens have, step by step.", {
+        unit: "nats",
+      }),
+      heat(
+        "ref_logprobs",
+        "The same tokens under the reference",
+        "If this picture sinks while the left one does not, the policy exploits text that " + "only it finds likely.",
+        { unit: "nats", ramp: "--ramp-reference" },
+      ),
+    ];
+    return pair;
+  }
+
+  function update() {
+    const floor = (curve("value/explained_variance")?.values.findLast((v) => v !== null) ?? 0) < -1 ? undefined : -1;
+    const low = floor !== undefined && curve("value/explained_variance")?.values.some((v) => v < floor);
+    return [
+      single("policy/entropy", "Entropy", { include: [0] }),
+      single("policy/clip_fraction", "Clip fraction", { include: [0] }),
+      lines(
+        "ratio",
+        "Ratio of new to old probability",
+        [
+          series("policy/ratio_max", "largest", "--orange"),
+          series("policy/ratio_mean", "mean", "--blue", { spread: null }),
+          series("policy/ratio_min", "smallest", "--green"),
+        ],
+        {
+          log: true,
+          band: undefined,
+          include: [0.9, 1.1],
+          metrics: ["policy/ratio_max", "policy/ratio_min", "policy/ratio_mean", "policy/ratio_std"],
+          caption:
+            "New over old probability of a token, logarithmic. Near 1 the update is the one that PPO means;" +
+            " largest above 200 or smallest below 0.005 is trouble.",
+        },
+      ),
+      single("policy/approx_kl", "Size of the update"),
+      single("value/explained_variance", "Critic: explained variance", {
+        floor,
+        include: [0, 1],
+        caption: explained("value/explained_variance") + (low ? " Drawn from −1 upwards." : ""),
+      }),
+      single("value/loss", "Critic: loss", { include: [0] }),
+    ];
+  }
+
+  function lengths() {
+    return [
+      single("rollout/reply_tokens", "Length of the replies", {
+        include: [0],
+        caption: `${explained("rollout/reply_tokens")} Shade: one standard deviation.`,
+      }),
+      heat("reply_tokens", "Where the lengths lie", "Each column is one step's replies.", {
+        unit: "tokens",
+        metrics: ["rollout/reply_tokens_std"],
+      }),
+      lines(
+        "ends",
+        "How the replies ended",
+        [
+          series("rollout/ended_stop", "stopped", "--blue"),
+          series("rollout/ended_length", "at the length limit", "--sky"),
+          series("rollout/ended_cut", "cut by a step limit", "--orange"),
+        ],
+        {
+          stacked: true,
+          percent: true,
+          unit: "",
+          band: undefined,
+          metrics: ["rollout/ended_stop", "rollout/ended_length", "rollout/ended_cut"],
+          caption:
+            "Shares of the replies that ended by themselves, at the task's own limit, or because a world's " +
+            "step limit cut them.",
+        },
+      ),
+      ...[
+        ["text/empty", "Empty replies"],
+        ["text/top_word", "Top word"],
+        ["text/distinct_1", "Distinct words"],
+        ["text/distinct_2", "Distinct pairs"],
+        ["text/repeated", "Repetition"],
+        ["text/exclamations", "Exclamations"],
+        ["text/emojis", "Emojis"],
+        ["text/non_letters", "Odd characters"],
+      ].map(([name, title]) =>
+        single(name, title, {
+          small: true,
+          percent: true,
+          band: undefined,
+          unit: "",
+          include: [0],
+          hint: explained(name),
+          caption: "",
+        }),
+      ),
+    ];
+  }
+
+  function gradients() {
+    return [
+      lines(
+        "grad-norm",
+        "Gradient norm",
+        [
+          series("update/grad_norm", "before clipping", "--orange"),
+          series("update/grad_norm_clipped", "after clipping", "--blue"),
+        ],
+        { class: "wide", metrics: ["update/grad_norm", "update/grad_norm_clipped", "update/not_finite"], include: [0] },
+      ),
+      blocks(
+        "gradient",
+        "Gradient by block",
+        "Norm of the gradient in each part of the model, first layers on top; colours are logarithmic.",
+      ),
+      blocks("update", "Change of the weights by block", "Norm of what the update changed, against the step."),
+      blocks("weight", "Weights by block", "Norm of the weights themselves."),
+    ];
+  }
+
+  function parts() {
+    const names = Object.keys(data.curves.of).filter((name) => /^reward\/.+\/mean$/.test(name));
+    if (names.length < 2) return [];
+    return names.map((name) =>
+      single(name, name.slice(7, -5), { of: { spread: curve(name.replace(/mean$/, "std")) } }),
+    );
+  }
+
+  function time() {
+    const phases = [
+      ["generate", "--blue"],
+      ["reward", "--orange"],
+      ["observe", "--green"],
+      ["advantage", "--pink"],
+      ["update", "--sky"],
+      ["evaluate", "--yellow"],
+      ["probe", "--red"],
+      ["track", "--grey"],
+    ];
+    return [
+      lines(
+        "phases",
+        "Seconds a step, by phase",
+        phases.map(([name, colour]) => series(`time/${name}`, name, colour)),
+        {
+          stacked: true,
+          class: "full tall",
+          height: 330,
+          unit: "s",
+          metrics: ["time/step", ...phases.map(([name]) => `time/${name}`)],
+          caption:
+            "generate: sampling replies; reward: judging them; observe: values and reference; update: the " +
+            "optimizer; evaluate and probe: looks on the way; track: writing down.",
+        },
+      ),
+      single("tokens/per_second", "Tokens per second", { include: [0], height: 110 }),
+      lines(
+        "memory",
+        "Memory",
+        [series("memory/resident_gb", "process", "--blue"), series("memory/gpu_gb", "GPU", "--orange")],
+        { unit: "GB", include: [0], height: 110, metrics: ["memory/resident_gb", "memory/gpu_gb"] },
+      ),
+    ];
+  }
+
+  function of(news) {
+    data = news;
+    told = new Map(data.metrics.map((m) => [m.name, m]));
+    return Object.fromEntries(SECTIONS.map(({ id }) => [id, MAKERS[id]().filter(Boolean)]));
+  }
+
+  return { SECTIONS, of };
+})();
