@@ -77,7 +77,9 @@ def _job(folder: Path, plan: Plan, number: int, states: Mapping[str, str]) -> Jo
 
 def _head(folder: Path, plan: Plan, states: Counter[str], at_once: int) -> str:
     said = [f"{states['done']} done", f"{states['begun']} to go on with", f"{states['missing']} to begin"]
-    known = ", ".join(text for text in said if not text.startswith("0 ")) or "nothing to do"
+    known = ", ".join(text for text in said if not text.startswith("0 "))
+    if states["done"] == len(plan.points):
+        return f"{folder}: {len(plan.points)} runs, all done"
     together = f", {at_once} at a time" if at_once > 1 else ""
     return f"{folder}: {len(plan.points)} runs{together}: {known}; Ctrl-C ends after the step and saves"
 
