@@ -234,10 +234,10 @@ def test_without_probes_the_held_out_tasks_speak(tmp_path):
 
 def test_a_metric_that_nobody_described_and_one_never_known(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
-    folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0})
+    folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0, "reward/a/mean": 1.0})
     data = report.page_data(folder.path)
-    assert [m["name"] for m in data["metrics"]] == ["own/thing", "kl/per_reply"]
-    assert data["metrics"][0] == {"name": "own/thing", "first": 1.0, "last": 1.0} and data["metrics"][1]["odd"]
+    assert [m["name"] for m in data["metrics"]] == ["reward/a/mean", "kl/per_reply", "own/thing"]  # as the registry
+    assert data["metrics"][2] == {"name": "own/thing", "first": 1.0, "last": 1.0} and data["metrics"][1]["odd"]
     folder.close()
 
 

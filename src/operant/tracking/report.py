@@ -16,7 +16,7 @@ from operant import files
 from operant.tracking import pages
 from operant.tracking.diagnosis import History, diagnose, read_history, verdict
 from operant.tracking.diagnosis.progress import progress
-from operant.tracking.registry import describe
+from operant.tracking.registry import METRICS, describe
 from operant.tracking.replies import Reader, embedded, probes
 from operant.tracking.thinning import Heatmaps, curves, short, stretch
 
@@ -108,8 +108,10 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
 
 
 def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """First and newest value of every metric, and what the registry says of it."""
+    """First and newest value of every metric, and what the registry says of it, in the registry's order."""
+    places = {name: place for place, name in enumerate(METRICS)}
     names = dict.fromkeys(name for m in metrics for name in m if name != "step")
+    names = sorted(names, key=lambda name: places[known.name] if (known := describe(name)) else len(places))
     return [_metric_row(name, known) for name in names if (known := _known(metrics, name))]
 
 

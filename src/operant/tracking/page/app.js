@@ -217,7 +217,7 @@
           number(m.last) + (m.odd ? " !" : ""),
         ),
         make("td", {}, m.healthy ?? ""),
-        make("td", {}, (m.meaning ?? "") + (m.unit ? ` (${m.unit})` : "")),
+        make("td", {}, (m.meaning ?? "") + (m.unit && m.unit !== "share" ? ` (${m.unit})` : "")),
       ),
     );
     const head = ["metric", "first", "newest", "healthy", "meaning"].map((t, i) =>
@@ -240,7 +240,7 @@
             { class: "facts" },
             facts.flatMap(([name, value]) => [
               make("dt", {}, name.replaceAll("_", " ")),
-              make("dd", {}, String(value)),
+              make("dd", {}, typeof value === "number" ? number(value) : String(value)),
             ]),
           )
         : null,

@@ -39,7 +39,7 @@ const Charts = (() => {
   function number(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
     const size = Math.abs(value);
-    if (size && (size < 1e-3 || size >= 1e6)) return value.toExponential(1).replace("e+", "e").replace("-", "−");
+    if (size && (size < 1e-3 || size >= 1e6)) return value.toExponential(1).replace("e+", "e").replaceAll("-", "−");
     const text = size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
     return text.replace("-", "−");
   }
