@@ -408,12 +408,29 @@ def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
     with visit(browser, report.write_report(path).as_uri()) as page:
         assert page.locator("#teaser td").nth(1).inner_text().endswith(EVIL)
         assert page.locator("img").count() == 0
+        page.evaluate("document.querySelectorAll('#diagnosis details').forEach((it) => (it.open = true))")
         chip = page.locator("#diagnosis button", has_text="kl/per_reply").first
         assert not page.locator("#chart-kl-per_reply").evaluate("(it) => it.getBoundingClientRect().top < innerHeight")
         chip.click()
         place = "document.querySelector('#chart-kl-per_reply').getBoundingClientRect()"
         wait_until(page, f"(({{ top, bottom }}) => top >= 0 && bottom <= innerHeight)({place})")  # it scrolls smoothly
         assert page.evaluate(FITS)
+
+
+def test_many_findings_are_folded(browser, tmp_path):
+    path = write_run(tmp_path / "x")
+    data = report.page_data(path)
+    finding = {"level": "warning", "says": "`a` -> <b>", "cause": "c", "remedy": "`--d`", "metrics": [], "step": 1}
+    for count, shown, label in ((4, 4, None), (6, 3, "3 more")):
+        html = report.page(data | {"replies": None, "findings": [finding | {"name": str(i)} for i in range(count)]})
+        (tmp_path / "page.html").write_text(html, encoding="utf-8")
+        with visit(browser, (tmp_path / "page.html").as_uri()) as page:
+            assert page.locator("#diagnosis li:visible").count() == shown
+            assert page.locator("#diagnosis .says").first.inner_text() == "a → <b>"
+            assert f"{count} warnings" in page.locator(".status").inner_text()
+            if label:
+                page.get_by_text(label).click()
+                assert page.locator("#diagnosis li:visible").count() == count
 
 
 def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(browser, tmp_path):

@@ -4,9 +4,11 @@
   const $ = (selector) => document.querySelector(selector);
   const main = $("#page");
   const live = Boolean($("meta[name=live]"));
+  const FIRST = 3; // findings that are told before one asks for more
   const EVERY = 4000; // milliseconds between two questions of the live page
   let data = JSON.parse($("#data").textContent);
   const drawn = new Map(); // figures by id
+  let unfolded = false;
   const shows = new Map(); // metric -> id of the figure that shows it
 
   const number = Charts.number;
@@ -122,40 +124,41 @@
   }
 
   function findings() {
-    const list = data.findings.map((f) =>
-      make(
-        "li",
-        { class: f.level },
-        make("p", { class: "level" }, f.level),
-        make("p", { class: "says" }, arrows(f.says)),
-        make("p", { class: "soft" }, "Cause: ", f.cause),
-        make("p", {}, "Remedy: ", ...remedy(f.remedy)),
-        make(
-          "div",
-          { class: "chips" },
-          f.metrics.map((metric) => make("button", { type: "button", onclick: () => scrollTo(metric) }, metric)),
-        ),
-      ),
+    const list = data.findings.map(finding);
+    const shown = list.length > FIRST + 1 ? FIRST : list.length;
+    const more = list.slice(shown);
+    const rest = make(
+      "details",
+      { ontoggle: () => (unfolded = rest.open) },
+      make("summary", {}, `${more.length} more`),
+      make("ul", { class: "findings" }, more),
     );
+    rest.open = unfolded; // also after the next news
+    const silent = "No complaint: KL, lengths, text, ratios, critic and reward look as they should.";
     return make(
       "div",
       { id: "diagnosis" },
       make("h2", {}, "Diagnosis"),
-      list.length
-        ? make("ul", { class: "findings" }, list)
-        : make(
-            "p",
-            { class: "silent" },
-            "No complaint: KL, lengths, text, ratios, critic and reward look as they should.",
-          ),
+      list.length ? make("ul", { class: "findings" }, list.slice(0, shown)) : make("p", { class: "silent" }, silent),
+      more.length ? rest : null,
     );
   }
 
-  /** Options and code of a remedy stand out. */
-  const remedy = (text) =>
-    text
-      .split(/(`[^`]+`)/)
-      .map((part) => (part.startsWith("`") ? make("code", { class: "option" }, part.slice(1, -1)) : part));
+  function finding({ level, says, cause, remedy, metrics }) {
+    const chip = (metric) => make("button", { type: "button", onclick: () => scrollTo(metric) }, metric);
+    return make(
+      "li",
+      { class: level },
+      make("p", { class: "level" }, level),
+      make("p", { class: "says" }, marked(arrows(says))),
+      make("p", { class: "soft" }, "Cause: ", marked(cause)),
+      make("p", {}, "Remedy: ", marked(remedy)),
+      make("div", { class: "chips" }, metrics.map(chip)),
+    );
+  }
+
+  /** What stands in backticks stands out. */
+  const marked = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", { class: "option" }, part) : part));
 
   function scrollTo(metric) {
     const host = document.getElementById(shows.get(metric) ?? "metrics");

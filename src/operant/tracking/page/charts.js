@@ -68,6 +68,8 @@ const Charts = (() => {
     self.readout = element("output", "readout");
     self.keys = element("div", "keys");
     self.plot = element("div", "plot");
+    self.plot.setAttribute("role", "img");
+    self.plot.setAttribute("aria-label", spec.title);
     self.caption = element("figcaption", "", spec.caption || "");
     head.append(title, self.readout);
     host.replaceChildren(head, self.keys, self.plot, self.caption);
