@@ -274,7 +274,7 @@ def test_an_interrupt_ends_the_step_and_says_how_to_go_on(place):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
-    process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "400")
+    process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "200")
     for seed in (1, 2):
         wait_for_steps(process, place / f"sweep/seed={seed}", 1)
     process.send_signal(signal.SIGINT)
@@ -282,7 +282,7 @@ def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0 and "go on with the same command" in said, said
-    process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "400")
+    process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "200")
     for seed in (1, 2):
         wait_for_steps(process, place / f"sweep/seed={seed}", 2)
     pid = json.loads((place / "sweep/seed=1/lock").read_text(encoding="utf-8"))["pid"]
