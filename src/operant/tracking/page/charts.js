@@ -124,7 +124,7 @@ const Charts = (() => {
     return {
       width: Math.max(200, Math.floor(self.plot.clientWidth)),
       height: spec.height ?? (spec.small ? 56 : 190),
-      padding: spec.small ? [4, 2, 4, 2] : [8, 8, 0, 0],
+      padding: spec.small ? [4, 2, 4, 2] : [8, 16, 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
