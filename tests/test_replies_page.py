@@ -155,6 +155,10 @@ def test_the_newest_replies_come_first_and_pages_turn(seen):
     seen.get_by_role("button", name="Next").click()
     seen.get_by_text("26–50 of 91").wait_for()
     assert texts(seen, ".replies td.reply")[0] == "Query 24 step 3 says 24"
+    seen.get_by_role("button", name="Previous").click()
+    seen.get_by_text("1–25 of 91").wait_for()
+    seen.get_by_role("button", name="Next").click()
+    seen.get_by_text("26–50 of 91").wait_for()
     assert fits(seen)
 
 
@@ -162,6 +166,9 @@ def test_search_filters_and_marks(seen):
     replies(seen).get_by_role("searchbox").fill("STEP 2 SAYS 1")
     settled(seen, "11 found.")
     assert texts(seen, ".replies td.reply mark") == ["step 2 says 1"] * 11
+    seen.get_by_role("searchbox").fill("qUERY 29")
+    settled(seen, "3 found.")
+    assert texts(seen, ".replies td.reply mark") == ["Query 29"] * 3
     seen.get_by_role("searchbox").fill("nowhere at all")
     settled(seen, "0 found.")
     assert texts(seen, ".replies td.reply") == [] and "nothing found" in seen.locator(".pager").inner_text()
