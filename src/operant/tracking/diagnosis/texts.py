@@ -37,6 +37,8 @@ def _now(history: History, name: str) -> float | None:
 def empty(history: History) -> Finding | None:
     """Replies without any text."""
     now, usual = _now(history, "text/empty"), history.usual("text/empty")
+    if now is not None and history.rows and not any(text.strip() for text in history.texts):
+        now = 1.0  # where nothing at all is said, there is no text to measure
     if now is None or now < EMPTY:
         return None
     says, curves = (

@@ -1,0 +1,228 @@
+"""Each sentence of the diagnosis on a small real run that provokes it, and silence on its healthy twin."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant.generation import UNSCORED
+from operant.learner import Learner
+from operant.tracking.diagnosis import RULES, History, diagnose, read_history, verdict
+from operant.tracking.diagnosis.sampling import SETTINGS
+
+ROOT = Path(__file__).parents[1]
+TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2}
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def recipe():
+    spec = importlib.util.spec_from_file_location("negative_kl", ROOT / "recipes" / "negative_kl.py")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["negative_kl"] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+NEGATIVE = recipe()
+
+
+def toy(**more) -> Learner:
+    tokenizer = letters()
+    return Learner(lm("gpt2", len(tokenizer), spread=0.05), tokenizer=tokenizer, **TOY | more)
+
+
+def run(learner, score, steps=15, count=32):
+    for step in range(steps):
+        replies = learner.generate([[5, 6, 7]] * count)
+        learner.step(replies, [score(r, step) for r in replies])
+    return learner
+
+
+def names(learner) -> set[str]:
+    return {f.name for f in learner.diagnose()}
+
+
+def found(learner, name):
+    return next(f for f in learner.diagnose() if f.name == name)
+
+
+def wanted(reply, step=0):
+    return reply.ids.count(7) / len(reply.ids)
+
+
+# --- replies from elsewhere -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", ["top_k", "top_p", "dropout"])
+def test_the_declared_setting_is_named(cause):
+    how, declared = NEGATIVE.CAUSES[cause]
+    learner, _ = NEGATIVE.provoke(how, declared, 6)
+    first = learner.diagnose()[0]
+    assert first.level == "problem" and first.cause.startswith(f"{cause}=")
+
+
+@pytest.mark.parametrize("cause", ["top_k", "temperature", "dropout"])
+def test_undeclared_it_is_a_candidate_only(cause):
+    learner, _ = NEGATIVE.provoke(NEGATIVE.CAUSES[cause][0], {}, 6)
+    first = learner.diagnose()[0]
+    assert "cannot be seen" in first.cause and cause in first.cause.split("Candidates:")[1]
+
+
+def test_padding_is_seen():
+    learner, _ = NEGATIVE.provoke({"padded": True}, {}, 2)
+    assert "padding is counted as text" in learner.diagnose()[0].cause
+
+
+def test_a_declared_temperature_is_a_note():
+    learner, _ = NEGATIVE.provoke({"temperature": 0.5}, {"temperature": 0.5}, 6)
+    assert found(learner, "declared_otherwise").level == "note"
+    assert not names(learner) & {"negative_kl", "other_sampler", "padding"}
+
+
+@pytest.mark.parametrize("twin", [lambda: NEGATIVE.honest(8), lambda: NEGATIVE.provoke({}, {}, 8)])
+def test_honest_replies_are_not_accused(twin):
+    learner, _ = twin()
+    assert not names(learner) & {"negative_kl", "other_sampler", "padding", "declared_otherwise"}
+
+
+def test_every_setting_that_cannot_be_scored_has_a_sentence():
+    assert set(SETTINGS) == set(UNSCORED)
+
+
+def negative(**more) -> History:
+    steps = [{"step": i, "kl/per_reply": -1.0, "kl/per_reply_std": 2.0, "rollout/count": 64} for i in range(1, 6)]
+    return History(steps, **more)
+
+
+def test_a_kl_below_zero_is_told_with_its_error_and_noise_is_not():
+    told = diagnose(negative(config={"sampling.top_k": 5, "sampling.truncation": "stored"}))[0]
+    assert told.name == "negative_kl" and "-1.00" in told.says and "0.11" in told.says  # 2 / sqrt(64 * 5)
+    assert told.cause.startswith("sampling.top_k=5")
+    noisy = [m | {"kl/per_reply_std": 20.0} for m in negative().metrics]
+    assert diagnose(History(noisy)) == []
+
+
+def test_min_length_is_named_where_it_was_declared():
+    told = diagnose(negative(foreign=True, declared={"min_length": 9, "top_k": 0}))[0]
+    assert told.cause.startswith("min_length=9") and "top_k" not in told.cause
+
+
+# --- rewards and text -------------------------------------------------------------------------------------------------
+
+
+def test_one_word_without_a_price():
+    learner = run(toy(), wanted, 20)
+    told = found(learner, "one_word")
+    assert told.level == "problem" and "kl.coef is 0" in told.cause
+
+
+def test_the_healthy_twin_is_silent():
+    learner = run(toy(**{"kl.coef": 0.05, "optimizer.lr": 2e-3}), wanted, 8)
+    assert [f for f in learner.diagnose() if f.level != "note"] == []
+
+
+def test_empty_replies_that_the_reward_prefers():
+    learner = run(toy(stop_tokens=(2,)), lambda r, _: -float(len(r.reply)), 8)
+    assert "silence" in found(learner, "empty").cause
+    run(learner, lambda r, _: -float(len(r.reply)), 10)
+    assert found(learner, "empty").says == "100 % of the replies are empty."
+
+
+def test_a_constant_reward():
+    assert found(run(toy(), lambda *_: 1.0, 3), "constant").level == "problem"
+
+
+def test_steps_that_are_too_large():
+    learner = run(toy(**{"optimizer.lr": 0.3, "optimizer.max_grad_norm": None, "update.epochs": 4}), wanted, 3)
+    assert names(learner) & {"ratio", "clipping"}
+
+
+def test_entropy_collapse_without_a_reference():
+    tokenizer = letters()
+    learner = Learner(lm("gpt2", len(tokenizer), spread=0.05), reference=None, **TOY)
+    run(learner, wanted, 20)
+    assert names(learner) & {"unmeasured", "one_word", "entropy"}
+
+
+def test_penalty_louder_than_the_reward():
+    torch.manual_seed(0)
+    learner = run(toy(**{"kl.coef": 5.0}), lambda r, _: 0.1 * wanted(r), 8)
+    assert "too high" in found(learner, "drowned").cause
+
+
+# --- numbers of longer runs, at the edge ------------------------------------------------------------------------------
+
+
+def steps(count=40, **series):
+    base = {"reward/mean": 0.5, "reward/std": 0.2, "rollout/count": 64}
+    return [{"step": i + 1} | base | {k.replace("__", "/"): v(i) for k, v in series.items()} for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("critic", {"value__explained_variance": lambda i: -0.5}),
+        ("query_decides", {"reward__query_share": lambda i: 0.9}),
+        ("abstains", {"reward__abstained": lambda i: 0.3}),
+        ("scoring", {"rollout__logprob_gap": lambda i: 0.4}),
+        ("not_finite", {"update__not_finite": lambda i: 0.5}),
+        ("not_finite", {"policy__loss": lambda i: None}),
+        ("refused", {"policy__skipped_steps": lambda i: 0.5}),
+        ("high_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.1 * i}),
+        ("unpaid_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.0}),
+        ("flat", {"kl__per_reply": lambda i: 3.0}),
+        ("signs", {"text__exclamations": lambda i: 0.001 * i}),
+        ("repetition", {"text__repeated": lambda i: 0.02 * i}),
+        ("diversity", {"text__distinct_2": lambda i: 0.9 - 0.02 * i}),
+        ("length", {"rollout__reply_tokens": lambda i: 20.0 - 0.4 * i}),
+        ("entropy", {"policy__entropy": lambda i: 4.0 - 0.1 * i, "kl__per_reply": lambda i: 0.5}),
+        ("unlikely_text", {"reward__mean": lambda i: 0.1 * i, "rollout__ref_logprob_mean": lambda i: -4 - 0.1 * i}),
+    ],
+)  # fmt: skip
+def test_a_sentence_is_told_at_its_numbers_and_not_before(name, series):
+    told = steps(**series)
+    assert name in {f.name for f in diagnose(History(told))}
+    plain = {k: (lambda i, v=v: v(0) if v(0) != v(39) else 0.0) for k, v in series.items()}  # no trend, or nothing
+    assert name not in {f.name for f in diagnose(History(steps(**plain)))}
+
+
+# --- the demo ---------------------------------------------------------------------------------------------------------
+
+DEMO = sorted((ROOT / "runs" / "bench-sentiment").glob("seed-*"))
+CONTROLS = sorted((ROOT / "runs" / "bench-sentiment").glob("control-*"))
+
+
+@pytest.mark.skipif(not DEMO, reason="the demo's runs are not in this checkout")
+@pytest.mark.parametrize("folder", DEMO, ids=lambda f: f.name)
+def test_all_are_silent_on_the_healthy_demo_at_every_step(folder):
+    history = read_history(folder)
+    assert diagnose(history) == []
+    assert verdict(history, []).startswith("It learned: held-out reward")
+    for count in range(1, len(history.metrics)):
+        assert diagnose(replace(history, metrics=history.metrics[:count], rows=[], evaluation={})) == []
+
+
+@pytest.mark.skipif(not CONTROLS, reason="the demo's runs are not in this checkout")
+@pytest.mark.parametrize("folder", CONTROLS, ids=lambda f: f.name)
+def test_shuffled_rewards_get_no_praise(folder):
+    history = read_history(folder)
+    assert verdict(history, diagnose(history)).startswith("It did not learn")
+
+
+def test_a_folder_with_nothing_in_it(tmp_path):
+    history = read_history(tmp_path)
+    assert diagnose(history) == [] and verdict(history, []) == "No step is finished yet."
+    assert all(rule(history) is None for rule in RULES)
+
+
+def test_what_a_folder_knows(tmp_path):
+    (tmp_path / "config.yaml").write_text("kl: {coef: 0.3}\nreward: letters:e\n", encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 1.0}) + "\n", encoding="utf-8")
+    history = read_history(tmp_path)
+    assert history.option("kl.coef") == 0.3 and history.option("reward") == "letters:e"
+    assert verdict(history, []) == "Too early to say (1 step)."
