@@ -1,7 +1,7 @@
 """What a tracker shows of a run, and what all of them share: `TensorBoard`, `WandB` and `Trackio` only write it down.
 
-A subclass has `open(config)`, `write(step, Shown)` and `shut(failed)`. A number that is not finite is left out; so is a
-step that an earlier session of the same run has told already.
+A subclass has `begin(config)`, `write(step, Shown)` and `shut(failed)`. A number that is not finite is left out; so is
+a step that an earlier session of the same run has told already.
 """
 
 import io
@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Copy:
         self.memory: dict[str, Any] = {}
         self.samples_every = self.total = self.told = 0
 
-    def open(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, Any]) -> None:
         """Begin, or go on with what `memory` names; `told` is the last step that was told before."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Copy:
         if self._memory.is_file():
             self.memory = json.loads(self._memory.read_text(encoding="utf-8"))
         self.told = self.memory.get("step", 0)
-        self.open(config)
+        self.begin(config)
         self._remember()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
@@ -94,7 +94,12 @@ class Copy:
 
     def _write(self, step: int, shown: Shown) -> None:
         if step > self.told:
-            self.write(step, shown)
+            try:
+                self.write(step, shown)
+            except Exception:  # nobody will call `close` on a tracker that failed
+                with suppress(Exception):
+                    self.shut(failed=True)
+                raise
 
     @property
     def _memory(self) -> Path:

@@ -22,15 +22,15 @@ class TensorBoard(Copy):
 
     def __init__(self, folder: str | Path, say: Callable[[str], Any]) -> None:
         super().__init__(folder, say)
-        import torch.utils.tensorboard  # noqa: F401 - whether it is there
+        import tensorboard  # noqa: F401 - whether it is there; torch has the writer, not the package
 
         self._writer: Any = None
         self._config: Mapping[str, Any] = {}
 
-    def open(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, Any]) -> None:
         """The file itself is opened by the first step, whose number says what it replaces."""
         self._config = config
-        self._again, self.told = self.told > 0, 0
+        self._past, self.told = self.told, 0
         self.say(f"tensorboard: look with: tensorboard --logdir {self.folder}")
 
     def write(self, step: int, shown: Shown) -> None:
@@ -40,7 +40,7 @@ class TensorBoard(Copy):
             writer.add_scalar(name, value, step)
         for name, histogram in shown.histograms.items():
             _add_histogram(writer, name, histogram, step)
-        if shown.replies:
+        if shown.replies and step > self._past:  # a text does not replace a text
             writer.add_text("replies", markdown(COLUMNS, shown.replies), step)
         writer.flush()
 
@@ -53,8 +53,8 @@ class TensorBoard(Copy):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.folder), purge_step=step if self._again else None)
-            if not self._again:
+            self._writer = SummaryWriter(str(self.folder), purge_step=step if self._past else None)
+            if not self._past:
                 text = yaml.safe_dump(dict(self._config), sort_keys=False, allow_unicode=True)
                 self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
         return self._writer

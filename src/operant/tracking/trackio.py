@@ -23,7 +23,7 @@ class Trackio(Copy):
 
         self._run: Any = None
 
-    def open(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, Any]) -> None:
         """Begin, or go on with the same run."""
         import trackio
 

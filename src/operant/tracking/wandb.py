@@ -3,7 +3,8 @@
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ class WandB(Copy):
 
         self._run: Any = None
 
-    def open(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, Any]) -> None:
         """Begin, or go on with the same run. Where W&B does not answer, the run is kept offline."""
         self.memory.setdefault("id", secrets.token_hex(4))
         hooks = sys.exit, sys.excepthook
         try:
-            with quiet():
+            with self._at_home():
                 why = _why_offline()
                 if not why:
                     why = self._try_online(config)
                 if why:
-                    self._run = self._begin(config, mode="offline")
+                    self._run = self._init(config, mode="offline")
         finally:
             sys.exit, sys.excepthook = hooks  # how this process ends is none of W&B's business
         send = f"the run is kept offline, send it with: wandb sync {self._run.settings.sync_dir}"
@@ -50,27 +51,46 @@ class WandB(Copy):
             row[name] = wandb.Histogram(np_histogram=(list(histogram.counts), edges(histogram)))
         if shown.replies:
             row["replies"] = wandb.Table(columns=list(COLUMNS), data=shown.replies)
-        with quiet():
+        with self._at_home():
             self._run.log(row, step=step)
 
     def shut(self, failed: bool) -> None:
         """Send what is left, for a minute at most; what was not sent stays on the disk."""
         if self._run is not None:
+            import wandb
+
+            with self._at_home():
+                try:
+                    self._run.finish(exit_code=int(failed))
+                except Exception:  # its service is gone: else it would be asked again when Python ends
+                    wandb.teardown()
+                    raise
+
+    @contextmanager
+    def _at_home(self) -> Iterator[None]:
+        """Quiet, and with the files that wait to be sent in the run folder: W&B looks up where, time and again."""
+        ours = "WANDB_DATA_DIR" not in os.environ
+        if ours:
+            os.environ["WANDB_DATA_DIR"] = str(self.folder.resolve() / "data")
+        try:
             with quiet():
-                self._run.finish(exit_code=int(failed))
+                yield
+        finally:
+            if ours:
+                del os.environ["WANDB_DATA_DIR"]
 
     def _try_online(self, config: Mapping[str, Any]) -> str:
         """Begin; or else why not."""
         import wandb
 
         try:
-            self._run = self._begin(config)
+            self._run = self._init(config)
             return ""
         except (wandb.Error, TimeoutError) as error:
             wandb.teardown()  # else the id counts as taken
             return f"no answer from W&B ({' '.join(str(error).split())[:200]})"
 
-    def _begin(self, config: Mapping[str, Any], mode: Any = None) -> Any:
+    def _init(self, config: Mapping[str, Any], mode: Any = None) -> Any:
         import wandb
 
         return wandb.init(
