@@ -1,0 +1,437 @@
+"""Trackers: the real packages read back what was written; they cost no number, no exit code, no line on the console."""
+
+import html
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import OperantError, train
+from operant.tally import Histogram
+from operant.tracking import shown
+from operant.tracking.copies import TRACKERS, make_trackers
+from operant.tracking.sink import Trackers
+from operant.tracking.tensorboard import markdown
+
+CONFIG = {"steps": 9, "samples_every": 2, "kl": {"coef": 0.1}}
+HISTOGRAM = {"width": 0.25, "start": -1, "counts": [3, 0, 7]}  # 3 in -0.25..0, 7 in 0.25..0.5
+DISTRIBUTIONS = {
+    "histograms": {"reward": HISTOGRAM, "values": None},
+    "blocks": {"gradient": {"block 0": 0.5, "final": float("nan")}},
+    "gradients": {"h.0.weight": HISTOGRAM},
+}
+NASTY = "a|b \\| <script>alert(1)</script>\n| x | `y|z` &amp; [l](http://x) ![i](x) *s* _t_ 1. # ~~d~~ $e$ \x1b[31m"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No settings of the machine's, no key, no wait."""
+    for name in [n for n in os.environ if n.startswith(("WANDB", "TRACKIO", "HF_TOKEN"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", os.devnull)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    yield
+    if "wandb" in sys.modules and sys.modules["wandb"] is not None:
+        sys.modules["wandb"].teardown()  # it reads its settings once a service
+
+
+@pytest.fixture
+def listener():
+    """A server that takes what comes and never answers; yields its address and what came."""
+    came = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def listen():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            came.append(connection)
+
+    threading.Thread(target=listen, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}", came
+    server.close()
+    for connection in came:
+        connection.close()
+
+
+def rows(step, count=40):
+    reply = {"query": "why", "reply": NASTY, "reward": 0.5, "kl": [0.25, 0.5], "reply_tokens": 2, "end": "stop"}
+    return [reply | {"reward": None, "kl": None, "reply": f"first of {step}"}] + [reply] * (count - 1)
+
+
+def drive(folder, names, steps, said=None):
+    """Tell steps as a run does; returns what still works, and what was said."""
+    said = [] if said is None else said
+    trackers = Trackers(None, make_trackers(names, folder, said.append), said.append)
+    trackers.start(CONFIG)
+    for step in steps:
+        trackers.rollouts(step, rows(step))
+        trackers.distributions(step, DISTRIBUTIONS)
+        metrics = {"step": step, "reward/mean": step / 10, "kl/coef": None, "value/mean": float("nan")}
+        trackers.log(step, metrics)
+    alive = list(trackers.copies)
+    trackers.close()
+    return alive, said
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest(tmp_path):
+    with pytest.raises(OperantError, match=r"trackers='wandbb' is unknown; did you mean 'wandb'\?"):
+        make_trackers(["wandbb"], tmp_path)
+    with pytest.raises(OperantError, match="there are tensorboard, wandb, trackio"):
+        make_trackers(["mlflow"], tmp_path)
+    assert make_trackers([], tmp_path) == [] and len(make_trackers(["trackio", "trackio"], tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_missing_package_is_an_error_before_anything_is_made(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        OperantError, match=rf"^trackers={name} needs the package {name}: pip install 'operant\[{name}\]'$"
+    ):
+        train("no such model", ["a"], len, trackers=name, out=tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_replies_are_few_and_their_kl_is_summed():
+    table = shown.replies(3, rows(3))
+    assert len(table) == shown.REPLIES == 32 and {len(line) for line in table} == {len(shown.COLUMNS)}
+    assert table[0] == [3, "why", "first of 3", None, None, 2, "stop"]
+    assert table[1] == [3, "why", NASTY, 0.5, 0.75, 2, "stop"]
+
+
+def test_the_edges_are_those_of_the_bins():
+    assert shown.edges(Histogram.from_plain(HISTOGRAM)) == [-0.25, 0.0, 0.25, 0.5]
+
+
+# --- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    held = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
+    return held.Reload()
+
+
+def texts(folder, name):
+    """Events of a text, as TensorBoard's server reads them: the accumulator above replaces numbers only."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder / "tensorboard")).Reload().Tensors(f"{name}/text_summary")
+
+
+def text_of(event):
+    return event.tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_shows_numbers_histograms_replies_and_configuration(tmp_path):
+    drive(tmp_path, ["tensorboard"], [1, 2, 3])
+    held = events(tmp_path)
+    assert set(held.Tags()["scalars"]) == {"reward/mean", "blocks/gradient/block 0"}
+    assert [(e.step, round(e.value, 6)) for e in held.Scalars("reward/mean")] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert set(held.Tags()["histograms"]) == {"histograms/reward", "gradients/h.0.weight"}
+    told = held.Histograms("histograms/reward")[1].histogram_value
+    assert (told.min, told.max, told.num) == (-0.25, 0.5, 10)
+    assert list(told.bucket_limit) == [0.0, 0.25, 0.5] and list(told.bucket) == [3, 0, 7]
+    assert (told.sum, told.sum_squares) == (3 * -0.125 + 7 * 0.375, 3 * 0.125**2 + 7 * 0.375**2)
+    (replies,) = texts(tmp_path, "replies")  # every second step
+    assert replies.step == 2 and len(text_of(replies).splitlines()) == 2 + 32
+    assert "coef: 0.1" in text_of(texts(tmp_path, "config")[0])
+
+
+def test_a_resumed_run_has_every_step_once_in_tensorboard(tmp_path):
+    drive(tmp_path, ["tensorboard"], [1, 2, 3, 4])
+    drive(tmp_path, ["tensorboard"], [3, 4, 5])
+    held = events(tmp_path)
+    assert [e.step for e in held.Scalars("reward/mean")] == [1, 2, 3, 4, 5]
+    assert [e.step for e in held.Histograms("histograms/reward")] == [1, 2, 3, 4, 5]
+    assert [e.step for e in texts(tmp_path, "replies")] == [2, 4]
+    assert len(texts(tmp_path, "config")) == 1
+
+
+def test_a_cell_shows_the_text_and_nothing_else():
+    """TensorBoard's own renderer, read back: whatever was said stands there as text."""
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    page = markdown_to_safe_html(markdown(("said", "reward"), [[NASTY, 0.25], ["plain", None]]))
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page, re.S)
+    assert len(cells) == 4 and not re.search(r"<(script|a|img|em|strong|code|del)\b", page)
+    said = re.sub(r"\s", " ", NASTY.replace("\x1b", " "))
+    assert [html.unescape(cell) for cell in cells] == [said, "0.25", "plain", ""]
+
+
+# --- W&B --------------------------------------------------------------------------------------------------------------
+
+
+def records(file):
+    """The records of a `.wandb` file: a LevelDB log, blocks of 32 KiB, after 7 bytes that name the format."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = file.read_bytes(), 7, b""
+    assert data.startswith(b":W&B")
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:  # the rest of a block that holds no header
+            place += 32768 - place % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # the whole record, or its last part
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def history(folder):
+    """(ids, one mapping a step, configuration) of all the sessions of a run."""
+    ids, steps, config = set(), [], {}
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for record in records(file):
+            if record.run.run_id:
+                ids.add(record.run.run_id)
+                config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
+            if record.history.item:
+                row = {"_step": record.history.step.num, "file": file}
+                for item in record.history.item:
+                    *outer, last = item.nested_key or [item.key]
+                    (row.setdefault(outer[0], {}) if outer else row)[last] = json.loads(item.value_json)
+                steps.append(row)
+    return ids, steps, config
+
+
+def test_wandb_keeps_a_run_offline_where_there_is_no_key(tmp_path, capfd):
+    _, said = drive(tmp_path, ["wandb"], [1, 2, 3])
+    threading.Event().wait(1.1)  # W&B names a session's folder by the second
+    drive(tmp_path, ["wandb"], [3, 4, 5])
+    ids, steps, config = history(tmp_path)
+    assert len(ids) == 1 and config["kl"] == {"coef": 0.1}
+    assert [row["_step"] for row in steps] == [1, 2, 3, 4, 5]
+    assert [row["reward/mean"] for row in steps] == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert steps[0]["blocks/gradient/block 0"] == 0.5 and "value/mean" not in steps[0] and "kl/coef" not in steps[0]
+    for name in ("histograms/reward", "gradients/h.0.weight"):
+        assert steps[0][name] == {"_type": "histogram", "values": [3, 0, 7], "bins": [-0.25, 0.0, 0.25, 0.5]}
+    assert ["replies" in row for row in steps] == [False, True, False, True, False]
+    table = json.loads((steps[1]["file"].parent / "files" / steps[1]["replies"]["path"]).read_text(encoding="utf-8"))
+    assert table["columns"] == list(shown.COLUMNS) and len(table["data"]) == 32
+    assert table["data"][:2] == [
+        [2, "why", "first of 2", None, None, 2, "stop"],
+        [2, "why", NASTY, 0.5, 0.75, 2, "stop"],
+    ]
+    assert "no API key is configured" in said[0] and f"wandb sync {tmp_path}" in said[0] and len(said) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_wandb_offline_asks_nobody(tmp_path, monkeypatch, listener):
+    address, came = listener
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    _, said = drive(tmp_path, ["wandb"], [1, 2])
+    assert len(history(tmp_path)[1]) == 2 and "WANDB_MODE is offline" in said[0]
+    assert came == []
+
+
+def test_wandb_goes_offline_where_nobody_answers(tmp_path, monkeypatch, listener, capfd):
+    address, came = listener
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setattr("operant.tracking.wandb.INIT_SECONDS", 1.0)
+    alive, said = drive(tmp_path, ["wandb"], [1, 2])
+    assert came and len(alive) == 1 and "no answer from W&B" in said[0] and len(said) == 1
+    assert [row["_step"] for row in history(tmp_path)[1]] == [1, 2]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_wandb_whose_service_dies_is_left_out(tmp_path):
+    import signal
+
+    said = []
+    trackers = Trackers(None, make_trackers(["wandb"], tmp_path, said.append), said.append)
+    trackers.start({})
+    trackers.log(1, {"a": 1.0})
+    (service,) = [pid for pid in children() if b"wandb-core" in (Path("/proc") / pid / "cmdline").read_bytes()]
+    os.kill(int(service), signal.SIGKILL)
+    for step in range(2, 200):
+        trackers.log(step, {"a": 1.0})
+        threading.Event().wait(0.05)  # until the broken pipe is seen
+        if not trackers.copies:
+            break
+    assert trackers.copies == [] and "tracker WandB failed" in said[-1]
+    trackers.close()
+    drive(tmp_path / "next", ["wandb"], [1])  # the next run of this process has a service again
+    assert len(history(tmp_path / "next")[1]) == 1
+
+
+def children():
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("needs /proc")
+    threads = Path("/proc/self/task").glob("*/children")
+    return [pid for file in threads for pid in file.read_text(encoding="utf-8").split()]
+
+
+# --- trackio ----------------------------------------------------------------------------------------------------------
+
+
+def logs(folder):
+    """What trackio's own storage holds of the run in a folder, by step."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    from operant.tracking.trackio import _place
+
+    _place(folder / "trackio")
+    (run,) = SQLiteStorage.get_runs("operant")
+    return run, SQLiteStorage.get_logs("operant", run), SQLiteStorage.get_run_config("operant", run)
+
+
+def test_trackio_keeps_a_run_in_its_own_folder_and_goes_on_with_it(tmp_path, capfd):
+    for name in ("one", "two"):  # a second run in one process has its own folder
+        drive(tmp_path / name, ["trackio"], [1, 2, 3])
+    drive(tmp_path / "one", ["trackio"], [3, 4, 5])
+    run, held, config = logs(tmp_path / "one")
+    assert run == "one" and config["kl"] == {"coef": 0.1}
+    assert [(r["step"], r["reward/mean"]) for r in held if "reward/mean" in r] == [(i, i / 10) for i in (1, 2, 3, 4, 5)]
+    first = {key: value for row in held if row["step"] == 2 for key, value in row.items()}
+    assert first["blocks/gradient/block 0"] == 0.5 and "value/mean" not in first
+    for name in ("histograms/reward", "gradients/h.0.weight"):
+        assert first[name] == {"_type": "trackio.histogram", "values": [3, 0, 7], "bins": [-0.25, 0.0, 0.25, 0.5]}
+    lines = first["replies"]["_value"]
+    assert len(lines) == 32 and list(lines[0]) == list(shown.COLUMNS) and lines[1]["reply"] == NASTY
+    assert [r["step"] for r in held if "replies" in r] == [2, 4]
+    assert [r["step"] for r in logs(tmp_path / "two")[1] if "reward/mean" in r] == [1, 2, 3]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_trackio_asks_nobody_for_a_name(tmp_path, monkeypatch, listener):
+    address, came = listener
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_" + "a" * 30)
+    drive(tmp_path, ["trackio"], [1])
+    assert came == [] and constants.HF_HUB_OFFLINE is False
+
+
+def test_trackio_whose_disk_fails_is_left_out(tmp_path, recwarn, capfd):
+    said = []
+    trackers = Trackers(None, make_trackers(["trackio"], tmp_path, said.append), said.append)
+    trackers.start({})
+    database = tmp_path / "trackio" / "operant.db"
+    for file in database.parent.glob("operant.db*"):
+        file.unlink()
+    database.mkdir()  # no file can be opened there any more
+    for step in range(1, 200):
+        trackers.log(step, {"a": 1.0})
+        threading.Event().wait(0.05)
+        if not trackers.copies:
+            break
+    assert trackers.copies == [] and "tracker Trackio failed (OperantError: trackio could not keep" in said[-1]
+    assert capfd.readouterr() == ("", "")
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "steps": 3,
+    "batch": 4,
+    "max_tokens": 6,
+    "minibatch": 2,
+    "optimizer.lr": 1e-3,
+    "samples_every": 1,
+    "watch_every": 1,
+}
+
+
+def count_a(rollouts):
+    return [float(r.reply.count("a")) for r in rollouts]
+
+
+def run(out, **options):
+    model = lm("gpt2", vocab=len(letters()), spread=0.02)
+    return train(model, ["ab", "cde", "fg"], count_a, out=out, tokenizer=letters(), **SMALL, **options)
+
+
+def told(run):
+    lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    clocks = ("time/", "tokens/", "memory/")
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(clocks)} for line in lines]
+
+
+def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
+    plain = run(tmp_path / "plain")
+    watched = run(tmp_path / "watched", trackers="tensorboard,wandb,trackio")
+    assert capfd.readouterr() == ("", "")
+    assert told(plain) == told(watched)
+    for name, value in plain.policy.state_dict().items():
+        assert torch.equal(value, watched.policy.state_dict()[name]), name
+    assert "left out" not in (watched.path / "log.txt").read_text(encoding="utf-8")
+    lines = told(watched)
+    kept = [{k: v for k, v in row.items() if not k.startswith("_")} for row in history(watched.path)[1]]
+    assert [row["reward/mean"] for row in kept] == [line["reward/mean"] for line in lines]
+    assert any(name.startswith("gradients/") for name in kept[-1]) and "histograms/reward" in kept[0]
+    seen = [e.value for e in events(watched.path).Scalars("kl/per_reply")]
+    assert seen == pytest.approx([line["kl/per_reply"] for line in lines], rel=1e-6)
+    assert [r["reward/mean"] for r in logs(watched.path)[1] if "reward/mean" in r] == [x["reward/mean"] for x in lines]
+
+
+INTERRUPTED = """
+import os, signal, sys
+from test_copies import SMALL, count_a, letters, lm
+from operant import train
+
+def reward(rollouts):
+    if any(os.scandir({out!r} + "/rollouts")) if os.path.isdir({out!r} + "/rollouts") else False:  # the second step
+        os.killpg(0, signal.SIGINT)     # as a terminal does: to every process of the group
+    return count_a(rollouts)
+
+model = lm("gpt2", vocab=len(letters()), spread=0.02)
+options = SMALL | {{"steps": 50, "evaluate": None, "probe_every": 1000}}
+run = train(model, ["ab", "cde"], reward, out={out!r}, tokenizer=letters(), trackers={names!r}, **options)
+sys.exit(0 if run.interrupted else 9)
+"""
+
+
+def interrupted(out, names):
+    """A run in its own process group, which gets SIGINT in its second step."""
+    code = INTERRUPTED.format(out=str(out), names=names)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,
+        timeout=300,
+    )
+
+
+def test_an_interrupt_ends_the_run_after_the_step_with_all_trackers(tmp_path):
+    done = interrupted(tmp_path / "x", "tensorboard,wandb,trackio")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    steps = len((tmp_path / "x" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert 2 <= steps <= 3 and any((tmp_path / "x/checkpoints").iterdir())
+    assert [row["_step"] for row in history(tmp_path / "x")[1]] == list(range(1, steps + 1))
+    assert [e.step for e in events(tmp_path / "x").Scalars("reward/mean")] == list(range(1, steps + 1))
+    assert [r["step"] for r in logs(tmp_path / "x")[1] if "reward/mean" in r] == list(range(1, steps + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRACKERS)
+def test_an_interrupt_ends_the_run_after_the_step(name, tmp_path):
+    done = interrupted(tmp_path / "x", name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert any((tmp_path / "x/checkpoints").iterdir())
