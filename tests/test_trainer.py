@@ -13,7 +13,15 @@ from operant.run import read_config
 from operant.tracking.registry import describe
 
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
-SMALL = {"steps": 4, "probes": 0, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
+SMALL = {
+    "steps": 4,
+    "probes": 0,
+    "batch": 4,
+    "max_tokens": 6,
+    "minibatch": 2,
+    "optimizer.lr": 1e-3,
+    "checkpoint_minutes": 0.0,
+}
 
 
 def count_a(rollouts):
@@ -27,7 +35,9 @@ def model():
 def told(run):
     """What was logged, without times."""
     lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/", "memory/"))} for x in lines]
+    return [
+        {k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/", "memory/"))} for x in lines
+    ]
 
 
 def weights(run):

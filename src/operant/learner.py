@@ -10,7 +10,6 @@ The trainer is written with this class; a loop of one's own can be, too.
 
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -94,7 +93,8 @@ class Learner:
         self.spoken = self.sampling
         """What the last replies were sampled with."""
         self.learnt: Learnt | None = None
-        self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
+        self.history: list[dict[str, float]] = []
+        """Metrics of the steps so far; of very many, the first ones and the last."""
         self.distributions: dict[str, Any] = {}
         """Of the last step: `histograms`, norms by `blocks`, and now and then `gradients` by tensor."""
 
@@ -199,7 +199,9 @@ class Learner:
         coef = self.controller.coef
         with self.timing("advantage"):
             batch = self._credit(batch, coef)
-        tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts)).merge(measure.of_batch(batch.to("cpu"), coef))
+        tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None)).merge(
+            measure.of_batch(batch.to("cpu"), coef)
+        )
         progress = self.progress.share(self.total_steps)
         lr = rate(options["optimizer"], progress)
         set_rate(self.optimizer, lr)
@@ -210,6 +212,8 @@ class Learner:
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
         self._follow(metrics, progress)
         self.history.append(told := self._told(metrics, coef, lr))
+        if len(self.history) > HISTORY:
+            del self.history[HISTORY // 10]  # what was usual at the start stays
         return told
 
     def look(self, rollouts: list[Rollout], scores: Sequence[Any]) -> tuple[Batch, list[int]]:

@@ -20,8 +20,8 @@ BLOCKS, GRADIENTS = "blocks/", "gradients/"
 """How numbers of the model's blocks and histograms of its tensors are called in a tally."""
 
 
-def of_rollouts(rollouts: list[Rollout]) -> Tally:
-    """Lengths, and how replies ended."""
+def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
+    """Lengths, how replies ended, and, unless there is no tokenizer, how they read."""
     tally = Tally()
     turns = [turn for r in rollouts for turn in r.turns]
     lengths = {
@@ -37,7 +37,7 @@ def of_rollouts(rollouts: list[Rollout]) -> Tally:
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
     tally.add("rollout/count", len(rollouts), 0.0)
     tally.histogram("reply_tokens", lengths["rollout/reply_tokens"])
-    if any(any(r.texts) for r in rollouts):  # where there is no tokenizer there are no texts
+    if texts:
         tally.merge(of_texts([text for r in rollouts for text in r.texts]))
     return tally
 
@@ -141,6 +141,8 @@ def distributions(tally: Tally) -> dict[str, Any]:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"\w+")
+_SILENT = " \t\n\r.,;:…"
+"""A reply of nothing else says nothing."""
 _COMMON = frozenset(".,;:'\"-()?!’‘“”")
 
 
@@ -153,7 +155,7 @@ def of_texts(texts: Sequence[str]) -> Tally:
     """What replies look like as text: empty, monotonous, full of signs. Names: `text/...` in the registry."""
     tally = Tally()
     said = [words(text) for text in texts]
-    tally.mean("text/empty", [not text.strip() for text in texts])
+    tally.mean("text/empty", [not text.strip(_SILENT) for text in texts])
     tally.mean("text/repeated", [_repeated(x) for x in said if len(x) > 2])
     flat = [word for x in said for word in x]
     pairs = [pair for x in said for pair in pairwise(x)]

@@ -56,7 +56,7 @@ def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
         raise OperantError(f"option {key!r} is ambiguous: say {' or '.join(same)}")
     short = {name: full for full, (_, name) in known.items()}
     near = difflib.get_close_matches(key, [*known, *short], 1)
-    hint = f"did you mean {near[0]!r}?" if near else "`operant train --help` lists all"
+    hint = f"did you mean {near[0]!r}?" if near else "`--help` lists all"
     raise OperantError(f"option {key!r} is unknown; {hint}")
 
 

@@ -29,8 +29,28 @@ from operant.tracking.rows import rows
 from operant.tracking.sink import Trackers
 from operant.types import OperantError, Rollout
 
-REPORT_SECONDS = 20.0
-"""The report is written anew at most this often while a run goes on."""
+REPORT_SECONDS, DIAGNOSIS_SECONDS = 20.0, 2.0
+"""The report is written and the run diagnosed at most this often while it goes on."""
+SHARE = 0.02
+"""Of the time that either may take: where it takes long, it is done less often."""
+
+
+class Pace:
+    """Something that is done now and then: at most every `least` seconds, and for a `SHARE` of the time."""
+
+    def __init__(self, least: float):
+        self.least, self._next = least, 0.0
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *exception: object) -> None:
+        now = time.monotonic()
+        self._next = now + max(self.least, (now - self._begun) / SHARE)
 
 
 class Run:
@@ -49,7 +69,8 @@ class Run:
         for name, part in self.learner.parts().items():
             self.state.register(name, part)
         self.state.register("tasks", built.order)
-        self._saved = self._reported = time.monotonic()
+        self._saved = time.monotonic()
+        self._reports, self._diagnoses = Pace(REPORT_SECONDS), Pace(DIAGNOSIS_SECONDS)
         self.probed: dict[str, float] = {}
         """What the probes told once, before training."""
         self._told: set[str] = set()
@@ -107,6 +128,7 @@ class Run:
         if train.evaluate_every and (last or step % train.evaluate_every == 0):
             evaluation = self.evaluate()
             told |= evaluation.metrics() if evaluation is not None else {}
+            told |= {"evaluate/reward_before": self.before.mean} if self.before is not None else {}
         if last or step % train.probe_every == 0:
             told |= self.probe(step)
         return told
@@ -142,8 +164,10 @@ class Run:
     def _first_probe(self) -> None:
         """What is asked once: the policy before training, the reference, and whether the query decides the score."""
         probes = self.built.probes
-        if probes is None or not self.probe(0):
+        first = self.probe(0)
+        if probes is None or "probe/reward" not in first:
             return
+        self.probed["probe/reward_before"] = first["probe/reward"]
         reference = probes.ask_reference()
         if reference is not None:
             self.folder.probes(None, reference.rows)
@@ -159,8 +183,12 @@ class Run:
 
     def _say_findings(self) -> None:
         """New findings, in the log and on the console. A diagnosis that fails stops nothing."""
+        last = bool(self.metrics) and self.metrics[-1]["step"] >= self.config.train.steps
+        if not self._diagnoses.due and not last:
+            return
         try:
-            found = self.diagnose()
+            with self._diagnoses:
+                found = self.diagnose()
         except Exception as error:
             found = []
             self.folder.say(f"the diagnosis failed: {type(error).__name__}: {error}")
@@ -188,14 +216,14 @@ class Run:
     def save_when_due(self) -> None:
         if time.monotonic() - self._saved >= 60 * self.config.train.checkpoint_minutes:
             self.save()
-        if time.monotonic() - self._reported >= REPORT_SECONDS:
+        if self._reports.due:
             self.report()
 
     def report(self) -> Path | None:
         """Write the report; a report that fails is told in the log and stops nothing."""
-        self._reported = time.monotonic()
         try:
-            return write_report(self.path)
+            with self._reports:
+                return write_report(self.path)
         except Exception as error:
             self.folder.say(f"the report could not be written: {type(error).__name__}: {error}")
             return None

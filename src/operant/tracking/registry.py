@@ -103,7 +103,7 @@ rollout/likelihood_gap | nats | 0 but for noise | | entropy of the policy plus l
     end, padding)
 rollout/likelihood_z | standard errors | -6..6 | | the same over its standard error
 # Text
-text/empty | share | ..0.1 | | share of replies without any text
+text/empty | share | ..0.1 | | share of replies without any text, spaces and full stops aside
 text/top_word | share | ..0.25 | | share of all words that are the commonest word
 text/distinct_1 | share | steady | | different words over words, all replies of the step together
 text/distinct_2 | share | steady | | different pairs of words over pairs, all replies of the step together
@@ -114,11 +114,13 @@ text/non_letters | share | as the reference's | | share of characters that are n
 # Held-out tasks
 evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, the same random numbers each time
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
+evaluate/reward_before | score | | | evaluate/reward before training
 evaluate/reward_std | score | | | spread of those scores
 evaluate/best_of_k | score | | | mean over the held-out tasks of the best of their replies, where each has several
 probe/reward | score | rises | | mean score of the policy's replies to the probe queries, the same random numbers each
     time
 probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies
+probe/reward_before | score | | | probe/reward before training
 probe/reference_reward | score | | | mean score of the reference's replies to the same queries
 probe/query_share | share | ..0.8 | | reward/query_share of two replies to each probe query before training
 # Update

@@ -75,7 +75,7 @@ class Trackers:
 
     def note(self, text: str) -> None:
         """A sentence about the run, for those trackers that have a `note`."""
-        self._each(lambda tracker: tracker.note(text) if hasattr(tracker, "note") else None)
+        self._each(lambda tracker: getattr(tracker, "note", str)(text))
 
     def close(self) -> None:
         """Tell the trackers that it is over."""

@@ -60,13 +60,14 @@ def _held_out(evaluation: Mapping[str, Any], spread: float) -> Progress | None:
 
 
 def _repeated(history: History, spread: float) -> Progress | None:
-    """The same queries with the same random numbers, asked again and again: the first time must be before training."""
+    """The same queries with the same random numbers, asked before training and again and again."""
     for name, what, queries in (("evaluate/reward", "held-out reward", 64), ("probe/reward", "probe reward", 32)):
         told = [m for m in history.metrics if m.get(name) is not None]
-        if len(told) > 1 and told[0].get("step", 1) <= 1:
+        before = history.first(f"{name}_before")
+        if told and before is not None:
             wide = history.first("evaluate/reward_std") if name == "evaluate/reward" else None
             error = (wide or spread) * (2 / queries) ** 0.5
-            return Progress(what, float(told[0][name]), float(told[-1][name]), error, wide or spread)
+            return Progress(what, before, float(told[-1][name]), error, wide or spread)
     return None
 
 
