@@ -62,7 +62,22 @@ def _tell_end(run: Any) -> None:
         before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
         kl = f", KL {run.after.kl:.1f} nats a reply" if run.after.kl is not None else ""
         print(f"mean reward on {len(pairs)} held-out tasks: {run.before.mean:.3f} -> {run.after.mean:.3f}{kl}")
+    _tell_diagnosis(run.path)
     print(f"report: {run.folder.report}   talk to it: operant generate {run.path}")
+
+
+def _tell_diagnosis(path: Any) -> None:
+    """The verdict in a sentence, then each finding with its cause and remedy."""
+    from operant.tracking.console import plain
+    from operant.tracking.diagnosis import diagnose, read_history, verdict
+
+    history = read_history(path)
+    findings = diagnose(history)
+    print(plain(verdict(history, findings)))
+    for finding in findings:
+        print(plain(f"  {finding.level}: {finding.says}"))
+        print(plain(f"    cause:  {finding.cause}"))
+        print(plain(f"    remedy: {finding.remedy}"))
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -174,7 +189,9 @@ def report(arguments: Sequence[str]) -> int:
     read_config(words[0])
     if serving.serve:
         return serve(words[0], serving)
-    print(write_report(words[0]))
+    path = write_report(words[0])
+    _tell_diagnosis(words[0])
+    print(f"report: {path}")
     return 0
 
 
