@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -195,8 +196,15 @@ def records(file):
             whole = b""
 
 
-def history(folder):
-    """(ids, one mapping a step, configuration) of all the sessions of a run."""
+def history(folder, count):
+    """(ids, one mapping a step, configuration) of a run; W&B's service may write the last of `count` steps late."""
+    end = time.monotonic() + 20
+    while len((told := _history(folder))[1]) < count and time.monotonic() < end:
+        threading.Event().wait(0.1)
+    return told
+
+
+def _history(folder):
     ids, steps, config = set(), [], {}
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for record in records(file):
@@ -216,7 +224,7 @@ def test_wandb_keeps_a_run_offline_where_there_is_no_key(tmp_path, capfd):
     _, said = drive(tmp_path, ["wandb"], [1, 2, 3])
     threading.Event().wait(1.1)  # W&B names a session's folder by the second
     drive(tmp_path, ["wandb"], [3, 4, 5])
-    ids, steps, config = history(tmp_path)
+    ids, steps, config = history(tmp_path, 5)
     assert len(ids) == 1 and config["kl"] == {"coef": 0.1}
     assert [row["_step"] for row in steps] == [1, 2, 3, 4, 5]
     assert [row["reward/mean"] for row in steps] == [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -240,7 +248,7 @@ def test_wandb_offline_asks_nobody(tmp_path, monkeypatch, listener):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_MODE", "offline")
     _, said = drive(tmp_path, ["wandb"], [1, 2])
-    assert len(history(tmp_path)[1]) == 2 and "WANDB_MODE is offline" in said[0]
+    assert len(history(tmp_path, 2)[1]) == 2 and "WANDB_MODE is offline" in said[0]
     assert came == []
 
 
@@ -251,7 +259,7 @@ def test_wandb_goes_offline_where_nobody_answers(tmp_path, monkeypatch, listener
     monkeypatch.setattr("operant.tracking.wandb.INIT_SECONDS", 1.0)
     alive, said = drive(tmp_path, ["wandb"], [1, 2])
     assert came and len(alive) == 1 and "no answer from W&B" in said[0] and len(said) == 1
-    assert [row["_step"] for row in history(tmp_path)[1]] == [1, 2]
+    assert [row["_step"] for row in history(tmp_path, 2)[1]] == [1, 2]
     assert capfd.readouterr() == ("", "")
 
 
@@ -272,7 +280,7 @@ def test_wandb_whose_service_dies_is_left_out(tmp_path):
     assert trackers.copies == [] and "tracker WandB failed" in said[-1]
     trackers.close()
     drive(tmp_path / "next", ["wandb"], [1])  # the next run of this process has a service again
-    assert len(history(tmp_path / "next")[1]) == 1
+    assert len(history(tmp_path / "next", 1)[1]) == 1
 
 
 def children():
@@ -379,7 +387,10 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
         assert torch.equal(value, watched.policy.state_dict()[name]), name
     assert "left out" not in (watched.path / "log.txt").read_text(encoding="utf-8")
     lines = told(watched)
-    kept = [{k: v for k, v in row.items() if not k.startswith("_")} for row in history(watched.path)[1]]
+    kept = [
+        {k: v for k, v in row.items() if not k.startswith("_")}
+        for row in history(watched.path, len(watched.metrics))[1]
+    ]
     assert [row["reward/mean"] for row in kept] == [line["reward/mean"] for line in lines]
     assert any(name.startswith("gradients/") for name in kept[-1]) and "histograms/reward" in kept[0]
     seen = [e.value for e in events(watched.path).Scalars("kl/per_reply")]
@@ -424,7 +435,7 @@ def test_an_interrupt_ends_the_run_after_the_step_with_all_trackers(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     steps = len((tmp_path / "x" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert 2 <= steps <= 3 and any((tmp_path / "x/checkpoints").iterdir())
-    assert [row["_step"] for row in history(tmp_path / "x")[1]] == list(range(1, steps + 1))
+    assert [row["_step"] for row in history(tmp_path / "x", steps)[1]] == list(range(1, steps + 1))
     assert [e.step for e in events(tmp_path / "x").Scalars("reward/mean")] == list(range(1, steps + 1))
     assert [r["step"] for r in logs(tmp_path / "x")[1] if "reward/mean" in r] == list(range(1, steps + 1))
 

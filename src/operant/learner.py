@@ -32,7 +32,7 @@ from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import play
-from operant.sampling import Sampling
+from operant.sampling import Sampling, token_pieces
 from operant.settings import LearnerOptions, find_device, learner_options
 from operant.tally import Tally
 from operant.tracking.diagnosis import Finding, History, diagnose
@@ -287,7 +287,9 @@ class Learner:
         config["reference"] = "none" if self.reference is None else "given"
         if learnt is None:
             return History([], [], config=config)
-        told = rows(learnt.rollouts, learnt.scores, None, learnt.batch, learnt.kept)
+        tokenizer = self.policy.tokenizer
+        pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
+        told = rows(learnt.rollouts, learnt.scores, None, learnt.batch, learnt.kept, pieces)
         info = learnt.rollouts[0].info if learnt.rollouts else {}
         return History(
             list(self.history), told, config=config, declared=info.get("declared", {}), foreign="declared" in info

@@ -151,11 +151,16 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def says_nothing(text: str) -> bool:
+    """Whether nothing is left of a reply without spaces and full stops."""
+    return not text.strip(_SILENT)
+
+
 def of_texts(texts: Sequence[str]) -> Tally:
     """What replies look like as text: empty, monotonous, full of signs. Names: `text/...` in the registry."""
     tally = Tally()
     said = [words(text) for text in texts]
-    tally.mean("text/empty", [not text.strip(_SILENT) for text in texts])
+    tally.mean("text/empty", list(map(says_nothing, texts)))
     tally.mean("text/repeated", [_repeated(x) for x in said if len(x) > 2])
     flat = [word for x in said for word in x]
     pairs = [pair for x in said for pair in pairwise(x)]

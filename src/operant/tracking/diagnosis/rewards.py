@@ -23,7 +23,8 @@ def constant(history: History) -> Finding | None:
     if not spreads or mean is None or max(spreads) > EQUAL * max(abs(mean), 1e-3):
         return None
     learned = (score := progress(history)) is not None and score.learned
-    if learned:
+    highest = max(history.values("reward/max"), default=mean)
+    if learned or (max(history.values("reward/std")) > EQUAL and mean >= highest):  # it did see the reply, and is full
         return _full(history, f"Every reply now scores {number(mean)}")
     return Finding(
         "constant",

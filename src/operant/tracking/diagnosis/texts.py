@@ -10,9 +10,12 @@ from collections.abc import Callable
 from operant import measure
 from operant.tracking.diagnosis.distance import leash
 from operant.tracking.diagnosis.history import Finding, History, number, percent
+from operant.tracking.diagnosis.progress import progress
 
 EMPTY = 0.1
 """Share of empty replies beyond what was usual; the demo has none."""
+MOSTLY = 0.5
+"""Share of empty replies beyond which what is left is too little text to count signs in."""
 ONE_WORD = 0.25
 """Share of all words. `the` is 4 to 11 % of the demo's."""
 ONE_TOKEN = 0.4
@@ -37,7 +40,7 @@ def _now(history: History, name: str) -> float | None:
 def empty(history: History) -> Finding | None:
     """Replies without any text."""
     now, usual = _now(history, "text/empty"), history.usual("text/empty")
-    if now is not None and history.rows and not any(text.strip() for text in history.texts):
+    if now is not None and history.rows and all(map(measure.says_nothing, history.texts)):
         now = 1.0  # where nothing at all is said, there is no text to measure
     if now is None or now < EMPTY:
         return None
@@ -68,7 +71,9 @@ def _cost(history: History) -> str | None:
 def _silence(history: History) -> str | None:
     """The scores of empty replies beside the others'."""
     scored = [
-        (not str(r.get("reply") or "").strip(), float(r["reward"])) for r in history.rows if r.get("reward") is not None
+        (measure.says_nothing(str(r.get("reply") or "")), float(r["reward"]))
+        for r in history.rows
+        if r.get("reward") is not None
     ]
     silent, spoken = [x for is_empty, x in scored if is_empty], [x for is_empty, x in scored if not is_empty]
     if not silent or not spoken:
@@ -90,9 +95,17 @@ def one_word(history: History) -> Finding | None:
         else f"{percent(token[1])} of the tokens are {token[0]}." if token else ""
     )  # fmt: skip
     cause, remedy = leash(history)
-    cause = f"the reward likes it, and {cause}"
+    cause = f"{_liked(history, 'the reward likes it')}, and {cause}"
     since = history.since("text/top_word", lambda x: x > ONE_WORD)
     return Finding("one_word", "problem", what, cause, remedy, ("text/top_word", "text/distinct_1"), since)
+
+
+def _liked(history: History, so: str) -> str:
+    """That the reward made it so, unless the reward has not risen with it."""
+    score = progress(history)
+    if score is None or (score.rise > 0 and score.beyond_noise):
+        return so
+    return "the reward did not rise with it, so the policy drifted there"
 
 
 def _one_token(history: History) -> tuple[str, float] | None:
@@ -127,7 +140,7 @@ def signs(history: History) -> Finding | None:
     names = {"exclamations": "exclamation marks", "emojis": "emojis", "non_letters": "no letters"}
     told = {f"text/{name}": _beyond(history, f"text/{name}") for name in names}
     odd = {name: pair for name, pair in told.items() if pair is not None}
-    if not odd:
+    if not odd or (_now(history, "text/empty") or 0.0) > MOSTLY:  # the few characters of the others tell nothing
         return None
     pieces = [
         f"{percent(now)} of the characters are {names[name[5:]]} ({percent(old)} before)"
@@ -139,7 +152,7 @@ def signs(history: History) -> Finding | None:
         "signs",
         "problem",
         f"{' and '.join(pieces)}.",
-        f"the reward likes them more than any reader would, and {cause}",
+        f"{_liked(history, 'the reward likes them more than any reader would')}, and {cause}",
         f"{remedy}, or a reward that does not see them",
         tuple(odd),
         history.since(name, lambda x: x > SIGNS),
@@ -186,13 +199,17 @@ def length(history: History) -> Finding | None:
     limit = history.recent("rollout/ended_length") or 0.0
     says = f"Replies have gone from {first:.1f} to {now:.1f} tokens"
     says += f", and {percent(limit)} of them end at the length limit." if limit > 0.5 else "."
-    how = "longer" if now > first else "shorter"
+    grown = now > first
+    usual = max(round(first), 1)
     return Finding(
         "length",
         "warning",
         says,
-        f"the reward pays for {how} replies, or KL does: every token may cost some",
-        "add a reward for length: `length:<=20` with a weight; or `--sampling.min_tokens`, `--sampling.max_tokens`",
+        "the reward pays for longer replies"
+        if grown
+        else "the reward pays for shorter replies, or KL does: every token may cost some",
+        f"add a reward for length: `length:{'<=' * grown}{usual}` with a weight; or "
+        f"`--sampling.{'max' if grown else 'min'}_tokens {usual}`",
         ("rollout/reply_tokens", "rollout/ended_length"),
         history.since("rollout/reply_tokens", lambda x: not SHORTER * first < x < LONGER * first),
     )

@@ -135,7 +135,10 @@ def not_finite(history: History) -> Finding | None:
         "`--score.clip 5`, `--optimizer.lr` a tenth, `--optimizer.max_grad_norm 1`; `operant train --resume` goes on "
         "from the last checkpoint, whose weights are finite",
         ("update/not_finite", "update/grad_norm", "policy/skipped_steps"),
-        history.since("update/not_finite", lambda x: x > 0),
+        next(
+            (int(m.get("step", i)) for i, m in enumerate(history.metrics, 1) if m.get("update/not_finite")),
+            history.step,
+        ),
     )
 
 
