@@ -14,6 +14,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from operant.tracking.diagnosis import diagnose, read_history, verdict
+
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/bench-sentiment"
 CONTROL = "benchmarks/shuffled.py:shuffled"
@@ -35,11 +37,15 @@ def summary(name: str) -> dict:
     held = json.loads((RUNS / name / "evaluation.json").read_text(encoding="utf-8"))
     lines = (RUNS / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
+    history = read_history(RUNS / name)
+    found = diagnose(history)
     return {
         "run": name,
         "before": held["before"]["mean"],
         "after": held["after"]["mean"],
         "kl_per_reply": held["after"]["kl"],
+        "verdict": verdict(history, found),
+        "findings": [f.name for f in found],
         "logprob_gap_max": max(m["rollout/logprob_gap"] for m in metrics),
         "reward": [m["reward/mean"] for m in metrics],
         "kl": [m["kl/per_reply"] for m in metrics],
@@ -104,7 +110,7 @@ def main() -> None:
     (results / "sentiment-seeds.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     (drawn / "sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
     for row in rows:
-        print(f"{row['run']:10} {row['before']:.3f} -> {row['after']:.3f}  KL {row['kl_per_reply']:5.2f}")
+        print(f"{row['run']:10} KL {row['kl_per_reply']:5.2f}  {row['verdict']}")
 
 
 if __name__ == "__main__":
