@@ -1,0 +1,68 @@
+"""The commands that the pages show: each is understood as it stands; those of how-to-train are run, made short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from operant.cli import COMMANDS, main
+from operant.commands import parse
+from operant.config import configure
+from operant.sweep.points import divide, grid
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "docs/how-to-train.md", "docs/reading-a-report.md", "docs/trackers.md", "docs/ppo.md"]
+SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
+
+
+def commands(page):
+    """Every `operant ...` line of a page's blocks, without its comment, as words."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```\n(.*?)^ *```", text, re.S | re.M) + re.findall(r"^    (\S.*)$", text, re.M)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    lines = [line.removeprefix("WANDB_MODE=offline ") for line in lines]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("operant ")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_understood(page):
+    said = commands(page)
+    assert said or page == "docs/ppo.md"
+    for _, command, *words in said:
+        assert command in COMMANDS, command
+        recipe, options = parse(words, flags=("serve",))
+        if command == "train" and not {"resume", "help"} & set(options):
+            options.pop("out", None)
+            assert configure(options, recipe[0]).train.steps > 0
+        elif command == "sweep":
+            axes, fixed = divide(options, recipe[0])
+            for point in grid(axes):
+                assert configure({**fixed, **point.values}, recipe[0]).train.steps > 0
+
+
+def test_the_scripts_that_pages_name_exist():
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+        for script in re.findall(r"python (recipes/\w+\.py)", text):
+            assert (ROOT / script).is_file(), script
+
+
+@pytest.mark.slow
+def test_how_to_train_can_be_followed(tmp_path, monkeypatch, capsys):
+    """Every command in the order of the page; runs are short, the server is not waited for."""
+    monkeypatch.chdir(tmp_path)
+    for _, command, *words in commands("docs/how-to-train.md"):
+        if "--serve" in words:
+            continue
+        if command in ("train", "sweep"):
+            given = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
+            short = {k: v for k, v in SHORT.items() if k not in given}
+            if "evaluate_every" in given:
+                short |= {"evaluate": "builtin:openings/held-out", "data.limit": "8"}
+            words = words + [part for name, value in short.items() for part in (f"--{name}", value)]
+            words = [re.sub(r"^0,0\.02,0\.1,0\.5,2$", "0,2", re.sub(r"^1,2,3$", "1", word)) for word in words]
+        assert main([command, *words]) == 0, (words, capsys.readouterr())
+    assert (tmp_path / "runs/letters-sweep/report.html").is_file()
