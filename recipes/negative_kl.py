@@ -1,38 +1,87 @@
 """Why is my KL negative? Each cause provoked, and what the diagnosis says of it.
 
-    python recipes/negative_kl.py             # every cause, declared and not; about a minute or two on one core
+    python recipes/negative_kl.py             # every cause, declared and not; about a minute on one core
     python recipes/negative_kl.py top_k       # one of them
 
 KL is estimated by log-prob minus reference log-prob of what was said. On average that is at least 0, if the policy
 itself said it, undistorted. A bare `generate` of transformers distorts in many ways; here its replies go to
-`learner.step(queries, responses, scores, generation={...})`, once with the setting declared and once without.
+`learner.step(queries, responses, scores, generation={...})`. A tiny random model trains twice over:
 
-A tiny random model first learns, honestly, to reply briefly, so that it has left its reference. Then scores are 0 and
-KL alone is paid: an honest policy walks back towards KL 0, a distorted one is paid for going below.
+- `variety`: scores are 0, and entropy earns a bonus. The policy becomes flatter than its reference, and its likeliest
+  tokens lose most. If only those are drawn, each looks less likely than under the reference: KL below 0.
+- `blame`: every score is -1, which teaches nothing. What was said is made unlikelier, until the critic expects -1. Over
+  the policy's own draws that push is 0 on average, since their log-prob has a gradient of mean 0. Of another's draws it
+  has not: the policy moves away from them, and their KL falls below 0.
+
+In both KL is charged, so a negative one is paid like a reward. Two columns show it:
+
+| replies | KL per reply | likelihood gap |
+|---|---|---|
+{table}
+
+A temperature that is too high is the exception: KL dips below 0 for a few steps at most, and then grows as if all were
+well. Only the likelihood gap shows it. min_length is the other: no gap at first, for the end token is rare, and a KL
+that falls and falls.
 """
 
 import argparse
 import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import Learner
+from operant.tracking.diagnosis import Finding, diagnose
 
-STOP, VOCABULARY, LONGEST, REPLIES = 2, 20, 8, 64
+STOP, VOCABULARY, LONGEST, REPLIES = 2, 200, 12, 64
 QUERIES = [[5, 6, 7]] * REPLIES
 PURE = {"do_sample": True, "top_k": 0, "max_new_tokens": LONGEST, "pad_token_id": 0, "eos_token_id": STOP}
-OPTIONS = {"optimizer.lr": 5e-3, "max_tokens": LONGEST, "kl.coef": 0.5, "update.epochs": 2, "stop_tokens": (STOP,)}
-CAUSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "min_length": ({"min_length": 9}, {"min_length": 9}),
-    "top_k": ({"top_k": 4}, {"top_k": 4}),
-    "top_p": ({"top_p": 0.6}, {"top_p": 0.6}),
-    "temperature": ({"temperature": 0.5}, {"temperature": 0.5}),
-    "padding": ({"padded": True}, {}),
-    "dropout": ({"dropout": True}, {"dropout": True}),
+OPTIONS = {
+    "optimizer.lr": 1e-3,
+    "update.epochs": 2,
+    "max_tokens": LONGEST,
+    "stop_tokens": (STOP,),
+    "kl.coef": 0.2,
+    "advantage.lam": 1.0,
+    "advantage.whiten_scope": "none",
+    "value.detach": True,
 }
-"""What `generate` is told, and what is declared of it. Padding declares nothing: it can be seen."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """What the policy is trained on, besides KL."""
+
+    score: float
+    steps: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+PUSHES = {"variety": Push(0.0, 20, {"entropy_coef": 0.1}), "blame": Push(-1.0, 9)}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One wrong use of `generate`: what it is told, and what an honest caller would declare of it."""
+
+    push: str
+    how: dict[str, Any]
+    declared: dict[str, Any]
+
+
+CAUSES = {
+    "top_k": Cause("variety", {"top_k": 10}, {"top_k": 10}),
+    "top_p": Cause("variety", {"top_p": 0.5}, {"top_p": 0.5}),
+    "cold": Cause("variety", {"temperature": 0.5}, {"temperature": 0.5}),
+    "hot": Cause("blame", {"temperature": 1.4}, {"temperature": 1.4}),
+    "min_length": Cause("blame", {"min_length": LONGEST + 1}, {"min_length": LONGEST + 1}),
+    "padding": Cause("blame", {"padded": True}, {}),
+    "dropout": Cause("blame", {"dropout": True}, {"dropout": True}),
+}
+"""Padding declares nothing: it can be seen."""
 
 
 def model() -> GPT2LMHeadModel:
@@ -41,7 +90,10 @@ def model() -> GPT2LMHeadModel:
     size = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
     drop = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}
     special = {"bos_token_id": 1, "eos_token_id": STOP, "pad_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(initializer_range=0.2, **size, **drop, **special)).eval()
+    made = GPT2LMHeadModel(GPT2Config(initializer_range=0.3, **size, **drop, **special)).eval()
+    end = made.lm_head.weight.data[STOP]
+    made.transformer.ln_f.bias.data += 3 * end / end.dot(end)  # 3 nats for the end token, so that replies do end
+    return made
 
 
 def speak(lm: Any, seed: int, *, padded: bool = False, dropout: bool = False, **how: Any) -> list[list[int]]:
@@ -56,42 +108,53 @@ def speak(lm: Any, seed: int, *, padded: bool = False, dropout: bool = False, **
     return replies if padded else [r[: r.index(STOP) + 1] if STOP in r else r for r in replies]
 
 
-def moved() -> Learner:
-    """A learner whose policy has left its reference: brief replies were paid."""
-    learner = Learner(model(), **OPTIONS)
-    for _ in range(6):
-        replies = learner.generate(QUERIES)
-        learner.step(replies, [-len(r.ids) / LONGEST for r in replies])
+def provoke(push: str, how: dict[str, Any], declared: dict[str, Any], steps: int | None = None) -> Learner:
+    """Train with replies that were sampled `how`, and were declared as `declared`."""
+    learner, pushed = Learner(model(), **OPTIONS | PUSHES[push].options), PUSHES[push]
+    for step in range(steps or pushed.steps):
+        replies = speak(learner.policy.model, step, **how)
+        learner.step(QUERIES, replies, [pushed.score] * REPLIES, generation=declared)
     return learner
 
 
-def provoke(how: dict[str, Any], declared: dict[str, Any], steps: int = 12) -> tuple[Learner, list[dict[str, float]]]:
-    """Train on KL alone with replies that were sampled `how`, and were declared as `declared`."""
-    learner, told = moved(), []
-    for step in range(steps):
-        replies = speak(learner.policy.model, step, **how)
-        told.append(learner.step(QUERIES, replies, [0.0] * REPLIES, generation=declared))
-    return learner, told
-
-
-def honest(steps: int = 12) -> tuple[Learner, list[dict[str, float]]]:
+def own(push: str, steps: int | None = None, **sampling: Any) -> Learner:
     """The same with operant's own `generate`."""
-    learner, told = moved(), []
-    for _ in range(steps):
-        told.append(learner.step(learner.generate(QUERIES), [0.0] * REPLIES))
-    return learner, told
+    learner, pushed = Learner(model(), **OPTIONS | PUSHES[push].options | sampling), PUSHES[push]
+    for _ in range(steps or pushed.steps):
+        learner.step(learner.generate(QUERIES), [pushed.score] * REPLIES)
+    return learner
 
 
-def tell(name: str, learner: Learner, told: list[dict[str, float]]) -> None:
-    """One row of the table, and what the diagnosis says."""
-    kl = sum(m["kl/per_reply"] for m in told[-5:]) / 5
-    gap, z = told[0]["rollout/likelihood_gap"], told[0]["rollout/likelihood_z"]
-    print(f"{name:24} {kl:10.2f} {gap:10.3f} {z:8.1f}")
-    findings = [f for f in learner.diagnose() if f.metrics[:1] == ("kl/per_reply",)]
-    for finding in findings:
+def kl(learner: Learner, steps: int = 5) -> tuple[float, float]:
+    """Mean KL a reply over the last steps, and its standard error."""
+    last = learner.history[-steps:]
+    error = sum(m["kl/per_reply_std"] ** 2 / m["rollout/count"] for m in last) ** 0.5 / len(last)
+    return sum(m["kl/per_reply"] for m in last) / len(last), error
+
+
+def findings(learner: Learner, declared: dict[str, Any] | None = None) -> list[Finding]:
+    """What the diagnosis says of the sampler, as if its replies had been `declared` so.
+
+    What no score can know (top_k, say) changes what is said of a run and nothing in the run.
+    """
+    history = learner.lately()
+    found = diagnose(history if declared is None else replace(history, declared=declared))
+    return [f for f in found if f.metrics[:1] == ("kl/per_reply",)]
+
+
+def tell(name: str, learner: Learner) -> None:
+    """One row of the table."""
+    (mean, error), first = kl(learner), learner.history[0]
+    gap, z = (first.get(f"rollout/likelihood_{x}") for x in ("gap", "z"))
+    odd = "" if gap is None else f"{gap:10.3f} {z:8.1f}"
+    print(f"\n{name:24} {len(learner.history):6} {mean:8.2f} +- {error:.2f} {odd}")
+
+
+def explain(title: str, found: Iterable[Finding]) -> None:
+    """What is said, or that nothing is."""
+    print(f"  {title}:" if found else f"  {title}: silent")
+    for finding in found:
         print(f"    {finding.says}\n    cause: {finding.cause}\n    do: {finding.remedy}")
-    if not findings:
-        print("    silent")
 
 
 def main() -> None:
@@ -101,14 +164,25 @@ def main() -> None:
     for unknown in set(chosen) - set(CAUSES):
         parser.error(f"{unknown!r} is no cause; choose from {', '.join(CAUSES)}")
     warnings.simplefilter("ignore")  # that a declared setting cannot be scored is what this is about
-    print(f"{'replies':24} {'KL at end':>10} {'first gap':>10} {'z':>8}")
-    tell("operant's own", *honest())
-    tell("generate, pure", *provoke({}, {}))
+    print(f"{'replies':24} {'steps':>6} {'KL a reply, at end':>16} {'first gap':>9} {'z':>8}")
+    for push in sorted({CAUSES[name].push for name in chosen}):
+        tell(f"operant's own, {push}", learner := own(push))
+        explain("says", findings(learner))
+        tell(f"pure generate, {push}", learner := provoke(push, {}, {}))
+        explain("says", findings(learner))
     for name in chosen:
-        how, declared = CAUSES[name]
-        if declared:
-            tell(f"{name}, declared", *provoke(how, declared))
-        tell(f"{name}, undeclared", *provoke(how, {}))
+        cause = CAUSES[name]
+        tell(name, learner := provoke(cause.push, cause.how, {}))
+        explain("undeclared" if cause.declared else "says", findings(learner, {}))
+        if "temperature" in cause.declared:  # can be scored, so declaring it changes the run
+            tell(f"{name}, declared", learner := provoke(cause.push, cause.how, cause.declared))
+            explain("declared", findings(learner))
+        elif cause.declared:
+            explain("declared", findings(learner, cause.declared))
+    if "top_k" in chosen:
+        stored = {"sampling.top_k": 10, "sampling.truncation": "stored"}
+        tell("operant's top_k, stored", learner := own("variety", **stored))
+        explain("says", findings(learner))
 
 
 if __name__ == "__main__":

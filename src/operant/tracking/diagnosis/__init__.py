@@ -48,7 +48,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
 """In the order in which findings of one level are told."""
 
 EXPLAINS: dict[str, frozenset[str]] = {
-    "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant"}),
+    "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
     "one_word": frozenset({"repetition", "diversity", "entropy", "unmeasured", "critic", "saturated"}),
     "repetition": frozenset({"diversity"}),
     "drowned": frozenset({"high_kl", "critic", "flat"}),

@@ -162,7 +162,8 @@ def signs(history: History) -> Finding | None:
 def _beyond(history: History, name: str) -> tuple[float, float] | None:
     """A share now and what was usual, where it is far beyond that."""
     now, usual = _now(history, name), max(history.usual(name), default=0.0)
-    return (now, usual) if now is not None and now > 3 * usual + SIGNS else None
+    seen = sum(map(len, history.texts))  # where few characters were read, what is usual is known only to 3 of them
+    return (now, usual) if now is not None and now > 3 * (usual + (3 / seen if seen else 0.0)) + SIGNS else None
 
 
 def repetition(history: History) -> Finding | None:

@@ -1,0 +1,606 @@
+"""Each sentence of the diagnosis from a run of its own that has the fault, and silence where the run has not.
+
+The numbers in a sentence are counted again here, from the replies and scores of the run.
+"""
+
+import gzip
+import json
+import math
+import random
+import re
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import train
+from operant.engines.native import NativeEngine
+from operant.learner import Learner
+from operant.tracking.diagnosis import RULES, Finding, History, diagnose, verdict
+
+TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
+QUERY = [5, 6, 7]
+D, GROUP = 7, (5, 6, 7, 8, 9)
+"""The token `d`; the letters b to f."""
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@dataclass
+class Told:
+    """A learner, and what was said and paid in each of its steps."""
+
+    learner: Learner
+    replies: list = field(default_factory=list)
+    scores: list = field(default_factory=list)
+
+    @property
+    def findings(self) -> dict[str, Finding]:
+        return {f.name: f for f in self.learner.diagnose()}
+
+    def texts(self, steps: int) -> list[list[str]]:
+        """Of the last steps; of the first ones where `steps` is below 0."""
+        part = self.replies[-steps:] if steps > 0 else self.replies[:-steps]
+        return [[r.reply for r in step] for step in part]
+
+    def mean(self, name: str, steps: int) -> float:
+        values = [m[name] for m in self.learner.history][-steps:]
+        return sum(values) / len(values)
+
+
+def toy(spread=0.05, reference="copy", **more) -> Learner:
+    tokenizer = letters()
+    model = lm("gpt2", len(tokenizer), spread=spread)
+    return Learner(model, tokenizer=tokenizer, reference=reference, **TOY | more)
+
+
+def run(learner, score, steps, queries=(QUERY,), count=32) -> Told:
+    told = Told(learner)
+    for _ in range(steps):
+        replies = learner.generate(list(queries) * (count // len(queries)))
+        told.replies.append(replies)
+        told.scores.append([score(r) for r in replies])
+        learner.step(replies, told.scores[-1])
+    return told
+
+
+def share(reply, ids=(D,)) -> float:
+    return sum(i in ids for i in reply.ids) / len(reply.ids)
+
+
+def grouped(reply) -> float:
+    return share(reply, GROUP)
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:.0f} %" if x >= 0.095 else f"{100 * x:.1f} %"
+
+
+def average(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def spread(values) -> float:
+    return average((x - average(values)) ** 2 for x in values) ** 0.5
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def recites(text: str):
+    """A score for each token that stands where `text`, said again and again, has it."""
+    ids = letters().convert_tokens_to_ids(list(text))
+    return lambda r: [float(i == ids[k % len(ids)]) for k, i in enumerate(r.ids)]
+
+
+def only(text: str) -> dict:
+    """Options for a learner that knows the characters of `text` alone, and is paid token by token."""
+    tokenizer = letters()
+    kept = set(tokenizer.convert_tokens_to_ids(list(text)))
+    return {"banned": tuple(i for i in range(len(tokenizer)) if i not in kept), "gamma": 0.0, "value_coef": 0.1}
+
+
+# --- runs with a fault, and their twins -------------------------------------------------------------------------------
+
+
+@cache
+def critic(fault: bool) -> Told:
+    """Returns of 100 for a critic that begins at 0 and hardly moves; in the twin scores are normalised."""
+    slow = toy(**{"optimizer.lr": 1e-4, "epochs": 1, "score.normalise": not fault})
+    return run(slow, lambda r: 100 + share(r), 32, count=16)
+
+
+@cache
+def query_decides(fault: bool) -> Told:
+    queries = [[4 + i, 5] for i in range(8)]
+    return run(toy(), lambda r: share(r) + fault * r.turns[0].prompt[0], 5, queries)
+
+
+@cache
+def abstains(fault: bool) -> Told:
+    return run(toy(**{"optimizer.lr": 1e-3}), lambda r: None if fault and r.ids[0] % 3 == 0 else share(r), 6)
+
+
+class Stale(NativeEngine):
+    """An engine that goes on with the weights that it began with."""
+
+    def sync(self, policy, version):
+        self.version = version
+
+
+@cache
+def scoring(fault: bool) -> Told:
+    learner = toy(**{"optimizer.lr": 3e-3})
+    if fault:
+        learner.engine = Stale(deepcopy(learner.policy))
+    return run(learner, share, 5)
+
+
+@cache
+def not_finite(what: float) -> Told:
+    """The gradient of the third optimizer step, in step 2, is `what`; 0 for the twin's own."""
+    learner, calls = toy(**{"optimizer.lr": 3e-3}), []
+
+    def spoil(gradient):
+        calls.append(1)
+        return torch.full_like(gradient, what) if what and len(calls) == 3 else gradient
+
+    next(learner.policy.model.parameters()).register_hook(spoil)
+    return run(learner, share, 4)
+
+
+@cache
+def refused(fault: bool) -> Told:
+    small = {} if fault else {"optimizer.lr": 1e-3}
+    return run(toy(**{"ratio_threshold": 1.01, "kl.coef": 0.1} | small), share, 5)
+
+
+@cache
+def high_kl(fault: bool) -> Told:
+    return run(toy(**{"kl.coef": 0.02 if fault else 0.1}), grouped, 14)
+
+
+@cache
+def unpaid_kl(fault: bool) -> Told:
+    return run(toy(**{"kl.coef": 0.0 if fault else 0.1}), grouped, 14)
+
+
+@cache
+def flat(fault: bool) -> Told:
+    chance = random.Random(0)
+    learner = toy(**{"optimizer.lr": 5e-3, "kl.coef": 0.04})
+    return run(learner, lambda r: chance.random() if fault else grouped(r), 31)
+
+
+@cache
+def signs(fault: bool) -> Told:
+    return run(toy(), lambda r: float(r.reply.count("!" if fault else "d")), 8)
+
+
+REFRAIN, SENTENCE = "a b.c d.e ", "a b.c d.e f.g h."
+
+
+@cache
+def repetition(fault: bool) -> Told:
+    made = toy(**{"max_tokens": 30, "kl.coef": 0.0 if fault else 1.0}, **only(REFRAIN))
+    return run(made, recites(REFRAIN), 14)
+
+
+@cache
+def diversity(fault: bool) -> Told:
+    made = toy(**{"max_tokens": 16, "kl.coef": 0.0 if fault else 1.0}, **only(SENTENCE))
+    return run(made, recites(SENTENCE), 14)
+
+
+@cache
+def longer(fault: bool) -> Told:
+    learner = toy(stop_tokens=(2, 4, 5, 6, 7, 8), max_tokens=24)
+    return run(learner, lambda r: float(len(r.ids)) if fault else float(r.ids[0] == 9), 10)
+
+
+@cache
+def shorter(fault: bool) -> Told:
+    return run(toy(max_tokens=16), lambda r: -abs(len(r.ids) - 4.0) if fault else share(r), 14)
+
+
+@cache
+def unlikely_text(fault: bool) -> Told:
+    """A start that is sure of itself, and a token that it hardly ever says."""
+    return run(toy(0.3, **{"kl.coef": 0.0 if fault else 0.05}), share, 10)
+
+
+@cache
+def saturated(fault: bool) -> Told:
+    """The more letters there are, the less one more is worth; the twin's are all worth the same."""
+    learner = toy(**{"kl.coef": 0.02})
+    return run(learner, lambda r: 1 - math.exp(-12 * grouped(r)) if fault else grouped(r) / 2, 18)
+
+
+@cache
+def soon_full(fault: bool) -> Told:
+    """Nearly all there is from the start on."""
+    enough = 1.0 if fault else 8.0
+    return run(toy(), lambda r: min(enough, float(sum(i in range(5, 12) for i in r.ids))), 12)
+
+
+@cache
+def silenced(fault: bool) -> Told:
+    """Every nat costs, in both directions."""
+    learner = toy(**{"kl.kind": "absolute", "kl.coef": 3.0 if fault else 0.05, "optimizer.lr": 5e-3})
+    return run(learner, grouped, 20 if fault else 12)
+
+
+@cache
+def silent(fault: bool) -> Told:
+    return run(toy(), lambda r: -float(len(r.reply)) if fault else share(r), 10)
+
+
+@cache
+def one_word(fault: bool) -> Told:
+    return run(toy(**{"kl.coef": 0.0 if fault else 0.1}), share, 16)
+
+
+@cache
+def constant(fault: bool) -> Told:
+    return run(toy(**{"optimizer.lr": 1e-3}), lambda r: 0.25 if fault else share(r), 4)
+
+
+@cache
+def ratio(fault: bool) -> Told:
+    return run(toy(**{"optimizer.lr": 0.05 if fault else 1e-3, "epochs": 4}), share, 3)
+
+
+@cache
+def clipping(fault: bool) -> Told:
+    return run(toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "epochs": 6, "minibatch": 8}), share, 3)
+
+
+@cache
+def unmeasured(fault: bool) -> Told:
+    small = {} if fault else {"optimizer.lr": 1e-3}
+    return run(toy(reference=None, **{"max_tokens": 16} | only(SENTENCE) | small), recites(SENTENCE), 10)
+
+
+@cache
+def drowned(fault: bool) -> Told:
+    return run(toy(**{"kl.coef": 5.0 if fault else 0.01, "optimizer.lr": 3e-3}), share, 8)
+
+
+# --- what they must be told -------------------------------------------------------------------------------------------
+
+
+def by_steps(told: Told, steps: int, count) -> float:
+    """The mean over the last steps of something counted in a step's texts."""
+    return average(count(texts) for texts in told.texts(steps))
+
+
+def distinct(texts) -> float:
+    pairs = [p for t in texts for p in zip(words(t), words(t)[1:])]
+    return len(set(pairs)) / len(pairs)
+
+
+def repeated(texts) -> float:
+    threes = [list(zip(w, w[1:], w[2:])) for t in texts if len(w := words(t)) > 2]
+    return average(1 - len(set(x)) / len(x) for x in threes) if threes else 0.0
+
+
+def top(texts) -> float:
+    flat_words = [w for t in texts for w in words(t)]
+    return Counter(flat_words).most_common(1)[0][1] / len(flat_words)
+
+
+def exclaimed(texts) -> float:
+    return "".join(texts).count("!") / len("".join(texts))
+
+
+def lengths(told: Told) -> list[float]:
+    return [average(len(r.ids) for r in step) for step in told.replies]
+
+
+def means(told: Told) -> list[float]:
+    return [average(sum(x) if isinstance(x, list) else x for x in step if x is not None) for step in told.scores]
+
+
+def before_and_after(told: Told) -> tuple[str, str]:
+    """Mean scores of the first 64 replies, and of the last five steps."""
+    first = math.ceil(64 / len(told.replies[0]))
+    return f"{average(means(told)[:first]):.3g}", f"{average(means(told)[-5:]):.3g}"
+
+
+def explained(told: Told) -> str:
+    mean = told.mean("value/explained_variance", 10)
+    assert mean < -10  # returns are 100 apart from what the critic says, and spread by a few hundredths
+    return f"{mean:.2f}"
+
+
+def decided(told: Told) -> str:
+    """Intraclass correlation of scores by query, from the pooled variances: 8 queries, 4 answers each."""
+    each = []
+    for scores in told.scores[-5:]:
+        by = [scores[i::8] for i in range(8)]
+        within = average(sum((x - average(g)) ** 2 for x in g) / 3 for g in by)
+        between = 4 * sum((average(g) - average(scores)) ** 2 for g in by) / 7
+        each.append((between - within) / (between + 3 * within))
+    return percent(average(each))
+
+
+def gap(told: Told) -> str:
+    return f"{max(m['rollout/logprob_gap'] for m in told.learner.history[-3:]):.3g}"
+
+
+def refusals(told: Told) -> str:
+    return percent(told.mean("policy/skipped_steps", 5))
+
+
+def kl(told: Told) -> str:
+    return f"{told.mean('kl/per_reply', 5):.3g} nats"
+
+
+def fallen(told: Told) -> tuple[str, ...]:
+    held = [m["rollout/ref_logprob_mean"] for m in told.learner.history]
+    return (*before_and_after(told), f"{held[0]:.1f}", f"{average(held[-5:]):.1f}")
+
+
+def entropies(told: Told) -> tuple[str, str]:
+    held = [m["policy/entropy"] for m in told.learner.history]
+    return f"{held[0]:.3g}", f"{average(held[-3:]):.3g}"
+
+
+def lost(told: Told) -> str:
+    held = [m["policy/entropy"] for m in told.learner.history]
+    return percent(1 - average(held[-5:]) / held[0])
+
+
+def ratios(told: Told) -> tuple[str, ...]:
+    last = told.learner.history[-3:]
+    high, low = max(m["policy/ratio_max"] for m in last), min(m["policy/ratio_min"] for m in last)
+    return (
+        f"up to {high:.3g} ",
+        f"down to {low:.3g} " if low >= 1e-3 else "down to ",
+        f"{average(m['policy/ratio_std'] for m in last):.3g}",
+    )
+
+
+def penalties(told: Told) -> tuple[str, str]:
+    scores = [spread(s) for s in told.scores[-5:]]
+    return f"{told.mean('reward/kl_penalty_std', 5):.3g} between", f"{average(scores):.3g}."
+
+
+def empties(told: Told) -> str:
+    return percent(by_steps(told, 3, lambda texts: average(not t.strip(" .") for t in texts)))
+
+
+CASES = {
+    # name of the finding: run, numbers in `says`, a piece of the cause, a piece of the remedy, twin wholly silent
+    "critic": (critic, explained, "cannot follow", "--score.normalise true", True),
+    "query_decides": (query_decides, decided, "what was asked", "minus_query", True),
+    "abstains": (abstains, lambda t: percent(average(average(s is None for s in x) for x in t.scores[-5:])),
+                 "returned None", "low score", True),
+    "scoring": (scoring, gap, "other weights", "`sync`", True),
+    "refused": (refused, refusals, "moved the policy too far", "--optimizer.lr", True),
+    "high_kl": (high_kl, kl, "0.02", "--kl.coef 0.04", True),
+    "unpaid_kl": (unpaid_kl, kl, "kl.coef is 0", "--kl.coef 0.1", True),
+    "flat": (flat, lambda t: (*before_and_after(t), kl(t), "31 steps"), "does not depend", "--optimizer.lr", True),
+    "signs": (signs, lambda t: (f"{percent(by_steps(t, 3, exclaimed))} of the characters are exclamation marks",
+                                f"({percent(exclaimed(t.texts(-1)[0]))} before)"),
+              "the reward likes them", "--kl.coef 0.1", False),
+    "repetition": (repetition, lambda t: (percent(by_steps(t, 3, repeated)), percent(repeated(t.texts(-1)[0]))),
+                   "does not mind", "--kl.coef 0.1", True),
+    "diversity": (diversity, lambda t: (percent(by_steps(t, 3, distinct)), percent(distinct(t.texts(-1)[0]))),
+                  "does not mind", "--kl.coef 0.1", True),
+    "unlikely_text": (unlikely_text, fallen, "hardly write", "--kl.coef 0.1", True),
+    "entropy": (diversity, entropies, "too large or KL too cheap", "--loss.entropy_coef", True),
+    "one_word": (one_word, lambda t: f"{percent(by_steps(t, 3, top))} of the words are 'dddddddd'",
+                 "kl.coef is 0", "--kl.coef 0.1", True),
+    "constant": (constant, lambda t: "0.25", "does not see the reply", "read replies", True),
+    "ratio": (ratio, ratios, "too far", "--optimizer.lr", True),
+    "clipping": (clipping, lambda t: percent(t.mean("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
+    "unmeasured": (unmeasured, lost, "no reference", "--reference copy --kl.coef 0.1", True),
+    "drowned": (drowned, penalties, "coefficient of 5 is too high", "--kl.coef 0.0", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_fault_is_told_with_its_numbers_and_its_remedy(name):
+    make, numbers, cause, remedy, _ = CASES[name]
+    told = make(True)
+    found = told.findings[name]
+    held = numbers(told)
+    for number in (held,) if isinstance(held, str) else held:
+        assert number in found.says
+    assert cause in found.cause and remedy in found.remedy
+    assert 1 <= found.step <= len(told.replies)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_twin_is_not_accused(name):
+    make, _, _, _, wholly = CASES[name]
+    found = make(False).findings
+    assert name not in found
+    if wholly:
+        assert found == {}
+
+
+def test_every_rule_has_a_run():
+    told = set(CASES) | {"not_finite", "empty", "saturated", "length", "declared_otherwise", "other_sampler"}
+    assert {rule.__name__ for rule in RULES} == told  # replies from elsewhere: tests/test_negative_kl.py
+
+
+# --- what has several causes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf])
+def test_a_gradient_that_is_none_is_told_with_its_step(what):
+    told = not_finite(what)
+    found = told.findings["not_finite"]
+    assert found.says == "Up to 50 % of a step's optimizer steps were refused because the gradient was not finite."
+    assert found.step == 2 and found.level == "problem"
+    assert "--optimizer.lr" in found.remedy and "--resume" in found.remedy
+    assert all(bool(p.isfinite().all()) for p in told.learner.policy.parameters())
+    assert not_finite(0.0).findings == {}
+
+
+def test_silence_that_kl_makes():
+    told, found = silenced(True), silenced(True).findings["empty"]
+    assert f"{empties(told)} of the replies are empty" in found.says
+    most = max(m["reward/kl_penalty"] for m in told.learner.history)
+    assert f"paid up to {most:.3g} where scores differ by {spread(told.scores[0]):.3g}" in found.cause
+    assert found.cause.startswith("the KL coefficient is too high") and "--kl.coef 0.75" in found.remedy
+    assert set(told.findings) == {"empty"}  # no second remedy, and no talk of the few words that are left
+    assert silenced(False).findings == {}
+
+
+def test_silence_that_the_reward_likes():
+    told, found = silent(True), silent(True).findings["empty"]
+    assert f"{empties(told)} of the replies are empty" in found.says
+    spoken = [x for r, x in zip(told.replies[-1], told.scores[-1]) if r.reply.strip(" .")]
+    silences = [x for r, x in zip(told.replies[-1], told.scores[-1]) if not r.reply.strip(" .")]
+    assert f"empty replies score {average(silences):.3g}, the others {average(spoken):.3g}" in found.cause
+    assert "prefers silence" in found.cause and "lowest score" in found.remedy and "kl" not in found.remedy
+    assert "signs" not in told.findings  # of the two or three characters that are left
+    assert "empty" not in silent(False).findings
+
+
+def test_a_reward_that_is_full():
+    told, found = saturated(True), saturated(True).findings["saturated"]
+    now, first = average(spread(s) for s in told.scores[-5:]), spread(told.scores[0])
+    assert found.level == "note" and "--steps" in found.remedy
+    assert f"{now:.3g} only ({first:.3g} at first), all near 1:" in found.says or "now scores 1:" in found.says
+    assert "saturated" not in saturated(False).findings
+
+
+def test_a_reward_that_was_nearly_full_at_the_start_is_full_and_not_blind():
+    found = soon_full(True).findings
+    assert "constant" not in found and "Every reply now scores 1:" in found["saturated"].says
+    assert not {"constant", "saturated"} & set(soon_full(False).findings)
+
+
+@pytest.mark.parametrize(
+    ("make", "cause", "remedy"),
+    [
+        (longer, "pays for longer", "`--sampling.max_tokens {}`"),
+        (shorter, "pays for shorter", "`--sampling.min_tokens {}`"),
+    ],
+)
+def test_lengths_that_the_reward_pays_for(make, cause, remedy):
+    told, found = make(True), make(True).findings["length"]
+    first, last = lengths(told)[0], average(lengths(told)[-5:])
+    assert f"from {first:.1f} to {last:.1f} tokens" in found.says
+    assert cause in found.cause and remedy.format(round(first)) in found.remedy
+    assert (f"`length:<={round(first)}`" if last > first else f"`length:{round(first)}`") in found.remedy
+    assert "length" not in make(False).findings
+
+
+def test_a_spammed_sign_is_spelled():
+    """No word shows it; the token does, with its text."""
+    told, found = signs(True), signs(True).findings["one_word"]
+    ids = [i for r in told.replies[-1] for i in r.ids]
+    assert f"{percent(Counter(ids).most_common(1)[0][1] / len(ids))} of the tokens are '!'." in found.says
+    assert "one_word" not in signs(False).findings or "'d" in signs(False).findings["one_word"].says
+
+
+@cache
+def drift() -> Told:
+    chance = random.Random(0)
+    return run(toy(), lambda r: chance.random(), 31)
+
+
+def test_spam_is_not_blamed_on_a_reward_that_did_not_rise():
+    found = drift().findings["one_word"]
+    assert "did not rise" in found.cause and "likes" not in found.cause
+    assert "likes it" in one_word(True).findings["one_word"].cause
+
+
+def test_a_high_coefficient_that_is_not_enough_is_named():
+    """A target that KL leaves behind: the controller's own number is told."""
+    steered = toy(**{"kl.coef": 0.02, "kl.control": "adaptive", "kl.target": 0.5})
+    found = run(steered, grouped, 14).findings["high_kl"]
+    assert "far above its target of 0.5" in found.says and "--kl.coef" in found.remedy
+
+
+@pytest.mark.parametrize("declared", [{"temperature": 0.5}, {"min_new_tokens": 3}])
+def test_a_declared_setting_that_differs_is_a_note(declared):
+    learner = toy(**{"optimizer.lr": 1e-3})
+    (name, value), own = next(iter(declared.items())), {"temperature": 1.0, "min_new_tokens": 0}
+    for _ in range(3):
+        made = learner.generate([QUERY] * 32, **declared)
+        learner.step([QUERY] * 32, [r.ids for r in made], [share(r) for r in made], generation=declared)
+    (found,) = learner.diagnose()
+    assert found.name == "declared_otherwise" and found.level == "note"
+    assert f"{name}={value} (here {own[name]})" in found.says
+    assert f"--sampling.{'min_tokens' if value == 3 else name} {value}" in found.remedy
+    same = {name: own[name]}
+    made = learner.generate([QUERY] * 32)
+    learner.step([QUERY] * 32, [r.ids for r in made], [share(r) for r in made], generation=same)
+    assert learner.diagnose() == []
+
+
+def test_probes_see_that_the_query_decides(tmp_path):
+    """One reply to each query tells nothing of it; the probes are asked twice before training."""
+    tasks = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
+
+    def told(out, weight):
+        def reward(rollouts):
+            return [share(r) + weight * tasks.index(r.query) for r in rollouts]
+
+        model = lm("gpt2", len(letters()), spread=0.05)
+        options = {"steps": 3, "batch": 10, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
+        return train(model, tasks, reward, out=tmp_path / out, tokenizer=letters(), **options)
+
+    made = told("fault", 1.0)
+    assert "reward/query_share" not in made.metrics[-1]
+    found = next(f for f in made.diagnose() if f.name == "query_decides")
+    assert percent(made.metrics[-1]["probe/query_share"]) in found.says and "minus_query" in found.remedy
+    assert made.metrics[-1]["probe/query_share"] > 0.95
+    twin = told("twin", 0.0)
+    assert twin.metrics[-1]["probe/query_share"] < 0.8 and twin.diagnose() == []
+
+
+# --- the demo ---------------------------------------------------------------------------------------------------------
+
+SEEDS, CONTROLS = [f"seed-{i}" for i in range(1, 6)], [f"control-{i}" for i in range(1, 4)]
+
+
+@cache
+def demo() -> dict[str, History]:
+    """Five runs of the sentiment demo and three whose rewards were shuffled, without their replies."""
+    path = Path(__file__).parent / "slices" / "healthy-demo.jsonl.gz"
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    config, held = lines[0]["config"], {}
+    for name in SEEDS + CONTROLS:
+        own = [line for line in lines[1:] if line["run"] == name]
+        metrics = [line["metrics"] for line in own if "metrics" in line]
+        held[name] = History(metrics, config=config, evaluation=own[-1]["evaluation"])
+    return held
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_the_demo_is_silent_at_every_step_and_learns(name):
+    whole = demo()[name]
+    assert len(whole.metrics) == 72
+    for count in range(1, 73):
+        found = diagnose(History(whole.metrics[:count], config=whole.config))
+        assert [f for f in found if f.level != "note"] == [], count
+    said = verdict(whole, diagnose(whole))
+    before, after = (whole.evaluation[side]["mean"] for side in ("before", "after"))
+    assert said.startswith(f"It learned: held-out reward {before:.3g} -> {after:.3g} in 72 steps")
+    assert said.endswith("and nothing looks wrong.")
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_shuffled_rewards_are_said_to_have_taught_nothing(name):
+    whole = demo()[name]
+    found = diagnose(whole)
+    assert [f.name for f in found] == ["flat"]
+    assert verdict(whole, found).startswith("It did not learn: held-out reward")
+    bare = History(whole.metrics, config=whole.config)  # nor from the rewards of training alone
+    assert verdict(bare, diagnose(bare)).startswith("It did not learn")
+    for count in range(1, 73):
+        said = {f.name for f in diagnose(History(whole.metrics[:count], config=whole.config)) if f.level != "note"}
+        assert said <= {"flat"}, count
