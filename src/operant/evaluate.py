@@ -80,7 +80,7 @@ class Evaluation:
         rollouts = [
             Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]
         ]
-        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"], kept["samples"])
+        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"], kept.get("samples", 1))
 
 
 class Evaluator:

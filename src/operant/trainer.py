@@ -117,7 +117,7 @@ def _go_on(run: Run) -> None:
     if path is not None:
         step, extra = run.state.load(path, run.folder.say)
         run.before = Evaluation.from_plain(extra["before"]) if extra["before"] is not None else None
-        run.best, run.probed, run.started = extra["best"], extra["probed"], True
+        run.best, run.probed, run.started = extra.get("best"), extra.get("probed") or {}, True
         run.policy.version = step
         run.learner.engine.sync(run.policy, step)
     run.folder.cut_after(step)
