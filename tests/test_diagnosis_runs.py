@@ -218,8 +218,9 @@ def unlikely_text(fault: bool) -> Told:
 @cache
 def saturated(fault: bool) -> Told:
     """The more letters there are, the less one more is worth; the twin's are all worth the same."""
-    learner = toy(**{"kl.coef": 0.02})
-    return run(learner, lambda r: 1 - math.exp(-12 * grouped(r)) if fault else grouped(r) / 2, 18)
+    learner = toy(**{"kl.coef": 0.002, "fixed_length": True})
+    many = range(4, 16)
+    return run(learner, lambda r: 1 - math.exp(-6 * share(r, many)) if fault else share(r, many), 14)
 
 
 @cache
@@ -508,7 +509,7 @@ def test_a_spammed_sign_is_spelled():
 @cache
 def drift() -> Told:
     chance = random.Random(0)
-    return run(toy(), lambda r: chance.random(), 31)
+    return run(toy(**{"optimizer.lr": 2e-2}), lambda r: chance.random(), 20)
 
 
 def test_spam_is_not_blamed_on_a_reward_that_did_not_rise():
