@@ -139,7 +139,7 @@ def scoring(fault: bool) -> Told:
     learner = toy(**{"optimizer.lr": 3e-3})
     if fault:
         learner.engine = Stale(deepcopy(learner.policy))
-    return run(learner, share, 5)
+    return run(learner, share, 7)
 
 
 @cache
@@ -442,6 +442,7 @@ def test_a_gradient_that_is_none_is_told_with_its_step(what):
     found = told.findings["not_finite"]
     assert found.says == "Up to 50 % of a step's optimizer steps were refused because the gradient was not finite."
     assert found.step == 2 and found.level == "problem"
+    assert set(told.findings) == {"not_finite"}  # the same step is not told again as refused for its ratio
     assert "--optimizer.lr" in found.remedy and "--resume" in found.remedy
     assert all(bool(p.isfinite().all()) for p in told.learner.policy.parameters())
     assert not_finite(0.0).findings == {}
@@ -472,7 +473,8 @@ def test_a_reward_that_is_full():
     told, found = saturated(True), saturated(True).findings["saturated"]
     now, first = average(spread(s) for s in told.scores[-5:]), spread(told.scores[0])
     assert found.level == "note" and "--steps" in found.remedy
-    assert f"{now:.3g} only ({first:.3g} at first), all near 1:" in found.says or "now scores 1:" in found.says
+    most = max(x for s in told.scores[-5:] for x in s)
+    assert f"{now:.3g} only ({first:.3g} at first), all near {most:.3g}:" in found.says
     assert "saturated" not in saturated(False).findings
 
 
@@ -509,7 +511,7 @@ def test_a_spammed_sign_is_spelled():
 @cache
 def drift() -> Told:
     chance = random.Random(0)
-    return run(toy(**{"optimizer.lr": 2e-2}), lambda r: chance.random(), 20)
+    return run(toy(), lambda r: chance.random(), 31)
 
 
 def test_spam_is_not_blamed_on_a_reward_that_did_not_rise():
