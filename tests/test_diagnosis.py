@@ -1,8 +1,6 @@
 """Each sentence of the diagnosis on a small real run that provokes it, and silence on its healthy twin."""
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +16,6 @@ from operant.tracking.diagnosis.sampling import SETTINGS
 ROOT = Path(__file__).parents[1]
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2}
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def recipe():
-    spec = importlib.util.spec_from_file_location("negative_kl", ROOT / "recipes" / "negative_kl.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["negative_kl"] = made
-    spec.loader.exec_module(made)
-    return made
-
-
-NEGATIVE = recipe()
 
 
 def toy(**more) -> Learner:
@@ -55,39 +42,7 @@ def wanted(reply, step=0):
     return reply.ids.count(7) / len(reply.ids)
 
 
-# --- replies from elsewhere -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cause", ["top_k", "top_p", "dropout"])
-def test_the_declared_setting_is_named(cause):
-    how, declared = NEGATIVE.CAUSES[cause]
-    learner, _ = NEGATIVE.provoke(how, declared, 6)
-    first = learner.diagnose()[0]
-    assert first.level == "problem" and first.cause.startswith(f"{cause}=")
-
-
-@pytest.mark.parametrize("cause", ["top_k", "temperature", "dropout"])
-def test_undeclared_it_is_a_candidate_only(cause):
-    learner, _ = NEGATIVE.provoke(NEGATIVE.CAUSES[cause][0], {}, 6)
-    first = learner.diagnose()[0]
-    assert "cannot be seen" in first.cause and cause in first.cause.split("Candidates:")[1]
-
-
-def test_padding_is_seen():
-    learner, _ = NEGATIVE.provoke({"padded": True}, {}, 2)
-    assert "padding is counted as text" in learner.diagnose()[0].cause
-
-
-def test_a_declared_temperature_is_a_note():
-    learner, _ = NEGATIVE.provoke({"temperature": 0.5}, {"temperature": 0.5}, 6)
-    assert found(learner, "declared_otherwise").level == "note"
-    assert not names(learner) & {"negative_kl", "other_sampler", "padding"}
-
-
-@pytest.mark.parametrize("twin", [lambda: NEGATIVE.honest(8), lambda: NEGATIVE.provoke({}, {}, 8)])
-def test_honest_replies_are_not_accused(twin):
-    learner, _ = twin()
-    assert not names(learner) & {"negative_kl", "other_sampler", "padding", "declared_otherwise"}
+# --- replies from elsewhere, whose real runs stand in test_negative_kl.py ---------------------------------------------
 
 
 def test_every_setting_that_cannot_be_scored_has_a_sentence():
