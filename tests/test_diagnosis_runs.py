@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from toys import letters, lm
@@ -22,6 +23,7 @@ from operant import train
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
 from operant.tracking.diagnosis import RULES, Finding, History, diagnose, verdict
+from operant.tracking.diagnosis.progress import progress
 
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
 QUERY = [5, 6, 7]
@@ -550,10 +552,10 @@ def test_probes_see_that_the_query_decides(tmp_path):
 
     def told(out, weight):
         def reward(rollouts):
-            return [share(r) + weight * tasks.index(r.query) for r in rollouts]
+            return [grouped(r) + weight * tasks.index(r.query) for r in rollouts]
 
         model = lm("gpt2", len(letters()), spread=0.05)
-        options = {"steps": 3, "batch": 10, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
+        options = {"steps": 3, "batch": 10, "max_tokens": 6, "optimizer.lr": 5e-3, "epochs": 1, "probe_every": 1}
         return train(model, tasks, reward, out=tmp_path / out, tokenizer=letters(), **options)
 
     made = told("fault", 1.0)
@@ -561,6 +563,11 @@ def test_probes_see_that_the_query_decides(tmp_path):
     found = next(f for f in made.diagnose() if f.name == "query_decides")
     assert percent(made.metrics[-1]["probe/query_share"]) in found.says and "minus_query" in found.remedy
     assert made.metrics[-1]["probe/query_share"] > 0.95
+    first = pq.read_table(made.path / "probes" / "step-00000.parquet").to_pylist()
+    score = progress(History(made.metrics))  # against the answers before training, not the first ones after
+    assert (score.what, score.after) == ("probe reward", made.metrics[-1]["probe/reward"])
+    assert score.before == pytest.approx(average(r["reward"] for r in first))
+    assert score.before != made.metrics[0]["probe/reward"]
     twin = told("twin", 0.0)
     assert twin.metrics[-1]["probe/query_share"] < 0.8 and twin.diagnose() == []
 
