@@ -612,5 +612,7 @@ def test_shuffled_rewards_are_said_to_have_taught_nothing(name):
     bare = History(whole.metrics, config=whole.config)  # nor from the rewards of training alone
     assert verdict(bare, diagnose(bare)).startswith("It did not learn")
     for count in range(1, 73):
-        said = {f.name for f in diagnose(History(whole.metrics[:count], config=whole.config)) if f.level != "note"}
-        assert said <= {"flat"}, count
+        begun = History(whole.metrics[:count], config=whole.config)
+        told = diagnose(begun)
+        assert {f.name for f in told if f.level != "note"} <= {"flat"}, count
+        assert not verdict(begun, told).startswith("It learned:"), count  # it may drift upwards for a while
