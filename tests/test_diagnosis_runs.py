@@ -616,3 +616,8 @@ def test_shuffled_rewards_are_said_to_have_taught_nothing(name):
         told = diagnose(begun)
         assert {f.name for f in told if f.level != "note"} <= {"flat"}, count
         assert not verdict(begun, told).startswith("It learned:"), count  # it may drift upwards for a while
+
+
+def test_a_nearly_sure_policy_with_one_rare_draw_is_no_other_sampler():
+    history = run(toy(0.3, **{"kl.coef": 0.0, "optimizer.lr": 5e-3}), share, 12)
+    assert not {"other_sampler", "negative_kl"} & set(history.findings)

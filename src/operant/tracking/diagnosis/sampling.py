@@ -105,6 +105,8 @@ def _odd(history: History) -> tuple[str, float, int] | None:
     if not z or gap is None or abs(gap) < ODD_GAP:
         return None
     together = sum(z) / len(z) ** 0.5
+    if gap * together <= 0:  # a nearly sure policy had one rare draw: the mean and the standard errors disagree
+        return None
     if abs(together) <= ODD_Z or 0 < gap * _tokens(history) < BALANCE:
         return None
     how = "likelier" if gap > 0 else "unlikelier"
