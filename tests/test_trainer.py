@@ -175,5 +175,5 @@ def test_what_is_later_wins():
     given = {"tasks": TASKS, "reward": count_a}
     assert configure(given | {"preset": "trl"}).learner["kl"].coef == 0.2
     assert configure(given | {"preset": "trl", "kl.coef": 0.3}).learner["kl"].coef == 0.3
-    assert configure({"preset": "trl"}, "letters").learner["kl"].coef == 0.2
-    assert configure({}, "letters").learner["kl"].coef == 0.1
+    assert configure({"preset": "trl"}, "sentiment").learner["kl"].coef == 0.2
+    assert configure({}, "sentiment").learner["kl"].coef == 0.1
