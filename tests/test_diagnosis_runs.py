@@ -119,6 +119,16 @@ def critic(fault: bool) -> Told:
 
 
 @cache
+def leap(fault: bool) -> Told:
+    return run(toy(**{"optimizer.lr": 0.3 if fault else 1e-3, "kl.coef": 0.1}), share, 6)
+
+
+def rise(told: Told) -> float:
+    """KL a reply after the first step: before it, policy and reference are the same."""
+    return told.learner.history[1]["kl/per_reply"] - told.learner.history[0]["kl/per_reply"]
+
+
+@cache
 def query_decides(fault: bool) -> Told:
     queries = [[4 + i, 5] for i in range(8)]
     return run(toy(), lambda r: share(r) + fault * r.turns[0].prompt[0], 5, queries)
@@ -388,6 +398,8 @@ CASES = {
     "scoring": (scoring, gap, "other weights", "`sync`", True),
     "refused": (refused, refusals, "moved the policy too far", "--optimizer.lr", True),
     "high_kl": (high_kl, kl, "0.02", "--kl.coef 0.04", True),
+    "leap": (leap, lambda t: f"rose by {rise(t):.3g} nats a reply in one step, the 1st",
+             "learning rate of 0.3", "--optimizer.lr 0.03", True),
     "unpaid_kl": (unpaid_kl, kl, "kl.coef is 0", "--kl.coef 0.1", True),
     "flat": (flat, lambda t: (*before_and_after(t), kl(t), "31 steps"), "does not depend", "--optimizer.lr", True),
     "signs": (signs, lambda t: (f"{percent(by_steps(t, 3, exclaimed))} of the characters are exclamation marks",

@@ -131,7 +131,7 @@ class Run:
             told |= {"evaluate/reward_before": self.before.mean} if self.before is not None else {}
         if last or step % train.probe_every == 0:
             told |= self.probe(step)
-        return told
+        return told | self.probed if step == 1 else told
 
     def evaluate(self) -> Evaluation | None:
         """Judge the held-out tasks, with the same random numbers every time; None where there are none."""

@@ -20,6 +20,7 @@ __all__ = ["RULES", "Finding", "History", "diagnose", "read_history", "verdict"]
 
 RULES: tuple[Callable[[History], Finding | None], ...] = (
     updates.not_finite,
+    distance.leap,
     sampling.other_sampler,
     rewards.constant,
     texts.empty,
@@ -51,6 +52,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
     "one_word": frozenset({"repetition", "diversity", "entropy", "unmeasured", "critic", "saturated"}),
     "repetition": frozenset({"diversity"}),
+    "leap": frozenset({"high_kl", "unpaid_kl", "drowned", "entropy", "critic", "saturated", "constant"}),
     "drowned": frozenset({"high_kl", "critic", "flat"}),
     "constant": frozenset({"critic", "flat"}),
     "negative_kl": frozenset({"flat"}),

@@ -1,5 +1,7 @@
 """How far the policy has gone from the reference, and what that costs it."""
 
+from itertools import pairwise
+
 from operant.tracking.diagnosis.history import RECENT, Finding, History, number, percent
 from operant.tracking.diagnosis.progress import progress
 
@@ -12,6 +14,9 @@ CHEAP = 0.05
 UNLIKELY = 1.0
 """Nats a token that replies became unlikelier under the reference. The healthy demo loses 0.4 at most on its way, the
 letters without a price 5."""
+LEAP, EARLY = 1.0, 3
+"""Nats a token within one of so many first steps: no price acts as fast. The demo moves 0.08, the letters without a
+price 0.14, a learning rate ten times the demo's 1.6."""
 LOST = 0.5
 """Share of the entropy that is left."""
 DROWNED = 2.0
@@ -44,6 +49,30 @@ def high_kl(history: History) -> Finding | None:
     )
 
 
+def leap(history: History) -> Finding | None:
+    """A step that took the policy far away at once: no reward and no price is the reason, the step is."""
+    held = history.values("kl/per_token")[: EARLY + 1]
+    jumps = [b - a for a, b in pairwise(held)]
+    far = max(jumps, default=0.0)
+    if far < LEAP:
+        return None
+    at, rate = jumps.index(far), history.first("update/lr")
+    told = history.values("kl/per_reply")
+    return Finding(
+        "leap",
+        "problem",
+        f"KL rose by {number(told[at + 1] - told[at])} nats a reply in one step, the {_ordinal(at + 1)}.",
+        "the steps are far too large" + (f": a learning rate of {number(rate)}" if rate else ""),
+        f"`--optimizer.lr {number(rate / 10)}`" if rate else "`--optimizer.lr` a tenth",
+        ("kl/per_reply", "update/lr"),
+        history.step if len(history.metrics) <= at + 1 else int(history.metrics[at + 1].get("step", at + 2)),
+    )
+
+
+def _ordinal(number: int) -> str:
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
+
+
 def unpaid_kl(history: History) -> Finding | None:
     """Far away, and it costs nothing."""
     kl = _far(history)
@@ -65,7 +94,7 @@ def unmeasured(history: History) -> Finding | None:
         "warning",
         f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has gone.",
         "there is no reference, so neither is KL measured nor anything paid for leaving the language",
-        "`--reference copy --kl.coef 0.1`; or read replies: `operant report --serve`",
+        "`--reference copy --kl.coef 0.1`; or read replies: `operant report RUN --serve`",
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x < LOST * first),
     )
@@ -95,11 +124,14 @@ def unlikely_text(history: History) -> Finding | None:
 
 def drowned(history: History) -> Finding | None:
     """The KL penalty varies more between replies than the scores do."""
-    penalty, scores = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
-    if penalty is None or not scores or history.trained < RECENT or penalty < DROWNED * scores:
+    penalty, now = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
+    if penalty is None or not now or history.trained < RECENT:
         return None
+    # Where the reward was learnt, scores differ little because they are all high: then the start is the measure.
     score = progress(history)
-    if score is not None and score.learned:  # then scores differ little because they are all high
+    learned = score is not None and score.learned
+    scores = max(now, history.first("reward/scaled_std") or 0.0) if learned else now
+    if penalty < DROWNED * scores:
         return None
     coef = history.recent("kl/coef", 1) or 0.0
     return Finding(
@@ -131,6 +163,8 @@ def unpaid(history: History) -> bool:
 def leash(history: History) -> tuple[str, str]:
     """Why nothing holds the policy to its language, and the option that does."""
     coef = price(history)
+    if (jump := leap(history)) is not None:
+        return jump.cause, jump.remedy
     if (noise := drowned(history)) is not None:
         return noise.cause, noise.remedy
     if not history.values("kl/per_reply"):

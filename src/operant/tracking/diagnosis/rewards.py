@@ -31,7 +31,7 @@ def constant(history: History) -> Finding | None:
         "problem",
         f"Every reply scores {number(mean)}, so there is nothing to learn from.",
         "the reward does not see the reply, is too hard to ever give more, or failed in silence",
-        "read replies and scores (`operant report --serve`); try the reward on texts that must score high and low; "
+        "read replies and scores (`operant report RUN --serve`); try the reward on texts that must score high and low; "
         "begin with easier tasks",
         ("reward/std", "reward/mean"),
         history.since("reward/std", lambda x: x <= EQUAL * max(abs(mean), 1e-3)),
@@ -92,7 +92,7 @@ def abstains(history: History) -> Finding | None:
         "warning",
         f"The reward would not judge {percent(share)} of the replies; nothing is learnt from them.",
         "the reward returned None for them",
-        "see which in `operant report --serve` (an empty score); give them a low score instead where they are bad",
+        "see which in `operant report RUN --serve` (an empty score); give them a low score instead where they are bad",
         ("reward/abstained",),
         history.since("reward/abstained", lambda x: x >= ABSTAINED),
     )
@@ -112,7 +112,7 @@ def flat(history: History) -> Finding | None:
         f"{number(score.before)} before, {number(score.after)} now.",
         "the reward does not depend on the replies, its noise is too large for this batch, or the learning rate is "
         "too high",
-        "look whether good replies score high (`operant report --serve`); then `--batch` twice as large, or "
+        "look whether good replies score high (`operant report RUN --serve`); then `--batch` twice as large, or "
         "`--optimizer.lr` a third",
         ("reward/mean", "kl/per_reply"),
         history.step,

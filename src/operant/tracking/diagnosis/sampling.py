@@ -18,6 +18,8 @@ ODD_Z = 6.0
 """Standard errors of the likelihood gap: the registry's band, far beyond chance at any number of looks."""
 ODD_GAP = 0.005
 """Nats a token: gaps below it could be float noise in half precision, and move nothing."""
+SAME = 1e-3
+"""Nats: log-probs of sampling and training that differ by less are those of one distribution."""
 BALANCE = 150.0
 """Nats over all tokens. A policy that is nearly sure has rare draws that hold the balance to its common ones: where few
 were expected, none may have come, and the common ones seem likelier than they should with hardly any spread."""
@@ -102,7 +104,7 @@ def _negative(history: History) -> tuple[str, int] | None:
 def _odd(history: History) -> tuple[str, float, int] | None:
     """What to say of a likelihood gap, the gap, and since when; None where noise explains it."""
     z, gap = history.values("rollout/likelihood_z")[-RECENT:], history.recent("rollout/likelihood_gap")
-    if not z or gap is None or abs(gap) < ODD_GAP:
+    if not z or gap is None or abs(gap) < ODD_GAP or _agrees(history):
         return None
     together = sum(z) / len(z) ** 0.5
     if gap * together <= 0:  # a nearly sure policy had one rare draw: the mean and the standard errors disagree
@@ -112,6 +114,12 @@ def _odd(history: History) -> tuple[str, float, int] | None:
     how = "likelier" if gap > 0 else "unlikelier"
     said = f"tokens are {number(abs(gap))} nats {how} than this policy's own ({abs(together):.0f} standard errors)"
     return said, gap, history.since("rollout/likelihood_z", lambda x: x * gap > 0)
+
+
+def _agrees(history: History) -> bool:
+    """Whether replies were drawn here and are scored alike: what is odd then is chance, in a policy that is sure."""
+    apart = history.recent("rollout/logprob_gap")
+    return not history.foreign and apart is not None and apart < SAME
 
 
 def _tokens(history: History) -> float:
