@@ -20,7 +20,7 @@ PHASES = {
     "track": ("track", "metrics, replies, histograms", "into the run folder"),
 }
 """Phase of `time/...` -> its name in the figure, and two lines about it."""
-WIDTH, BOX, GAP = 980, 150, 14
+WIDTH, BOX, GAP = 980, 148, 14
 COLOURS = ["#2f6fb5", "#c9762b", "#5b8a3c", "#7a5aa8", "#b5433f", "#6b7280"]
 
 
@@ -44,7 +44,7 @@ def figure(told: dict[str, float], about: str) -> str:
         x = 10 + i * (BOX + GAP)
         parts.append(f'<rect x="{x}" y="40" width="{BOX}" height="98" rx="8" fill="#f7f8fa" stroke="{COLOURS[i]}"/>')
         parts.append(f'<text x="{x + 12}" y="66" font-size="15" font-weight="600" fill="{COLOURS[i]}">{name}</text>')
-        shown = f"{told[phase]:.2f} s" if told[phase] >= 0.005 else "under 0.01 s"
+        shown = f"{told[phase]:.2f} s" if told[phase] >= 0.01 else f"{1000 * told[phase]:.1f} ms"
         parts.append(f'<text x="{x + BOX - 12}" y="66" font-size="13" text-anchor="end">{shown}</text>')
         for j, line in enumerate(lines):
             words = _wrapped(line, 22)
