@@ -14,7 +14,7 @@ CHEAP = 0.05
 UNLIKELY = 1.0
 """Nats a token that replies became unlikelier under the reference. The healthy demo loses 0.4 at most on its way, the
 letters without a price 5."""
-LEAP, EARLY = 1.0, 3
+LEAP, EARLY = 1.5, 3
 """Nats a token within one of so many first steps: no price acts as fast. The demo moves 0.08, the letters without a
 price 0.14, a learning rate ten times the demo's 1.6."""
 LOST = 0.5
