@@ -1,0 +1,45 @@
+"""Which part of a language model is trained, and in what numbers it computes."""
+
+from dataclasses import dataclass
+
+from operant.types import OperantError
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What of the model is trained, and how it computes."""
+
+    train_layers: int | str | None = None
+    """Train the top blocks only, this many; `auto`: max(2, layers // 6). What is below is a frozen trunk, computed
+    once a token. None: every layer."""
+    train_head: bool | None = None
+    """Train the output head; None: with the whole model, not with a trunk."""
+    precision: str = "float32"
+    """float32, or bfloat16: the weights that compute. The optimizer then holds float32 masters of what is trained."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass, block by block: less memory, a third more time."""
+    states_gb: float = 4.0
+    """Memory for a batch's trunk states; past it they are computed again in every pass."""
+
+    def __post_init__(self) -> None:
+        layers = self.train_layers
+        if isinstance(layers, str) and layers != "auto":
+            raise OperantError(f"model.train_layers={layers!r}: it must be a number of blocks, auto, or none")
+        if isinstance(layers, int) and layers < 1:
+            raise OperantError(f"model.train_layers={layers}: it must be at least 1, or none to train every layer")
+        if self.precision not in ("float32", "bfloat16"):
+            raise OperantError(f"model.precision={self.precision!r}: it must be float32 or bfloat16")
+        if self.states_gb < 0:
+            raise OperantError(f"model.states_gb={self.states_gb}: it must be at least 0")
+
+    def blocks(self, layers: int) -> int | None:
+        """How many of a model's blocks are trained; None: all. Raises: OperantError for more than it has."""
+        if self.train_layers is None:
+            return None
+        wanted = max(2, layers // 6) if isinstance(self.train_layers, str) else self.train_layers
+        if wanted >= layers:
+            raise OperantError(
+                f"model.train_layers={self.train_layers} (that is {wanted} of {layers} blocks): nothing would be left "
+                "for the frozen trunk; train fewer, or use none to train every layer"
+            )
+        return wanted
