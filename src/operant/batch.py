@@ -40,24 +40,7 @@ def collate(rollouts: Sequence[Rollout], scores: Sequence[float | Sequence[float
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
 
 
-def given_rows(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> Batch:
-    """Given replies as rows of their own, one an episode: what has to be known to score them, and nothing else."""
-    rows = [torch.tensor([*p, *r], dtype=torch.long) for p, r in zip(prompts, replies, strict=True)]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    column = torch.arange(tokens.shape[1])
-    mask = column < torch.tensor([len(row) for row in rows])[:, None]
-    actions = mask & (column >= torch.tensor([len(p) for p in prompts])[:, None])
-    count = torch.arange(len(rows))
-    return Batch(
-        tokens=tokens,
-        mask=mask,
-        actions=actions,
-        rewards=torch.zeros(tokens.shape),
-        turns=torch.where(actions, 0, -1),
-        episodes=count,
-        groups=count,
-        bootstrap=torch.zeros(len(rows)),
-    )
+given_rows = Batch.given
 
 
 def _paid(rollout: Rollout, score: float | Sequence[float]) -> list[float]:

@@ -201,8 +201,28 @@ class Batch:
     """[B, T] how much each action counts; sums to 1 over an optimizer step (all ranks together)."""
     allowed: tuple[Tensor, Tensor] | None = None
     """Ragged: ids [N] and offsets [B * T + 1] of the tokens that could be drawn."""
-    states: Any = None
-    """Trunk states, for `policy/` alone."""
+    states: Tensor | None = None
+    """[B, T, D] what a frozen trunk has computed of every token, for `policy/` alone."""
+
+    @staticmethod
+    def given(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> "Batch":
+        """Given replies as rows of their own, one an episode: what has to be known to score them, and nothing else."""
+        rows = [torch.tensor([*p, *r], dtype=torch.long) for p, r in zip(prompts, replies, strict=True)]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        column = torch.arange(tokens.shape[1])
+        mask = column < torch.tensor([len(row) for row in rows])[:, None]
+        actions = mask & (column >= torch.tensor([len(p) for p in prompts])[:, None])
+        count = torch.arange(len(rows))
+        return Batch(
+            tokens=tokens,
+            mask=mask,
+            actions=actions,
+            rewards=torch.zeros(tokens.shape),
+            turns=torch.where(actions, 0, -1),
+            episodes=count,
+            groups=count,
+            bootstrap=torch.zeros(len(rows)),
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -228,10 +248,10 @@ class Batch:
             value = getattr(self, f.name)
             if isinstance(value, Tensor) and f.name != "bootstrap":
                 value = value[index]
-                picked[f.name] = value[:, :width] if value.ndim == 2 else value
+                picked[f.name] = value[:, :width] if value.ndim > 1 else value
         if self.allowed is not None:
             picked["allowed"] = _pick_ragged(self.allowed, self.tokens.shape, index, width)
-        return replace(self, states=None, **picked)
+        return replace(self, **picked)
 
 
 def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, width: int) -> tuple[Tensor, Tensor]:

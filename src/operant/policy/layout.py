@@ -31,10 +31,40 @@ def causal(batch: Batch) -> tuple[dict[str, Tensor], Select]:
     return kwargs, lambda hidden: hidden[:, :width][batch.actions[:, 1:]]
 
 
+def kept(batch: Batch, kwargs: dict[str, Any], *, encoder_decoder: bool) -> Tensor:
+    """[B, S, D] the batch's trunk states where the model looks for them; an encoder's output goes into `kwargs`."""
+    states = batch.states
+    assert states is not None  # by the caller, who has looked
+    if not encoder_decoder:
+        return states[:, : kwargs["input_ids"].shape[1]]
+    source = sources(batch)
+    del kwargs["input_ids"]
+    kwargs["encoder_outputs"] = (compact(states, source)[0],)
+    return compact(states, batch.mask & ~source)[0]
+
+
+def spread(batch: Batch, hidden: Tensor, source: Tensor | None) -> Tensor:
+    """[B, T, D] trunk states `hidden` [B, S, D] (and an encoder's output `source`) in the layout of the batch."""
+    out = hidden.new_zeros(*batch.tokens.shape, hidden.shape[-1])
+    if source is None:
+        out[:, : hidden.shape[1]] = hidden
+        return out
+    read = sources(batch)
+    for where, held in ((read, source), (batch.mask & ~read, hidden)):
+        inside = torch.arange(held.shape[1], device=held.device) < where.sum(1)[:, None]
+        out[where] = held[inside]
+    return out
+
+
+def sources(batch: Batch) -> Tensor:
+    """[B, T] what an encoder reads: everything before the first action."""
+    first = batch.actions.int().argmax(1)
+    return batch.mask & (torch.arange(batch.tokens.shape[1], device=batch.tokens.device) < first[:, None])
+
+
 def encoder_decoder(batch: Batch, start: int) -> tuple[dict[str, Tensor], Select]:
     """Arguments for an encoder-decoder: every row is one source and one reply, which the decoder sees after `start`."""
-    tokens, first = batch.tokens, batch.actions.int().argmax(1)
-    source = batch.mask & (torch.arange(tokens.shape[1], device=tokens.device) < first[:, None])
+    tokens, source = batch.tokens, sources(batch)
     target = batch.mask & ~source
     source_ids, source_mask = compact(tokens, source)
     target_ids, target_mask = compact(tokens, target)
@@ -50,10 +80,10 @@ def positions(mask: Tensor) -> Tensor:
 
 
 def compact(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """The kept places of each row, moved to its start: ([B, W], mask [B, W])."""
+    """The kept places of each row, moved to its start: ([B, W, ...], mask [B, W])."""
     lengths = keep.sum(1)
     mask = torch.arange(max(int(lengths.max()), 1), device=x.device) < lengths[:, None]
-    out = x.new_zeros(mask.shape)
+    out = x.new_zeros(*mask.shape, *x.shape[2:])
     out[mask] = x[keep]
     return out, mask
 

@@ -8,7 +8,7 @@ positions alone, and a probe of three rows (`probe.py`) finds out at constructio
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from operant.policy import layout
 from operant.policy.heads import ValueHead, ValueOptions
 from operant.policy.logprobs import score
-from operant.policy.probe import Modes, probe
+from operant.policy.modelling import ModelOptions, compute_in, recomputing
+from operant.policy.probe import Modes, check_trunk, probe
+from operant.policy.trunk import Trunk, find_blocks
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
 
@@ -41,9 +43,11 @@ class Policy(nn.Module):
         value: ValueOptions | None = None,
         critic: "Policy | None" = None,
         modes: Modes | None = None,
+        options: ModelOptions = ModelOptions(),
     ):
         super().__init__()
-        self.model: Any = model
+        self.model: Any = compute_in(model, options.precision)
+        self.options = options
         self.tokenizer, self.critic = tokenizer, critic
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         # transformers guesses padding from ids and warns; here masks come from lengths, and such ids are just ids.
@@ -59,7 +63,13 @@ class Policy(nn.Module):
         self.value_head = ValueHead(width, value).to(self.device) if value is not None and critic is None else None
         self.version = 0
         self.eval()
+        self.trunk: Trunk | None = None
         self.modes = modes or probe(self)
+        if options.train_layers is not None:
+            self.trunk = Trunk(model, options)
+            check_trunk(self)
+        elif options.train_head is not None:
+            self.head.requires_grad_(options.train_head)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -159,13 +169,48 @@ class Policy(nn.Module):
         """[N, D] the hidden state before each action, as it enters the output head; rows first."""
         if not self.modes.padded and len(batch) > 1:
             return torch.cat([self.states(batch.rows(slice(i, i + 1))) for i in range(len(batch))])
-        if self.encoder_decoder:
-            kwargs, select = layout.encoder_decoder(batch, self.start_token)
-        else:
-            kwargs, select = layout.causal(batch)
-        with self._catching(select) as caught:
+        kwargs, select = self._arguments(batch)
+        with ExitStack() as during:
+            caught = during.enter_context(self._catching(select))
+            if self.trunk is not None and batch.states is not None:
+                kept = layout.kept(batch, kwargs, encoder_decoder=self.encoder_decoder)
+                during.enter_context(self.trunk.starting_from(kept))
+            if self.options.gradient_checkpointing and torch.is_grad_enabled():
+                during.enter_context(recomputing(self.blocks()))
             self._call(**kwargs, use_cache=False)
         return caught["states"]
+
+    @torch.no_grad()
+    def trunk_states(self, batch: Batch) -> Tensor:
+        """[B, T, D] what the frozen trunk computes of every token, in the layout of the batch; 0 where nothing is read.
+
+        Of an encoder-decoder: the encoder's output at the source, what enters the first trained block at the reply.
+        """
+        assert self.trunk is not None  # asked for by whoever has looked
+        batch = batch.to(self.device).with_(states=None)
+        if not self.modes.padded and len(batch) > 1:
+            rows = [self.trunk_states(batch.rows(slice(i, i + 1)))[0] for i in range(len(batch))]
+            wide = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            return nn.functional.pad(wide, (0, 0, 0, batch.tokens.shape[1] - wide.shape[1]))
+        kwargs, _ = self._arguments(batch)
+        source = None
+        if self.encoder_decoder:
+            ids, mask = kwargs.pop("input_ids"), kwargs["attention_mask"]
+            kwargs["encoder_outputs"] = source = self.model.get_encoder()(input_ids=ids, attention_mask=mask)
+        hidden = self.trunk.below(lambda: self._call(**kwargs, use_cache=False))
+        return layout.spread(batch, hidden, None if source is None else source[0])
+
+    def _arguments(self, batch: Batch) -> tuple[dict[str, Any], layout.Select]:
+        if self.encoder_decoder:
+            return layout.encoder_decoder(batch, self.start_token)
+        return layout.causal(batch)
+
+    def blocks(self) -> list[nn.ModuleList]:
+        """The stacks of blocks: of the decoder, and of an encoder where there is one."""
+        stacks = [find_blocks(self.model)]
+        if self.encoder_decoder:
+            stacks.append(find_blocks(self.model.get_encoder()))
+        return stacks
 
     def logits(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, V]: the output head and whatever the model does to its logits after it."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from operant.policy import layout
-from operant.types import OperantError
+from operant.types import Batch, OperantError
 
 if TYPE_CHECKING:
     from operant.policy.policy import Policy
@@ -59,6 +59,44 @@ def probe(policy: "Policy") -> Modes:
         left=left,
         cached=agrees(lambda: [_cached(policy, row) for row in rows]),
         finish=finish,
+    )
+
+
+def check_trunk(policy: "Policy") -> None:
+    """Freeze the trunk, and hold what its kept states lead to against the whole model on three rows.
+
+    Raises: OperantError where they differ: then more passes between the blocks than the hidden state.
+    """
+    trunk = policy.trunk
+    assert trunk is not None  # by the constructor, which has just made it
+    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
+    other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)
+    kwargs, _ = policy._arguments(batch.rows(slice(0, 1)))
+    with torch.enable_grad():
+        trunk.freeze(
+            policy.model,
+            policy.head,
+            lambda: policy._call(**kwargs, use_cache=False),
+            train_head=policy.options.train_head,
+        )
+    with torch.no_grad():
+        trunk.learn_to_skip(lambda: policy._call(**kwargs, use_cache=False))
+        whole = policy.states(batch)
+        try:
+            states = policy.trunk_states(batch)
+            policy.states(other)  # whatever a block may have laid aside for another is overwritten
+            kept = policy.states(batch.with_(states=states))
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+            raise _no_trunk(policy, f"they cannot be started there ({type(error).__name__})") from error
+    if not _close(kept, whole):
+        raise _no_trunk(policy, f"the states differ by {float((kept - whole).abs().max()):.2g}")
+
+
+def _no_trunk(policy: "Policy", why: str) -> OperantError:
+    return OperantError(
+        f"model.train_layers={policy.options.train_layers}: the upper blocks of {type(policy.model).__name__} cannot "
+        f"begin from what the lower ones hand on, {why}; train every layer, or use lora.rank"
     )
 
 

@@ -1,0 +1,143 @@
+"""A frozen trunk: whatever the architecture, starting from kept states is the whole model, forward and backward."""
+
+import pytest
+import torch
+import transformers as t
+
+from operant.policy.heads import ValueOptions
+from operant.policy.modelling import ModelOptions
+from operant.policy.policy import Policy
+from operant.types import Batch, OperantError
+
+S = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "initializer_range": 0.2}
+KV = S | {"intermediate_size": 48, "num_key_value_heads": 2}
+MODELS = {
+    "gpt2": lambda: t.GPT2LMHeadModel(
+        t.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=2, initializer_range=0.2)
+    ),
+    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**KV)),
+    "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(tie_word_embeddings=True, **KV)),
+    "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(head_dim=16, **KV)),
+    "opt": lambda: t.OPTForCausalLM(
+        t.OPTConfig(
+            vocab_size=64,
+            hidden_size=32,
+            ffn_dim=48,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            word_embed_proj_dim=32,
+        )
+    ),
+    "neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(intermediate_size=48, **S)),
+    "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=64, hidden_size=32, n_layer=4, n_head=2)),
+    "t5": lambda: t.T5ForConditionalGeneration(
+        t.T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=48, num_layers=4, num_heads=2, decoder_start_token_id=0)
+    ),
+    "bart": lambda: t.BartForConditionalGeneration(
+        t.BartConfig(
+            vocab_size=64,
+            d_model=32,
+            encoder_layers=4,
+            decoder_layers=4,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=64,
+        )
+    ),
+}
+
+
+def policy(name: str, **options) -> Policy:
+    torch.manual_seed(0)
+    return Policy(MODELS[name]().double(), value=ValueOptions(init="normal"), options=ModelOptions(**options))
+
+
+def batch() -> Batch:
+    prompts = [[3, 4, 5], [6, 7, 8, 9, 10], [11]]
+    return Batch.given(prompts, [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_starting_from_kept_states_is_the_whole_model(name):
+    made, rows = policy(name, train_layers=2), batch()
+    kept = rows.with_(states=made.trunk_states(rows))
+    told = []
+    for given in (rows, kept):
+        made.zero_grad()
+        out = made(given)
+        (out.logprobs.sum() + out.values.square().sum()).backward()
+        told.append((out, {n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None}))
+    (whole, slow), (part, fast) = told
+    torch.testing.assert_close(part.logprobs, whole.logprobs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(part.values, whole.values, atol=1e-6, rtol=0)
+    assert set(slow) == set(fast) and len(fast) > 10
+    for n in slow:
+        torch.testing.assert_close(fast[n], slow[n], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_below_never_moves_and_what_is_above_does(name):
+    made, rows = policy(name, train_layers=2), batch()
+    before = {n: p.detach().clone() for n, p in made.named_parameters()}
+    optimizer = torch.optim.SGD(made.trainable(), lr=0.1)
+    made(rows).logprobs.sum().backward()
+    optimizer.step()
+    moved = {n for n, p in made.named_parameters() if not torch.equal(p, before[n])}
+    stack = made.trunk.stack
+    upper = {id(p) for b in stack[2:] for p in b.parameters()}
+    lower = {id(p) for b in stack[:2] for p in b.parameters()} | {id(made.model.get_input_embeddings().weight)}
+    ids = {n: id(p) for n, p in made.named_parameters()}
+    assert not [n for n in moved if ids[n] in lower]
+    assert len([n for n in moved if ids[n] in upper]) > 4
+    assert id(made.head.weight) not in {ids[n] for n in moved}
+
+
+def test_the_lower_blocks_do_not_run():
+    made, rows = policy("llama", train_layers=1), batch()
+    kept = rows.with_(states=made.trunk_states(rows))
+    ran = []
+    for i, block in enumerate(made.trunk.stack):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+    made(kept)
+    assert ran == [3]
+
+
+def test_auto_is_a_sixth_and_at_least_two():
+    assert ModelOptions(train_layers="auto").blocks(12) == 2
+    assert ModelOptions(train_layers="auto").blocks(36) == 6
+    with pytest.raises(OperantError, match="2 of 2 blocks"):
+        ModelOptions(train_layers="auto").blocks(2)
+
+
+def test_a_tied_head_cannot_be_trained_with_a_trunk():
+    with pytest.raises(OperantError, match="also the input embedding"):
+        policy("gpt2", train_layers=2, train_head=True)
+    made = policy("llama", train_layers=2, train_head=True)
+    assert made.head.weight.requires_grad
+
+
+def test_a_model_whose_blocks_share_more_is_refused():
+    class Leaky(t.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            first, last = self.model.layers[0], self.model.layers[3]
+            first.register_forward_hook(lambda m, a, out: setattr(self, "aside", out))
+            last.register_forward_pre_hook(lambda m, a: (a[0] + self.aside, *a[1:]))
+
+    with pytest.raises(OperantError, match="cannot begin from what the lower ones hand on"):
+        torch.manual_seed(0)
+        Policy(Leaky(t.LlamaConfig(**KV)), options=ModelOptions(train_layers=2))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "t5", "bart"])
+def test_gradient_checkpointing_changes_no_gradient(name):
+    told = []
+    for on in (False, True):
+        made = policy(name, gradient_checkpointing=on)
+        made(batch()).logprobs.sum().backward()
+        told.append({n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None})
+    assert set(told[0]) == set(told[1])
+    for n in told[0]:
+        torch.testing.assert_close(told[1][n], told[0][n], atol=1e-9, rtol=1e-7)
