@@ -1,17 +1,22 @@
-"""Named copies of the policy that no optimizer moves: reference, target network, mask model. One kind, three rules."""
+"""Named copies of the policy that no optimizer moves: reference, target network, mask model. One kind, three rules.
+
+A shadow copies what is trained and shares the rest with the policy: below a frozen trunk, or under an adapter, it costs
+only what is trained.
+"""
 
 from copy import deepcopy
 from hashlib import sha256
 from typing import Any
 
 import torch
+from torch import nn
 
 from operant.policy.policy import Policy
 from operant.types import OperantError
 
 
 class Shadow:
-    """A frozen copy of a policy, and the rule by which it follows.
+    """A frozen copy of a policy, and the rule by which it follows. What the policy does not train, the two share.
 
     `"frozen"`: never, the reference. `("polyak", tau)`: shadow += tau * (policy - shadow), a target network.
     `("every", n)`: copied every n updates, NLPO's mask model.
@@ -22,7 +27,9 @@ class Shadow:
         if name not in ("frozen", "polyak", "every"):
             raise OperantError(f"shadow rule {rule!r} is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
-        self.policy = _bare_copy(policy) if copy else policy
+        held = _shared(policy.model) if copy else {}
+        self._shared = set(held)
+        self.policy = _bare_copy(policy, held) if copy else policy
         self.policy.requires_grad_(False)
         self.fingerprint = fingerprint(self.policy)
 
@@ -32,24 +39,30 @@ class Shadow:
         if self.rule == "frozen":
             return
         name, amount = self.rule
-        own, theirs = self.policy.model.parameters(), policy.model.parameters()
+        both = zip(self.policy.model.parameters(), policy.model.parameters(), strict=True)
+        moved = [(mine, new) for mine, new in both if mine is not new]
         if name == "polyak":
-            for mine, new in zip(own, theirs, strict=True):
+            for mine, new in moved:
                 mine.lerp_(new.to(mine), float(amount))
         elif updates % int(amount) == 0:
-            for mine, new in zip(own, theirs, strict=True):
+            for mine, new in moved:
                 mine.copy_(new)
         self.fingerprint = fingerprint(self.policy)
 
+    def _own(self) -> dict[str, Any]:
+        """What is not shared, by name. A tied weight has every one of its names."""
+        held = self.policy.model.state_dict(keep_vars=True)
+        return {name: weight.detach() for name, weight in held.items() if id(weight) not in self._shared}
+
     def state_dict(self) -> dict[str, Any]:
-        """A frozen shadow is told by its fingerprint; one that follows carries its weights."""
-        weights = {} if self.rule == "frozen" else self.policy.model.state_dict()
+        """A frozen shadow is told by its fingerprint; one that follows carries the weights that it does not share."""
+        weights = {} if self.rule == "frozen" else self._own()
         return {"fingerprint": self.fingerprint, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError where a frozen shadow is not the one that the run began with."""
         if state["weights"]:
-            self.policy.model.load_state_dict(state["weights"])
+            _put(state["weights"], self._own())
             self.fingerprint = fingerprint(self.policy)
         if state["fingerprint"] != self.fingerprint:
             raise OperantError(
@@ -58,12 +71,37 @@ class Shadow:
             )
 
 
-def _bare_copy(policy: Policy) -> Policy:
+@torch.no_grad()
+def _put(weights: dict[str, Any], own: dict[str, Any]) -> None:
+    if set(weights) != set(own):
+        odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
+        raise OperantError(f"the shadow's weights are not those of this run ({odd} ...): resume with its own options")
+    for name, weight in own.items():
+        weight.copy_(weights[name])
+
+
+def _shared(model: nn.Module) -> dict[int, Any]:
+    """What a copy of the model may share with it, by id: frozen parameters, buffers, and a quantised layer's state.
+
+    A frozen parameter in the memory of a trained one moves with it, so it is not among them.
+    """
+    moved = {_memory(p) for p in model.parameters() if p.requires_grad}
+    held: list[Any] = [p for p in model.parameters() if not p.requires_grad and _memory(p) not in moved]
+    held += [b for b in model.buffers() if _memory(b) not in moved]  # nothing is trained in train mode: none is moved
+    held += [vars(m)["state"] for m in model.modules() if type(m).__name__ == "Linear8bitLt"]
+    return {id(thing): thing for thing in held}
+
+
+def _memory(weight: torch.Tensor) -> int:
+    return weight.untyped_storage().data_ptr()
+
+
+def _bare_copy(policy: Policy, shared: dict[int, Any]) -> Policy:
     """Without value head and critic: a shadow only ever scores."""
     head, critic = policy.value_head, policy.critic
     policy.value_head = policy.critic = None
     try:
-        return deepcopy(policy)
+        return deepcopy(policy, dict(shared))
     finally:
         policy.value_head, policy.critic = head, critic
 

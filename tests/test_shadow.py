@@ -1,0 +1,123 @@
+"""What a shadow copies and what it shares: counted in memory, and held to stay where it was while the policy moves."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from toys import lm
+
+from operant import Learner, OperantError, ValueOptions
+from operant.batch import given_rows
+from operant.policy.policy import Policy
+from operant.policy.shadow import Shadow, fingerprint
+
+REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
+RULES = ["frozen", ("polyak", 0.25), ("every", 1)]
+
+
+def memory(model) -> dict[str, int]:
+    """Where each parameter lies, under every name that it has."""
+    return {n: p.untyped_storage().data_ptr() for n, p in model.named_parameters(remove_duplicate=False)}
+
+
+def frozen_below(kind="gpt2", *, trained, **more):
+    """A policy of which only the parameters whose name holds one of `trained` learn."""
+    model = lm(kind, **more)
+    for name, p in model.named_parameters():
+        p.requires_grad_(any(word in name for word in trained))
+    return Policy(model, value=ValueOptions())
+
+
+def scores(policy):
+    """[B, T] log-probs of two rows."""
+    with torch.no_grad():
+        return policy.forward(given_rows([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+
+
+def move(policy):
+    with torch.no_grad():
+        for p in policy.trainable():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("kind, top", [("gpt2", ".h.1."), ("llama", "layers.1."), ("gpt_neox", "layers.1.")])
+def test_only_what_is_trained_is_copied(kind, top, rule):
+    policy = frozen_below(kind, trained=[top])
+    shadow = Shadow(policy, rule)
+    mine, theirs = memory(policy.model), memory(shadow.policy.model)
+    assert {n for n in mine if mine[n] != theirs[n]} == {n for n in mine if top in n} != set()
+    assert {b.data_ptr() for b in shadow.policy.model.buffers()} == {b.data_ptr() for b in policy.model.buffers()}
+    assert not any(p.requires_grad for p in shadow.policy.parameters())
+    assert [n for n, p in policy.model.named_parameters() if p.requires_grad] == [n for n in mine if top in n]
+
+
+def test_without_a_frozen_part_every_weight_is_copied():
+    policy = Policy(lm("gpt2"), value=ValueOptions())
+    shadow = Shadow(policy)
+    assert not set(memory(policy.model).values()) & set(memory(shadow.policy.model).values())
+    assert policy.value_head is not None and shadow.policy.value_head is None
+
+
+@pytest.mark.parametrize("trained, shared", [(["wte", ".h.1."], False), ([".h.1."], True)])
+def test_a_tied_head_is_copied_where_it_is_trained(trained, shared):
+    policy = frozen_below("gpt2", trained=trained)
+    shadow = Shadow(policy)
+    mine, theirs = memory(policy.model), memory(shadow.policy.model)
+    assert mine["lm_head.weight"] == mine["transformer.wte.weight"]
+    assert theirs["lm_head.weight"] == theirs["transformer.wte.weight"]
+    assert (mine["lm_head.weight"] == theirs["lm_head.weight"]) is shared
+    before = scores(shadow.policy)
+    move(policy)
+    assert torch.equal(scores(shadow.policy), before) and not torch.allclose(scores(policy), before, atol=1e-2)
+
+
+def test_a_frozen_weight_in_the_memory_of_a_trained_one_is_copied():
+    policy = Policy(lm("llama", tie_word_embeddings=False))
+    head, embedding = policy.model.lm_head, policy.model.get_input_embeddings()
+    head.weight = torch.nn.Parameter(embedding.weight.data, requires_grad=False)  # two parameters, one memory
+    shadow = Shadow(policy)
+    before = scores(shadow.policy)
+    move(policy)
+    assert torch.equal(scores(shadow.policy), before)
+
+
+def test_training_leaves_the_shared_reference_where_it_was():
+    learner = Learner(frozen_below(trained=[".h.1."]), **{"optimizer.lr": 1e-2, "kl.coef": 0.1})
+    before, shadow = scores(learner.policy), learner.reference
+    alone = deepcopy(learner.policy.model)
+    first = learner.step(*REPLIES)
+    assert abs(first["kl/per_reply"]) < 1e-5
+    assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3
+    assert torch.equal(scores(shadow.policy), before)
+    assert not torch.allclose(scores(learner.policy), before, atol=1e-3)
+    assert shadow.fingerprint == fingerprint(shadow.policy) == fingerprint(Policy(alone)) != fingerprint(learner.policy)
+
+
+def test_the_fingerprint_covers_what_is_shared_too():
+    policy = frozen_below(trained=[".h.1."])
+    shadow = Shadow(policy)
+    with torch.no_grad():
+        policy.model.transformer.h[0].ln_1.bias[3] += 1e-3  # somebody writes into the shared base
+    assert fingerprint(shadow.policy) != shadow.fingerprint
+
+
+@pytest.mark.parametrize("rule", RULES[1:], ids=str)
+def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule):
+    policy = frozen_below(trained=[".h.1.", "wte"])
+    shadow, begun = Shadow(policy, rule), deepcopy(policy.model)
+    move(policy)
+    shadow.update(policy, 1)
+    share = {"polyak": 0.25, "every": 1.0}[rule[0]]
+    for name, p in shadow.policy.model.named_parameters():
+        old, new = begun.get_parameter(name), policy.model.get_parameter(name)
+        assert torch.allclose(p, old + share * (new - old), atol=1e-6), name
+    state = shadow.state_dict()
+    assert set(state["weights"]) == {n for n in memory(policy.model) if ".h.1." in n or "wte" in n or "lm_head" in n}
+
+    other = Shadow(frozen_below(trained=[".h.1.", "wte"]), rule)
+    other.load_state_dict(deepcopy(state))
+    assert torch.equal(scores(other.policy), scores(shadow.policy)) and other.fingerprint == shadow.fingerprint
+    state["weights"].popitem()
+    with pytest.raises(OperantError, match="lm_head"):
+        other.load_state_dict(state)
