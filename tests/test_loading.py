@@ -28,7 +28,7 @@ def test_the_critic_is_saved_beside_a_plain_folder(value, tmp_path):
     export(policy, tmp_path / "out")
     bare = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.tensor([[3, 4, 5, 8]])
-    assert torch.equal(bare(ids).logits, policy.model(ids).logits)
+    torch.testing.assert_close(bare(ids).logits, policy.model(ids).logits)  # of a fused activation
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == letters().get_vocab()
     again = load_policy(str(tmp_path / "out"), value=ValueOptions())
     assert (again.critic is None) == ("critic" not in value)

@@ -128,13 +128,16 @@ PRESETS: dict[str, dict[str, object]] = {
         "value.layers": 2,
         "value.init": "torch",
     },
+    # The top sixth is trained, on kept states of the rest; goes with any other: preset="trl,trunk".
+    "trunk": {"model.train_layers": "auto"},
 }
-"""Named sets of option values: those of the systems that they are called after."""
+"""Named sets of option values: those of the systems that they are called after, and `trunk`."""
 
 
 def preset(name: str | None) -> dict[str, object]:
-    """The options of a preset; none for None. Raises: OperantError with the nearest."""
-    return dict(_row(PRESETS, name, "preset")) if name is not None else {}
+    """The options of a preset, or of several by comma, later over earlier. Raises: OperantError with the nearest."""
+    names = [part.strip() for part in (name or "").split(",") if part.strip()]
+    return {k: v for part in names for k, v in _row(PRESETS, part, "preset").items()}
 
 
 def find(name: str) -> Algorithm:

@@ -37,6 +37,7 @@ def collate(rollouts: Sequence[Rollout], scores: Sequence[float | Sequence[float
         logprobs=_rectangle(rows, "logprobs", 0.0) if sampled else None,
         values=_rectangle(rows, "values", 0.0) if valued else None,
     )
+    batch = batch.with_(states=_kept_states(rows, turns.shape[1]))
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
 
 
@@ -83,6 +84,7 @@ def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[
         row["turns"] += [-1] * len(shown) + [index] * n
         if turn.allowed is not None:
             row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
+        row["states"] = turn.states  # of the last turn: it holds those of all that stand before
         spent += n
 
 
@@ -100,6 +102,18 @@ def _rectangle(rows: list[dict[str, Any]], name: str, fill: float) -> Tensor:
     dtype = torch.float32 if isinstance(fill, float) else torch.long
     pieces = [torch.tensor(row[name], dtype=dtype) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True, padding_value=fill)
+
+
+def _kept_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
+    """[B, T, D] what the trunk computed while the replies were generated; None unless it is known of every row.
+
+    The last token of a row has none: nothing follows it.
+    """
+    held = [row["states"] for row in rows]
+    if any(s is None or len(s) != len(row["tokens"]) - 1 for s, row in zip(held, rows, strict=True)):
+        return None
+    padded = torch.nn.utils.rnn.pad_sequence(held, batch_first=True)
+    return torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
 def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tensor]:

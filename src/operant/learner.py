@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from operant import distributed, measure
+from operant import distributed, machine, measure
 from operant.algorithms import find
 from operant.batch import collate
 from operant.engines.native import NativeEngine
@@ -76,7 +76,11 @@ class Learner:
             raise OperantError(
                 f"kl.loss_coef={self.kl.loss_coef} with reference=None: there is nothing to measure KL to"
             )
-        self.policy = load_policy(policy, value=value, tokenizer=tokenizer).to(find_device(self.own.device))
+        device = find_device(self.own.device)
+        if self.own.keep_memory and device.type == "cpu":
+            machine.keep_memory()
+        model = self.options["model"]
+        self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model).to(device)
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         self.sampling = self._sampling()
@@ -200,14 +204,14 @@ class Learner:
         with self.timing("advantage"):
             batch = self._credit(batch, coef)
         tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None)).merge(
-            measure.of_batch(batch.to("cpu"), coef)
+            measure.of_batch(batch.with_(states=None).to("cpu"), coef)
         )
         progress = self.progress.share(self.total_steps)
         lr = rate(options["optimizer"], progress)
         set_rate(self.optimizer, lr)
         with self.timing("update"):
             tally.merge(self._update(batch, sampling))
-        self.learnt = Learnt(rollouts, scores, batch, lesson.places, sampling)
+        self.learnt = Learnt(rollouts, scores, batch.with_(states=None), lesson.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
         self._follow(metrics, progress)
@@ -246,7 +250,8 @@ class Learner:
         micro = self.options["update"].micro_tokens
         if batch.values is None and not self.policy.has_values:
             batch = batch.with_(values=None)
-        batch = observe(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=self.own.rescore)
+        again = self.own.rescore if self.own.rescore is not None else self.policy.rounds
+        batch = observe(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=again)
         if self.policy.has_values:
             batch = bootstrap(batch, lesson.rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
         return batch

@@ -25,6 +25,7 @@ def observe(
     `again` makes the pass over the policy also where decoding kept everything.
     """
     _fits(batch, policy)
+    batch = with_states(batch, policy, micro_tokens)
     exact = kl.exact if reference is not None else ()
     lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
     if lacking or exact or again or (batch.allowed is not None and batch.raw_logprobs is None):
@@ -46,6 +47,22 @@ def observe(
     if kl.kind in SAMPLED:
         batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)
     return batch
+
+
+def with_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
+    """The batch with what a frozen trunk computes of every token, once; without, where that is more than its budget."""
+    width = policy.head.weight.shape[1] * policy.head.weight.element_size()
+    if policy.trunk is None or batch.tokens.numel() * width > policy.options.states_gb * 1e9:
+        return batch.with_(states=None)
+    if batch.states is not None:
+        return batch
+    whole = None
+    for rows in cut(batch, units(batch), micro_tokens):
+        piece = policy.trunk_states(batch.rows(torch.tensor(rows)))
+        if whole is None:
+            whole = piece.new_zeros(*batch.tokens.shape, piece.shape[-1])
+        whole[torch.tensor(rows), : piece.shape[1]] = piece
+    return batch.with_(states=whole)
 
 
 def pay(batch: Batch, coef: float) -> Batch:

@@ -13,6 +13,7 @@ from operant.algorithms import Algorithm, preset
 from operant.kl import KLOptions
 from operant.options import compose, defaults, names, resolve
 from operant.policy.heads import ValueOptions
+from operant.policy.modelling import ModelOptions
 from operant.rewards.scaling import ScoreOptions
 from operant.sampling import Sampling
 from operant.types import OperantError
@@ -30,8 +31,12 @@ class LearnerOptions:
     """A reply that hit its length limit: ended | penalty (score.missing_stop) | drop | bootstrap."""
     device: str = "auto"
     """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
-    rescore: bool = False
-    """Make a second pass for log-probs and values also where decoding kept them."""
+    rescore: bool | None = None
+    """Make a second pass for log-probs and values also where decoding kept them. None: in bfloat16, where a token
+    decoded alone and the same token in a whole row differ in the second digit."""
+    keep_memory: bool = True
+    """On Linux processors: have the C library keep freed memory for the next step rather than give it back, page by
+    page. For the whole process."""
     watch_every: int = 10
     """Steps between close looks: histograms of every gradient, norms of weights and updates by block; 0: none. Each
     holds a copy of the trained weights while it lasts."""
@@ -55,6 +60,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "optimizer": OptimizerOptions,
         "score": ScoreOptions,
         "value": ValueOptions,
+        "model": ModelOptions,
     }
 
 

@@ -13,13 +13,16 @@ import torch
 
 from operant.hub import find_model, quietly
 from operant.policy.heads import ValueOptions
+from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
 from operant.types import OperantError
 
 
-def load_policy(name: Any, *, value: ValueOptions | None = None, tokenizer: Any = None) -> Policy:
-    """The policy of a name, or around a model that is already loaded. Trained from float32, remote code off.
+def load_policy(
+    name: Any, *, value: ValueOptions | None = None, tokenizer: Any = None, options: ModelOptions = ModelOptions()
+) -> Policy:
+    """The policy of a name, or around a model that is already loaded; remote code off. A Policy stays as it is.
 
     With `value`, a critic saved beside the model is loaded; where there is none, one is made.
     Raises: OperantError for a name that cannot be had, a folder that holds no language model, or a damaged critic.
@@ -27,9 +30,10 @@ def load_policy(name: Any, *, value: ValueOptions | None = None, tokenizer: Any 
     if isinstance(name, Policy):
         return name
     if isinstance(name, torch.nn.Module):
-        return _with_critic(name, tokenizer, value, None)
+        return _with_critic(name, tokenizer, value, None, options)
     folder = Path(find_model(name))
-    return _with_critic(_model(folder), tokenizer or _tokenizer(folder), value, folder)
+    model = _model(folder, options.dtype)
+    return _with_critic(model, tokenizer or _tokenizer(folder), value, folder, options)
 
 
 def load_reference(given: Any, policy: Policy) -> Shadow | None:
@@ -41,7 +45,7 @@ def load_reference(given: Any, policy: Policy) -> Shadow | None:
         return given
     if isinstance(given, str) and given == "copy":
         return Shadow(policy)
-    held = load_policy(given).to(policy.device)
+    held = load_policy(given, options=ModelOptions(precision=policy.options.precision)).to(policy.device)
     if held.vocabulary != policy.vocabulary:
         raise OperantError(
             f"the reference has a vocabulary of {held.vocabulary}, the policy one of {policy.vocabulary}: "
@@ -50,14 +54,14 @@ def load_reference(given: Any, policy: Policy) -> Shadow | None:
     return Shadow(held, copy=False)
 
 
-def _model(folder: Path) -> Any:
+def _model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
         config = AutoConfig.from_pretrained(folder)
         auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         with quietly():
-            loaded: Any = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+            loaded: Any = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
         model, notes = loaded
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
@@ -79,22 +83,24 @@ def _tokenizer(folder: Path) -> Any:
         return None  # prompts as token ids need none; text without one is an error of its own
 
 
-def _with_critic(model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None) -> Policy:
+def _with_critic(
+    model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
+) -> Policy:
     saved = folder / "critic" if folder is not None and (folder / "critic").is_dir() else None
     if value is None:
-        return Policy(model, tokenizer)
+        return Policy(model, tokenizer, options=options)
     if saved is not None:
         value = _saved_options(saved, value)
     critic = None
     if value.critic is not None:
-        critic = _critic_network(model, value, saved)
-    policy = Policy(model, tokenizer, value=value, critic=critic)
+        critic = _critic_network(model, value, saved, options)
+    policy = Policy(model, tokenizer, value=value, critic=critic, options=options)
     if saved is not None:
         _load_head(policy, saved)
     return policy
 
 
-def _critic_network(model: Any, value: ValueOptions, saved: Path | None) -> Policy:
+def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
     from copy import deepcopy
 
     if saved is not None:
@@ -106,7 +112,7 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None) -> Poli
             f"value.critic={value.critic!r} has a vocabulary of {network.config.vocab_size}, the policy one of "
             f"{model.config.vocab_size}: a critic reads the policy's ids, so the two must be the same"
         )
-    return Policy(network, value=value)
+    return Policy(network, value=value, options=ModelOptions(precision=options.precision))
 
 
 def export(policy: Policy, folder: str | Path) -> Path:

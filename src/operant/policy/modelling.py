@@ -39,6 +39,10 @@ class ModelOptions:
         if self.states_gb < 0:
             raise OperantError(f"model.states_gb={self.states_gb}: it must be at least 0")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
     def blocks(self, layers: int) -> int | None:
         """How many of a model's blocks are trained; None: all. Raises: OperantError for more than it has."""
         if self.train_layers is None:
@@ -55,7 +59,7 @@ class ModelOptions:
 def compute_in(model: Any, precision: str) -> Any:
     """The model, in the numbers that it is to compute in; activations that torch has a kernel for use it."""
     fuse_activations(model)
-    return model.to(torch.bfloat16) if precision == "bfloat16" else model
+    return model.to(torch.bfloat16) if precision == "bfloat16" else model  # a float64 model stays one
 
 
 def fuse_activations(model: nn.Module) -> None:

@@ -82,6 +82,11 @@ class Policy(nn.Module):
         return self.head.weight.device
 
     @property
+    def rounds(self) -> bool:
+        """Whether the numbers that compute are so coarse that decoding and scoring differ visibly."""
+        return self.head.weight.dtype in (torch.bfloat16, torch.float16)
+
+    @property
     def has_values(self) -> bool:
         return self.value_head is not None or self.critic is not None
 
