@@ -1,0 +1,53 @@
+"""The update's share of the arithmetic that the device does: 6 per weight and token, the head at action tokens."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import peak
+from benchmarks.gpu.machine import product_rate
+from benchmarks.gpu.place import Place, queries
+
+NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
+"""Dense bfloat16 TFLOP/s, as sold."""
+BAR = 0.4
+
+
+def main(place: Place, tell: Any) -> None:
+    reached = product_rate(place)
+    tell(product_tflops=reached)
+    for name in ("gpt2", "llama-1b"):
+        told = measured(place, name)
+        told["share_of_products"] = told["tflops"] / reached
+        told["mfu"] = told["tflops"] / _nominal(reached)
+        tell(**{f"{name}/{k}": v for k, v in told.items()})
+    tell(good=place.tiny or told["mfu"] >= BAR)
+
+
+def measured(place: Place, name: str) -> dict[str, float]:
+    """Full updates in bfloat16: 32 rows of 512 tokens, half of them actions, in one minibatch."""
+    rows, half, epochs = place.sized((32, 256, 4), (4, 8, 2))
+    options = {"epochs": epochs, "micro_tokens": 2 * rows * half, "max_tokens": half, "watch_every": 0}
+    learner = place.learner(name, reference=None, **{"kl.coef": 0.0, **options})
+    prompts, replies = queries(rows, half), [q[::-1] for q in queries(rows, half)]
+    work = epochs * flops(learner.policy, 2 * rows * half, rows * half)
+    before, seconds = peak.forget(), []
+    for _ in range(place.sized(4, 1)):
+        seconds.append(learner.step(prompts, replies, [float(i % 2) for i in range(rows)])["time/update"])
+    best = min(seconds)
+    return {"seconds": best, "tflops": work / best / 1e12, "held_gb": before, "gb": peak.most()}
+
+
+def flops(policy: Any, tokens: int, actions: int) -> float:
+    """6 a weight: the blocks' for every token, the head's for an action. Attention's own products are left out."""
+    modules = [m for m in policy.model.modules() if isinstance(m, nn.Embedding) or m is policy.head]
+    tables = {id(p) for module in modules for p in module.parameters()}
+    body = sum(p.numel() for p in policy.model.parameters() if p.ndim == 2 and id(p) not in tables)
+    return 6.0 * (body * tokens + policy.head.weight.numel() * actions)
+
+
+def _nominal(reached: float) -> float:
+    """What the device is sold as; what it reaches where that is not known."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((rate for part, rate in NOMINAL.items() if part in name), reached)

@@ -1,0 +1,64 @@
+"""The loss head, forward and backward, against the eager one: V=151,936, D=4096, 8,192 tokens in bfloat16."""
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import peak
+from benchmarks.gpu.place import Place
+from operant.policy.logprobs import score
+from operant.sampling import Sampling
+
+
+def main(place: Place, tell: Any) -> None:
+    vocabulary, width, count = place.sized((151_936, 4096, 8192), (5000, 32, 64))
+    torch.manual_seed(0)
+    head = nn.Linear(width, vocabulary, bias=False, device=place.device, dtype=torch.bfloat16)
+    states = torch.randn(count, width, device=place.device).to(torch.bfloat16).requires_grad_()
+    ids = torch.randint(0, vocabulary, (count,), device=place.device)
+
+    def ours() -> Tensor:
+        places = torch.zeros_like(ids)
+        budget = {"budget": 20 * vocabulary} if place.tiny else {}  # several chunks, as in earnest
+        return score(head, states, ids, places, Sampling(), vocabulary=vocabulary, **budget)["logprobs"]
+
+    def eager() -> Tensor:
+        return head(states).float().log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
+
+    told = {"shape": f"V={vocabulary} D={width} tokens={count}"}
+    for name, way in (("ours", ours), ("eager", eager)):
+        told |= {f"{name}/{k}": v for k, v in measured(place, way, head, states).items()}
+        tell(**told)
+    mine, its = gradients(ours, head, states), gradients(eager, head, states)
+    told["gradient_gap"] = float((mine - its).norm() / its.norm())
+    told["speed_ratio"] = told["eager/seconds"] / told["ours/seconds"]
+    told["memory_ratio"] = told["ours/gb"] / max(told["eager/gb"], 1e-9)
+    tell(**told, good=told["gradient_gap"] < 2e-2)
+
+
+def measured(place: Place, way: Callable[[], Tensor], head: nn.Module, states: Tensor) -> dict[str, float]:
+    """Median seconds of forward and backward, and the most memory above what was held."""
+    forward, both = [], []
+    gradients(way, head, states)
+    before = peak.forget()
+    for _ in range(place.sized(5, 2)):
+        forward.append(place.seconds(way))
+        both.append(place.seconds(lambda: way().sum().backward()))
+    told = {"forward_seconds": median(forward), "seconds": median(both), "gb": peak.most() - before}
+    head.zero_grad()
+    states.grad = None
+    return told
+
+
+def gradients(way: Callable[[], Tensor], head: nn.Module, states: Tensor) -> Tensor:
+    """The gradient of the summed log-probs with respect to the states, in float32."""
+    head.zero_grad()
+    states.grad = None
+    way().sum().backward()
+    assert states.grad is not None
+    held, states.grad = states.grad.float(), None
+    head.zero_grad()
+    return held

@@ -1,0 +1,44 @@
+"""One whole PPO step with its peak memory at the shapes of GPT-2 XL, GPT-Neo 1.3B and GPT-NeoX 20B, in bfloat16."""
+
+from typing import Any
+
+from benchmarks import peak
+from benchmarks.gpu.place import Place, queries, scores
+
+ROWS = {
+    "gpt2-xl full": ("gpt2-xl", {}),
+    "neo-1.3b full": ("neo-1.3b", {}),
+    "neox-20b trunk": ("neox-20b", {"model.train_layers": "auto"}),
+    "neox-20b lora": ("neox-20b", {"lora.rank": 16}),
+}
+
+
+def main(place: Place, tell: Any) -> None:
+    good = True
+    for name, (shape, options) in ROWS.items():
+        try:
+            tell(**{f"{name}/{k}": v for k, v in measured(place, shape, options).items()})
+        except Exception as error:  # one that does not fit must not hide the others
+            tell(**{f"{name}/error": f"{type(error).__name__}: {error}"[:300]})
+            good = False
+    tell(good=good)
+
+
+def measured(place: Place, shape: str, options: dict[str, Any]) -> dict[str, float]:
+    """Seconds to build and for the second step, and the most memory: held by the models, and in all."""
+    replies, tokens = place.sized((32, 24), (4, 4))
+    peak.forget()
+    given = {"max_tokens": tokens, "sampling.fixed_length": True, "epochs": 2, "minibatch": replies // 2}
+    held: list[Any] = []
+    build = place.seconds(lambda: held.append(place.learner(shape, **given, **options)))
+    learner = held.pop()
+
+    def step() -> None:
+        said = learner.generate(queries(replies, 8))
+        learner.step(said, scores(said))
+
+    first, seconds = place.seconds(step), place.seconds(step)
+    trained = sum(p.numel() for p in learner.policy.trainable())
+    whole = sum(p.numel() for p in learner.policy.parameters())
+    sizes = {"parameters_m": whole / 1e6, "trained_m": trained / 1e6}
+    return {"build_seconds": build, "first_seconds": first, "step_seconds": seconds, "gb": peak.most(), **sizes}

@@ -1,0 +1,61 @@
+"""Out of memory in the middle of an update: `update.micro_batch=auto` halves, and the weights come out the same."""
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from benchmarks import peak
+from benchmarks.gpu.place import Place, queries
+
+
+def main(place: Place, tell: Any) -> None:
+    free, needed, base = updated(place, None)
+    tell(free_gb=needed, held_gb=base)
+    allowed = base + 0.6 * (needed - base)
+    tight, used, _ = updated(place, allowed)
+    gap = float((tight - free).norm() / free.norm())
+    tell(allowed_gb=allowed, tight_gb=used, weights_gap=gap, good=gap < 1e-4)
+
+
+def updated(place: Place, allowed: float | None) -> tuple[torch.Tensor, float, float]:
+    """How far one update moved the weights, the most memory that it took, and what was held before (GB)."""
+    rows, half = place.sized((64, 256), (8, 8))
+    options = {"micro_tokens": rows * 2 * half, "epochs": 1, "kl.coef": 0.0, "max_tokens": half, "watch_every": 0}
+    # With so large an eps the movement is the gradient, and rounding of gradients of 0 does not show.
+    options |= {"optimizer.eps": 1.0, "optimizer.lr": 1e-2, "update.micro_batch": "auto"}
+    peak.forget()
+    learner = place.learner("gpt2", reference=None, precision="float32", **options)
+    held = peak.forget()
+    before = [p.detach().clone() for p in learner.policy.trainable()]
+    prompts, replies = queries(rows, half), [q[::-1] for q in queries(rows, half)]
+    with _limited(place, learner.policy, allowed, rows):
+        learner.step(prompts, replies, [float(i % 3) for i in range(rows)])
+    moved = [(p.detach() - b).flatten() for p, b in zip(learner.policy.trainable(), before, strict=True)]
+    return torch.cat(moved).cpu(), peak.most(), held
+
+
+@contextmanager
+def _limited(place: Place, policy: Any, allowed: float | None, rows: int):
+    """Memory of the GPU cut down to `allowed` GB; without one, a model that runs out of it above half the rows."""
+    if allowed is None:
+        yield
+    elif place.device == "cuda":
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed * 1e9 / whole))
+        yield
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    else:
+        handle = policy.model.register_forward_pre_hook(_refuse(rows // 2), with_kwargs=True)
+        yield
+        handle.remove()
+
+
+def _refuse(most: int) -> Any:
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        given = kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+        if torch.is_grad_enabled() and given is not None and len(given) > most:
+            raise torch.OutOfMemoryError(f"{len(given)} rows, and there is room for {most}")
+
+    return hook

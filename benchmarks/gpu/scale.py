@@ -1,0 +1,45 @@
+"""Tokens a second and memory as batch, length and layers grow 1x to 16x: cost must grow with the tokens, no faster."""
+
+from typing import Any
+
+import transformers as t
+
+from benchmarks import peak
+from benchmarks.gpu.place import Place, queries, scores
+
+BASE = {"batch": 16, "length": 32, "layers": 2}
+WORST = 1.5
+"""Times the cost of a token that growth may bring, from its 4x to its 16x: below, fixed costs of a step rule."""
+
+
+def main(place: Place, tell: Any) -> None:
+    told: dict[str, Any] = {}
+    good = True
+    for axis in BASE:
+        for times in place.sized((1, 2, 4, 8, 16), (1, 2)):
+            told |= {f"{axis} x{times}/{k}": v for k, v in measured(place, BASE | {axis: BASE[axis] * times}).items()}
+            tell(**told)
+        if not place.tiny:
+            growth = told[f"{axis} x16/us_a_token"] / told[f"{axis} x4/us_a_token"]
+            told[f"{axis}/growth"] = growth / (4 if axis == "layers" else 1)
+            good &= told[f"{axis}/growth"] < WORST
+    tell(**told, good=good)
+
+
+def measured(place: Place, size: dict[str, int]) -> dict[str, float]:
+    """One step of generating and learning, after one that warms up."""
+    width, vocabulary, heads = place.sized((768, 50_257, 12), (32, 100, 2))
+    shape = {"n_layer": size["layers"], "n_embd": width, "n_head": heads, "vocab_size": vocabulary}
+    before = peak.forget()
+    model = t.GPT2LMHeadModel(t.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).eval().to(place.device)
+    options = {"max_tokens": size["length"], "sampling.fixed_length": True, "epochs": 1, "watch_every": 0}
+    learner = place.learner(model, **options)
+
+    def step() -> None:
+        replies = learner.generate(queries(size["batch"], 8))
+        learner.step(replies, scores(replies))
+
+    step()
+    seconds = min(place.seconds(step) for _ in range(place.sized(3, 1)))
+    tokens = size["batch"] * size["length"]
+    return {"tokens_per_s": tokens / seconds, "us_a_token": 1e6 * seconds / tokens, "gb": peak.most() - before}

@@ -1,0 +1,95 @@
+"""The workloads of the comparison, in bfloat16 on this device: operant, and the plain loop in torch beside it.
+
+Rows as the CPU's table has them: W1 in full, W2 with a trunk, W4 small, W5 groups; `-1b` is the 1B shape.
+"""
+
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from benchmarks import peak
+from benchmarks.gpu.place import Place, queries, scores
+from benchmarks.gpu.plain import Plain
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step of PPO, of fixed size."""
+
+    model: str = "gpt2"
+    prompts: int = 32
+    prompt: int = 8
+    tokens: int = 24
+    epochs: int = 4
+    minibatch: int = 8
+    samples: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    algorithm: str = "ppo"
+
+
+TRUNK = {"model.train_layers": "auto"}
+GROUPS = Work(prompts=8, samples=8, epochs=1, minibatch=64, options={"kl.coef": 0.0})
+ROWS = {
+    "W1": Work(),
+    "W2": Work(options=TRUNK),
+    "W1-1b": Work("llama-1b"),
+    "W2-1b": Work("llama-1b", options=TRUNK),
+    "W4": Work("small", 256, minibatch=32),
+    "W4t": Work("small", 256, minibatch=32, options=TRUNK),
+    "W5b-grpo": replace(GROUPS, algorithm="grpo"),
+    "W5b-rloo": replace(GROUPS, algorithm="rloo"),
+}
+
+
+def main(place: Place, tell: Any) -> None:
+    told: dict[str, Any] = {}
+    good = True
+    for name, work in ROWS.items():
+        work = place.sized(work, replace(work, prompts=4, tokens=4, minibatch=4 * work.samples // 2))
+        try:
+            told |= {f"{name}/{k}": v for k, v in ours(place, work).items()}
+            twin = next((n for n, w in ROWS.items() if w.model == work.model), name)
+            if work.algorithm == "ppo" and twin == name:
+                told |= {f"{name}/plain_{k}": v for k, v in plain(place, work).items()}
+            if work.algorithm == "ppo":
+                told[f"{name}/speed_ratio"] = told[f"{twin}/plain_seconds"] / told[f"{name}/seconds"]
+                told[f"{name}/memory_ratio"] = told[f"{name}/gb"] / told[f"{twin}/plain_gb"]
+        except Exception as error:
+            told[f"{name}/error"], good = f"{type(error).__name__}: {error}"[:300], False
+        tell(**told, good=good)
+
+
+def ours(place: Place, work: Work) -> dict[str, float]:
+    """Median seconds of a step after two that warm up, its phases, the most memory above none."""
+    before = peak.forget()
+    options = {"max_tokens": work.tokens, "sampling.fixed_length": True, "update.epochs": work.epochs}
+    learner = place.learner(
+        work.model, algorithm=work.algorithm, **options, **{"minibatch": work.minibatch}, **work.options
+    )
+    prompts = [q for q in queries(work.prompts, work.prompt) for _ in range(work.samples)]
+    told: dict[str, list[float]] = {}
+
+    def step() -> None:
+        replies = learner.generate(prompts)
+        metrics = learner.step(replies, scores(replies))
+        for phase in ("generate", "observe", "update"):
+            told.setdefault(phase, []).append(metrics[f"time/{phase}"])
+
+    seconds = _timed(place, step)
+    phases = {f"{name}_seconds": median(held[-len(seconds) :]) for name, held in told.items()}
+    return {"seconds": median(seconds), "spread": max(seconds) - min(seconds), "gb": peak.most() - before, **phases}
+
+
+def plain(place: Place, work: Work) -> dict[str, float]:
+    """The same of the plain loop."""
+    before = peak.forget()
+    loop = Plain(place.model(work.model, "float32"), place.sized("bfloat16", "float32"))
+    prompts = queries(work.prompts, work.prompt)
+    seconds = _timed(place, lambda: loop.step(prompts, work.tokens, epochs=work.epochs, minibatch=work.minibatch))
+    return {"seconds": median(seconds), "spread": max(seconds) - min(seconds), "gb": peak.most() - before}
+
+
+def _timed(place: Place, step: Any) -> list[float]:
+    for _ in range(place.sized(2, 1)):
+        step()
+    return [place.seconds(step) for _ in range(place.sized(5, 1))]

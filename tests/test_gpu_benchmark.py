@@ -1,0 +1,50 @@
+"""The GPU's benchmark is run where there is a GPU; that every path of it runs is shown here, with tiny models."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HANGS = "import time; time.sleep(60)"
+
+
+@pytest.mark.slow
+def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = subprocess.run(
+        [ROOT / "benchmarks/gpu.sh", "--tiny", "--out", str(out)],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    told = json.loads(out.read_text(encoding="utf-8"))
+    parts = {name: part for name, part in told.items() if isinstance(part, dict)}
+    errors = {f"{name}/{key}": part[key] for name, part in parts.items() for key in part if key.endswith("error")}
+    assert not errors and done.returncode == 0, (errors, done.stdout[-2000:], done.stderr[-2000:])
+    assert len(parts) == 11
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("raise RuntimeError('no kernel')", "RuntimeError: no kernel (odd.py:3)"),
+        pytest.param(HANGS, "stopped after 20 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_that_fails_or_hangs_is_told_and_hides_nothing(tmp_path, monkeypatch, ending, said):
+    """What it had told stays, beside what it raised or that it was stopped."""
+    (tmp_path / "odd.py").write_text(f"def main(place, tell):\n    tell(found=1)\n    {ending}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.syspath_prepend(tmp_path)
+    from benchmarks.gpu import parts
+
+    monkeypatch.setattr(parts, "PRELOADED", [])
+    monkeypatch.setitem(parts.PARTS, "odd", parts.Part("odd", 9))
+    told = parts.run("odd", True, 20.0)
+    assert told["found"] == 1 and told["error"] == said
