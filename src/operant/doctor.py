@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich")
 EXTRAS = {
+    "lora": ("peft",),
+    "quantise": ("peft", "bitsandbytes"),
     "vader": ("vaderSentiment",),
     "hub": ("datasets", "huggingface_hub"),
     "tensorboard": ("tensorboard",),

@@ -25,6 +25,8 @@ CONNECT_SECONDS = 3.0
 """How long the Hub may take to answer the first request."""
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 """Files of a model that are downloaded: no pickles, no code."""
+CONFIGS = ("config.json", "adapter_config.json")
+"""One of them stands in every model's folder; the second alone in an adapter's."""
 
 
 def find_model(name: str | os.PathLike[str]) -> str:
@@ -120,7 +122,7 @@ def _builtin_model(name: str) -> Path:
 def _own_folder(path: Path) -> Path:
     if not path.is_dir():
         raise OperantError(f"model {str(path)!r} is a file; give the folder that holds config.json")
-    if not (path / "config.json").exists():
+    if not any((path / name).exists() for name in CONFIGS):
         raise OperantError(f"model {str(path)!r}: the folder has no config.json, so it is no transformers model")
     return path
 
@@ -128,8 +130,8 @@ def _own_folder(path: Path) -> Path:
 def _cached(name: str) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, "config.json")
-    folder = Path(config).parent if isinstance(config, str) else None
+    config = next((c for c in (try_to_load_from_cache(name, n) for n in CONFIGS) if isinstance(c, str)), None)
+    folder = Path(config).parent if config else None
     return str(folder) if folder and _has_weights(folder) else None
 
 

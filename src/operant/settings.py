@@ -12,6 +12,7 @@ import torch
 from operant.algorithms import Algorithm, preset
 from operant.kl import KLOptions
 from operant.options import compose, defaults, names, resolve
+from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.rewards.scaling import ScoreOptions
@@ -59,6 +60,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "update": UpdateOptions,
         "optimizer": OptimizerOptions,
         "score": ScoreOptions,
+        "lora": LoraOptions,
         "value": ValueOptions,
         "model": ModelOptions,
     }

@@ -5,35 +5,89 @@ network, if there is one). Weights that are missing there are an error, never a 
 """
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from operant.hub import find_model, quietly
+from operant.policy import adapters
+from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
-from operant.policy.shadow import Shadow
+from operant.policy.shadow import Shadow, shared
 from operant.types import OperantError
 
 
 def load_policy(
-    name: Any, *, value: ValueOptions | None = None, tokenizer: Any = None, options: ModelOptions = ModelOptions()
+    name: Any,
+    *,
+    value: ValueOptions | None = None,
+    tokenizer: Any = None,
+    options: ModelOptions = ModelOptions(),
+    lora: LoraOptions = LoraOptions(),
+    seed: int = 0,
+    device: str | torch.device = "cpu",
 ) -> Policy:
     """The policy of a name, or around a model that is already loaded; remote code off. A Policy stays as it is.
 
-    With `value`, a critic saved beside the model is loaded; where there is none, one is made.
-    Raises: OperantError for a name that cannot be had, a folder that holds no language model, or a damaged critic.
+    The folder of an adapter is a name, too: it goes on, on the model that it names. With `value`, a critic saved beside
+    the model is loaded; where there is none, one is made. `seed` is that of a new adapter, `device` where quantised
+    weights are put.
+    Raises: OperantError for a name that cannot be had, a folder that holds no language model or an adapter that does
+    not fit it, or a damaged critic.
     """
+    device = torch.device(device)
+    adapters.check_machine(lora, device)
     if isinstance(name, Policy):
+        if lora.on:
+            raise OperantError("lora.* with a Policy that is made already: load_policy(name, lora=LoraOptions(rank=8))")
         return name
     if isinstance(name, torch.nn.Module):
-        return _with_critic(name, tokenizer, value, None, options)
+        model = adapters.unwrapped(name)
+        return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
     folder = Path(find_model(name))
-    model = _model(folder, options.dtype)
-    return _with_critic(model, tokenizer or _tokenizer(folder), value, folder, options)
+    base, whose = folder, _stored_name(name, folder)
+    if adapters.is_adapter(folder):
+        if lora.on:
+            raise OperantError(f"{folder} is an adapter itself and goes on: leave lora.rank and lora.adapter out")
+        lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
+        base = Path(_found_base(folder))
+    elif lora.adapter is not None:
+        lora = replace(lora, adapter=find_model(lora.adapter))
+    if lora.quantise != "none" and not lora.on:
+        raise OperantError(
+            f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
+        )
+    model = _adapted(_model(base, options.dtype, _in_bits(lora, options, device)), lora, whose, seed)
+    tokenizer = tokenizer or (_tokenizer(folder) if base != folder else None) or _tokenizer(base)
+    return _with_critic(model, tokenizer, value, folder, options)
+
+
+def _adapted(model: Any, lora: LoraOptions, name: str | None, seed: int) -> Any:
+    if not lora.on:
+        return model
+    if adapters.adapted(model):
+        raise OperantError("the model has an adapter already, which goes on: leave lora.rank and lora.adapter out")
+    return adapters.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
+
+
+def _stored_name(name: Any, folder: Path) -> str:
+    """What an adapter's config calls its model: a folder as a whole path, any other name as it is."""
+    return str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
+
+
+def _found_base(folder: Path) -> str:
+    base = adapters.base_of(folder)
+    try:
+        return find_model(base)
+    except OperantError as error:
+        raise OperantError(
+            f"{folder} is an adapter of {base!r} ({error}): give the model, and lora.adapter={folder}"
+        ) from error
 
 
 def load_reference(given: Any, policy: Policy) -> Shadow | None:
@@ -54,14 +108,14 @@ def load_reference(given: Any, policy: Policy) -> Shadow | None:
     return Shadow(held, copy=False)
 
 
-def _model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def _model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
         config = AutoConfig.from_pretrained(folder)
         auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         with quietly():
-            loaded: Any = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+            loaded: Any = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **(more or {}))
         model, notes = loaded
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
@@ -72,6 +126,11 @@ def _model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
             "a policy needs a language model with its output head"
         )
     return model
+
+
+def _in_bits(lora: LoraOptions, options: ModelOptions, device: torch.device) -> dict[str, Any]:
+    config = adapters.quantisation(lora, options.dtype)
+    return {} if config is None else {"quantization_config": config, "device_map": {"": device}}
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -86,7 +145,7 @@ def _tokenizer(folder: Path) -> Any:
 def _with_critic(
     model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
-    saved = folder / "critic" if folder is not None and (folder / "critic").is_dir() else None
+    saved = _saved_critic(folder) if folder is not None else None
     if value is None:
         return Policy(model, tokenizer, options=options)
     if saved is not None:
@@ -100,13 +159,19 @@ def _with_critic(
     return policy
 
 
+def _saved_critic(folder: Path) -> Path | None:
+    """Beside the model; of an adapter that was exported with one, beside that."""
+    there = [folder / "critic"] + ([folder.parent / "critic"] if adapters.is_adapter(folder) else [])
+    return next((path for path in there if path.is_dir()), None)
+
+
 def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
     from copy import deepcopy
 
     if saved is not None:
         network = _model(saved / "network")
     else:
-        network = deepcopy(model) if value.critic == "copy" else _model(Path(find_model(value.critic)))
+        network = deepcopy(model, shared(model)) if value.critic == "copy" else _model(Path(find_model(value.critic)))
     if network.config.vocab_size != model.config.vocab_size:
         raise OperantError(
             f"value.critic={value.critic!r} has a vocabulary of {network.config.vocab_size}, the policy one of "
@@ -116,15 +181,30 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
 
 
 def export(policy: Policy, folder: str | Path) -> Path:
-    """Write a plain transformers folder that bare `from_pretrained` loads, and the critic beside it."""
+    """Write a plain transformers folder that bare `from_pretrained` loads, and the critic beside it.
+
+    Of a policy with an adapter: merged into a copy, and `adapter/` beside it in peft's own format.
+    """
     folder = Path(folder)
-    with quietly():
-        policy.model.save_pretrained(folder)
+    _save_plain(policy.model, folder)
+    if adapters.adapted(policy.model):
+        adapters.save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
         policy.tokenizer.save_pretrained(folder)
     if policy.has_values:
         _save_critic(policy, folder / "critic")
     return folder
+
+
+def _save_plain(model: Any, folder: Path) -> None:
+    """A model as transformers keeps it: an adapter is merged into a copy, of the unquantised weights where need be."""
+    if adapters.adapted(model):
+        if adapters.quantised(model):
+            base = next(iter(model.peft_config.values())).base_model_name_or_path
+            model = adapters.transplant(model, _model(Path(find_model(base)), model.dtype))
+        model = adapters.merged(model)
+    with quietly():
+        model.save_pretrained(folder)
 
 
 def _save_critic(policy: Policy, folder: Path) -> None:
@@ -136,8 +216,7 @@ def _save_critic(policy: Policy, folder: Path) -> None:
     options = asdict(owner.value_options)
     (folder / "critic.json").write_text(json.dumps(options, indent=1), encoding="utf-8")
     if policy.critic is not None:
-        with quietly():
-            policy.critic.model.save_pretrained(folder / "network")
+        _save_plain(policy.critic.model, folder / "network")
 
 
 def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:

@@ -4,6 +4,7 @@ A shadow copies what is trained and shares the rest with the policy: below a fro
 only what is trained.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from hashlib import sha256
 from typing import Any
@@ -27,7 +28,7 @@ class Shadow:
         if name not in ("frozen", "polyak", "every"):
             raise OperantError(f"shadow rule {rule!r} is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
-        held = _shared(policy.model) if copy else {}
+        held = shared(policy.model) if copy else {}
         self._shared = set(held)
         self.policy = _bare_copy(policy, held) if copy else policy
         self.policy.requires_grad_(False)
@@ -80,7 +81,7 @@ def _put(weights: dict[str, Any], own: dict[str, Any]) -> None:
         weight.copy_(weights[name])
 
 
-def _shared(model: nn.Module) -> dict[int, Any]:
+def shared(model: nn.Module) -> dict[int, Any]:
     """What a copy of the model may share with it, by id: frozen parameters, buffers, and a quantised layer's state.
 
     A frozen parameter in the memory of a trained one moves with it, so it is not among them.
@@ -96,20 +97,25 @@ def _memory(weight: torch.Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _bare_copy(policy: Policy, shared: dict[int, Any]) -> Policy:
+def _bare_copy(policy: Policy, held: dict[int, Any]) -> Policy:
     """Without value head and critic: a shadow only ever scores."""
     head, critic = policy.value_head, policy.critic
     policy.value_head = policy.critic = None
     try:
-        return deepcopy(policy, dict(shared))
+        return deepcopy(policy, dict(held))
     finally:
         policy.value_head, policy.critic = head, critic
 
 
 def fingerprint(policy: Policy) -> str:
     """A hash of every weight of the language model."""
-    digest = sha256()
-    for name, weight in sorted(policy.model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return digest(policy.model.state_dict())
+
+
+def digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """A hash of named tensors: 16 hexadecimal digits."""
+    whole = sha256()
+    for name, weight in sorted(weights.items()):
+        whole.update(name.encode())
+        whole.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return whole.hexdigest()[:16]

@@ -1,0 +1,306 @@
+"""LoRA: small matrices beside the linear layers of a frozen model. Needs the extra `lora` (peft).
+
+    adapt(model, LoraOptions(rank=8), seed=0)       # new: the model computes what it did, to the bit
+    adapt(model, LoraOptions(adapter="folder"))     # one that is there goes on, in peft's own format
+    merged(model).save_pretrained("out")            # a plain copy; the model itself is never written into
+    save(model, "out/adapter")
+
+Nothing is merged in place and nothing is subtracted back: that drifts in bfloat16 and changes bits in float32.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from operant import files
+from operant.types import OperantError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft writes before the name of every tensor."""
+PLAIN = {"bias": "none", "modules_to_save": None, "trainable_token_indices": None, "layer_replication": None}
+"""What an adapter may ask for beyond matrices beside linear layers, and its value where it does not."""
+REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Starting values of adapters that change the base weights, which must stay as they are."""
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Train an adapter (LoRA) beside frozen weights: the reference, checkpoints and gradients then cost only that."""
+
+    rank: int = 0
+    """Width of the matrices; 0: no adapter, the weights themselves are trained."""
+    alpha: float | None = None
+    """The adapter counts alpha / rank times; none: twice the rank."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Layers that are adapted, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
+    adapter: str | None = None
+    """A folder in peft's format, to go on from; the reference is then that adapter as it was."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead."""
+    quantise: str = "none"
+    """none | 8bit | 4bit: the frozen weights, on a GPU, with the extra `quantise` (bitsandbytes)."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise OperantError(f"lora.rank={self.rank}: it must be at least 1, or 0 for no adapter")
+        if self.alpha is not None and self.alpha <= 0:
+            raise OperantError(f"lora.alpha={self.alpha}: it must be above 0, or none for twice the rank")
+        if not self.targets:
+            raise OperantError("lora.targets is empty: name layers, or use all-linear")
+        if self.quantise not in ("none", "8bit", "4bit"):
+            raise OperantError(f"lora.quantise={self.quantise!r}: it must be none, 8bit or 4bit")
+        if self.adapter is not None and self != replace(self.__class__(), adapter=self.adapter, quantise=self.quantise):
+            raise OperantError(
+                f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
+                "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
+            )
+
+    @property
+    def on(self) -> bool:
+        return self.rank > 0 or self.adapter is not None
+
+
+def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:
+    """Freeze the model and put an adapter beside its layers; returns the model.
+
+    A new adapter starts at exactly 0, with random numbers of `seed`. `base` is what its config calls the model.
+    Raises: OperantError where peft is missing, or the adapter or its targets do not fit the model.
+    """
+    weights = None
+    if options.adapter is not None:
+        config, weights = _read(Path(options.adapter))
+    else:
+        config = _new(model, options)
+        config.base_model_name_or_path = base
+    with _seeded(seed, model):
+        _inject(config, model)
+    if weights is not None:
+        _fill(model, weights, options.adapter)
+    return train_adapter(model)
+
+
+def train_adapter(model: Any) -> Any:
+    """Everything frozen but the adapter. Raises: OperantError for one on the head or the embedding."""
+    for name, p in model.named_parameters():
+        p.requires_grad_(".lora_" in name)
+    for what, part in (("output head", model.get_output_embeddings()), ("embedding", model.get_input_embeddings())):
+        if hasattr(part, "base_layer"):
+            raise OperantError(f"the adapter changes the {what}: adapt the layers of the blocks (lora.targets) alone")
+    return model
+
+
+def adapted(model: Any) -> bool:
+    """Whether a model has an adapter beside its layers."""
+    return bool(getattr(model, "peft_config", None))
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside peft's wrapper, its adapter beside its layers and in training; any other as it is.
+
+    Raises: OperantError for an adapter of another kind than LoRA, or several.
+    """
+    if not (adapted(model) and hasattr(model, "get_base_model")):
+        return model
+    if len(model.peft_config) != 1:
+        raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")
+    _check(next(iter(model.peft_config.values())), "the model")
+    return train_adapter(model.get_base_model())
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter alone."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
+
+
+def base_of(folder: Path) -> str:
+    """The name or folder of the model that an adapter was trained on. Raises: OperantError where it does not say."""
+    base = _peft().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    if not base:
+        raise OperantError(
+            f"{folder} does not say which model it belongs to: give the model, and lora.adapter={folder}"
+        )
+    return base
+
+
+def check_machine(options: LoraOptions, device: torch.device) -> None:
+    """Refuse before anything loads: peft missing, or quantised weights where they cannot be computed with."""
+    if options.on:
+        _peft()
+    if options.quantise == "none":
+        return
+    if device.type != "cuda":
+        raise OperantError(
+            f"lora.quantise={options.quantise} needs a GPU, this is {device.type}: use lora.quantise=none"
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise OperantError("lora.quantise needs a package: pip install 'operant[quantise]'")
+
+
+def quantised(model: Any) -> bool:
+    return bool(getattr(model, "is_quantized", False))
+
+
+def quantisation(options: LoraOptions, dtype: torch.dtype) -> Any:
+    """What transformers is told to load frozen weights in 8 or 4 bits; None for none. `dtype`: what they compute in."""
+    if options.quantise == "none":
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if options.quantise == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
+    return BitsAndBytesConfig(load_in_4bit=True, **four)
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def merged(model: Any) -> Any:
+    """A copy without an adapter that computes the same. It shares what no adapter touches; the model is only read."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    copy = deepcopy(model, {id(p): p for name, p in model.named_parameters() if ".lora_" not in name})
+    for name, layer in list(copy.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            inner: Any = layer.get_base_layer()
+            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)  # its own from here on
+            layer.merge()
+            copy.set_submodule(name, inner)
+    del copy.peft_config
+    return copy
+
+
+def save(model: Any, folder: str | Path) -> Path:
+    """Write the adapter alone, as peft does: `PeftModel.from_pretrained(base, folder)` reads it."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    held = {PREFIX + k: v.detach().cpu().contiguous() for k, v in tensors(model).items()}
+    config = replace(next(iter(model.peft_config.values())), inference_mode=True)
+    with files.explained(folder, "save the adapter"):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
+        config.save_pretrained(str(folder))
+    return folder
+
+
+def tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The adapter's tensors, by the names that peft gives them."""
+    return _peft().get_peft_model_state_dict(model, adapter_name=next(iter(model.peft_config)))
+
+
+def transplant(model: Any, onto: Any) -> Any:
+    """Put a copy of the model's adapter onto another model of the same layers; returns that one."""
+    config = deepcopy(next(iter(model.peft_config.values())))
+    _inject(config, onto)
+    _fill(onto, tensors(model), "the adapter")
+    return onto
+
+
+# --- in ---------------------------------------------------------------------------------------------------------------
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise OperantError(
+            "an adapter (lora.rank, lora.adapter) needs a package: pip install 'operant[lora]'"
+        ) from error
+    return peft
+
+
+def _new(model: Any, options: LoraOptions) -> Any:
+    every = options.targets == ("all-linear",)
+    return _peft().LoraConfig(
+        r=options.rank,
+        lora_alpha=2 * options.rank if options.alpha is None else options.alpha,
+        target_modules="all-linear" if every else list(options.targets),
+        use_rslora=options.rslora,
+        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),  # GPT-2 keeps its weights turned
+        task_type="SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM",
+    )
+
+
+def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Config and tensors of a folder. Raises: OperantError where it holds no whole LoRA adapter."""
+    from safetensors.torch import load_file
+
+    if not (folder / CONFIG).is_file():
+        raise OperantError(f"lora.adapter={folder}: the folder has no {CONFIG}, so it holds no adapter of peft's")
+    if not (folder / WEIGHTS).is_file():
+        raise OperantError(f"{folder} has no {WEIGHTS}: save the adapter again with safetensors (peft's default)")
+    try:
+        config = _peft().PeftConfig.from_pretrained(str(folder))
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OperantError(f"{folder} is damaged: {str(error).splitlines()[0][:160]}") from error
+    _check(config, str(folder))
+    config.inference_mode = False
+    config.init_lora_weights = True  # the numbers come from the file; other ways of starting would look at the base
+    return config, weights
+
+
+def _check(config: Any, what: str) -> None:
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if kind != "LORA":
+        raise OperantError(f"{what} has an adapter of kind {kind}: LORA is what can be trained here")
+    if str(config.init_lora_weights).lower().startswith(REWRITES_THE_BASE):
+        raise OperantError(
+            f"{what} was started with {config.init_lora_weights}, which changes the base weights: convert it to plain "
+            "LoRA first (peft's path_initial_model_for_weight_conversion)"
+        )
+    for name, usual in PLAIN.items():
+        if (asked := getattr(config, name, usual)) not in (usual, [], {}):
+            raise OperantError(
+                f"{what} has an adapter with {name}={asked}, which trains more than matrices beside linear layers: "
+                "merge it into its model with peft first, then start a new one"
+            )
+
+
+def _inject(config: Any, model: Any) -> None:
+    try:
+        _peft().inject_adapter_in_model(config, model)
+    except (ValueError, TypeError, KeyError) as error:
+        linear = {n.split(".")[-1] for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D")}
+        raise OperantError(
+            f"the adapter does not fit this {type(model).__name__} ({str(error).splitlines()[0][:120]}): "
+            f"its linear layers are {', '.join(sorted(linear))}"
+        ) from error
+
+
+def _fill(model: Any, weights: Mapping[str, torch.Tensor], what: Any) -> None:
+    """Put an adapter's tensors where they belong; each has its place and each place its tensor."""
+    wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
+    odd = wanted ^ {name.removeprefix(PREFIX) for name in weights}
+    if odd:
+        raise OperantError(
+            f"{what} does not fit this {type(model).__name__} ({', '.join(sorted(odd)[:3])}): is it of "
+            "another model, or damaged?"
+        )
+    try:
+        name = next(iter(model.peft_config))
+        _peft().set_peft_model_state_dict(model, dict(weights), adapter_name=name)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()[:160]
+        raise OperantError(f"{what} does not fit this {type(model).__name__}: {reason}") from error
+
+
+@contextmanager
+def _seeded(seed: int, model: Any):
+    """Random numbers of `seed` while this lasts, whatever was drawn before; then those that would have come."""
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,58 @@
+"""What a checkpoint keeps of a policy: the weights that are trained, and a hash of those that are not."""
+
+from typing import Any
+
+import torch
+
+from operant.policy.policy import Policy
+from operant.policy.shadow import digest
+from operant.types import OperantError
+
+
+class Kept:
+    """A policy as a part of `RunState`. Frozen weights are not written: they come from where they came from.
+
+    The hash of the frozen weights is taken when this is made, compared at every save, and asked for on resume.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.frozen = self._frozen()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raises: OperantError where something has written into the frozen weights."""
+        if self.frozen is None:
+            return self.policy.state_dict()
+        if self._frozen() != self.frozen:
+            raise OperantError(
+                "frozen weights have changed since the run began: something writes into the base model (a reward or "
+                "callback that merges an adapter, say); nothing was saved, resume from an older checkpoint"
+            )
+        return {"trained": self._trained(), "frozen": self.frozen}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises: OperantError where the checkpoint was made with other frozen weights, or trains others."""
+        if self.frozen is None and "trained" not in state:
+            self.policy.load_state_dict(state)
+            return
+        own, theirs = set(self._trained()), set(state.get("trained", state))
+        if own != theirs:
+            odd = ", ".join(sorted(own ^ theirs)[:3])
+            raise OperantError(
+                f"the checkpoint trains other weights than this run ({odd} ...): resume with its options"
+            )
+        if state["frozen"] != self.frozen:
+            raise OperantError(
+                f"the frozen weights have the hash {self.frozen}, the run was started with {state['frozen']}: "
+                "resume with the model that it began from, in the same precision"
+            )
+        for name, weight in self._trained().items():
+            weight.copy_(state["trained"][name])
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self.policy.named_parameters() if p.requires_grad}
+
+    def _frozen(self) -> str | None:
+        frozen = {name: p for name, p in self.policy.named_parameters() if not p.requires_grad}
+        return digest(frozen) if frozen else None
