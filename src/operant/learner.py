@@ -28,6 +28,7 @@ from operant.kl import KLOptions, controller
 from operant.lessons import Learnt, Lesson, Progress, choose
 from operant.observe import bootstrap, observe, pay
 from operant.options import values
+from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
@@ -80,7 +81,8 @@ class Learner:
         if self.own.keep_memory and device.type == "cpu":
             machine.keep_memory()
         model = self.options["model"]
-        self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model).to(device)
+        adapter = {"lora": self.options["lora"], "seed": self.own.seed, "device": device}
+        self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model, **adapter).to(device)
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         self.sampling = self._sampling()
@@ -336,7 +338,7 @@ class Learner:
         shadows = {f"shadow/{name}": shadow for name, shadow in self.shadows.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
         return {
-            "policy": self.policy,
+            "policy": Kept(self.policy),
             "optimizer": self.optimizer,
             "controller": self.controller,
             "moments": self.moments,
