@@ -1,0 +1,82 @@
+"""operant: generate + step of a `Learner`, full or with the options that a work names."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from products import Listener, write
+from protocol import Pipe, Steps, queries, rewards
+from shapes import language_model, trained
+
+from operant import Learner, Sampling, Task
+from operant.algorithms import preset
+from operant.sampling import uniforms
+
+
+@dataclass(frozen=True)
+class Forced(Sampling):
+    """Ends every reply at a length that is drawn beforehand, and that nothing but the drawing of a token can see.
+
+    A reply is known by its random numbers: those of all replies and places are sorted once a step.
+    """
+
+    def prepare(self, keys, lengths, end: int) -> None:
+        table = torch.stack([uniforms(keys, place) for place in range(self.max_tokens)], 1)
+        places = torch.arange(1, self.max_tokens + 1).expand_as(table)
+        due = places == torch.tensor(lengths)[:, None]
+        order = table.flatten().argsort()
+        object.__setattr__(self, "table", (table.flatten()[order], due.flatten()[order], end))
+
+    def draw(self, scores, uniforms):
+        known, due, end = self.table
+        over = due[torch.searchsorted(known, uniforms.double())]
+        scores = scores.clone()
+        scores[:, end] = torch.where(over, 1e9, -torch.inf)
+        return Sampling.draw(scores, uniforms)
+
+
+class Side:
+    def __init__(self, spec: dict):
+        self.spec, self.step = spec, 0
+        options = {k: v for name in spec["presets"] for k, v in preset(name).items() if k not in ("batch", "steps")}
+        options |= {"sampling.max_tokens": spec["new"], "update.epochs": spec["epochs"], "seed": spec["seed"]}
+        options |= {"update.minibatch": spec["minibatch"], "sampling.fixed_length": spec["lengths"] is None}
+        options |= spec["options"]
+        named = {"algorithm": spec["algorithm"]} | ({} if spec["reference"] else {"reference": None})
+        self.learner = Learner(language_model(spec), **named, **options)
+        self.steps = Steps(self.learner.optimizer)
+
+    def about(self) -> dict:
+        update = self.learner.options["update"]
+        kind = str(self.learner.policy.head.weight.dtype).removeprefix("torch.")
+        moved = trained(self.learner.policy.parameters())
+        told = {"batch": self.spec["queries"] * self.spec["groups"], "precision": kind, "trained": moved}
+        return told | {"minibatch": update.minibatch, "epochs": update.epochs}
+
+    def play(self):
+        tasks = [Task(f"{self.step}/{i}", ids) for i, ids in enumerate(queries(self.spec, self.step))]
+        return self.learner.play([task for task in tasks for _ in range(self.spec["groups"])])
+
+    def take_step(self, capture: str | None) -> dict:
+        replies = self.play()
+        heard = Listener(self.learner.policy.parameters()) if capture else nullcontext()
+        with heard:
+            metrics = self.learner.step(replies, rewards(self.spec, self.step, len(replies)))
+        self.step += 1
+        taken = self.steps.take()
+        if capture:
+            write(capture, heard, self.learner.optimizer, taken)
+        phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
+        return {"tokens": sum(len(r.ids) for r in replies), "optimizer_steps": taken, "phases": phases}
+
+
+def main() -> None:
+    pipe = Pipe()
+    side = Side(pipe.spec)
+    command = pipe.next(**side.about())
+    while True:
+        command = pipe.next(**side.take_step(command.get("capture")))
+
+
+if __name__ == "__main__":
+    main()

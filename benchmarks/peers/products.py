@@ -1,0 +1,121 @@
+"""The matrix products of an update: heard while the update runs, and played again alone.
+
+Heard: every matrix product from the first forward pass with gradients on (forward, input gradient, weight gradient),
+with the shapes, strides and types of its operands, and the tensors that the optimizer moves. Played: the same
+products, in their order, on tensors that are there already, and a fused AdamW pass over as many tensors of the same
+sizes for every optimizer step. Fused attention is not in the list, and operands that are no weights are taken from a
+small pool, so they are warmer in the cache than they were: both make the limit harder to reach.
+"""
+
+import json
+import time
+from collections import defaultdict
+from itertools import cycle
+from math import prod
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+HEARD = {aten.mm.default: "mm", aten.addmm.default: "addmm", aten.bmm.default: "bmm", aten.baddbmm.default: "baddbmm"}
+POOL = 3
+
+
+class Listener(TorchDispatchMode):
+    """Writes the products down, while it is on."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = {p.untyped_storage().data_ptr() for p in weights}
+        self.products: list[list] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in HEARD and (self.products or torch.is_grad_enabled()):
+            self.products.append([HEARD[func], [self._told(x) for x in args], self._told(out)])
+        return out
+
+    def _told(self, x: torch.Tensor) -> list:
+        place = x.untyped_storage().data_ptr()
+        name = place if place in self.weights else 0  # a weight is the same tensor each time
+        return [list(x.shape), list(x.stride()), str(x.dtype).removeprefix("torch."), name]
+
+
+def write(path: str, listener: Listener, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    moved = [[list(p.shape), str(p.dtype).removeprefix("torch.")] for g in optimizer.param_groups for p in g["params"]]
+    told = {"products": listener.products, "moved": moved, "steps": steps}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(told, file)
+
+
+class Replay:
+    """The products and the optimizer passes alone."""
+
+    def __init__(self, path: str):
+        with open(path, encoding="utf-8") as file:
+            told = json.load(file)
+        self.held: dict[str, torch.Tensor] = {}
+        self.pools: dict[str, cycle] = {}
+        self.work = [self._product(*product) for product in told["products"]]
+        self.flops = sum(_flops(product) for product in told["products"])
+        moved = [torch.zeros(shape, dtype=getattr(torch, kind)) for shape, kind in told["moved"]]
+        for tensor in moved:
+            tensor.grad = torch.full_like(tensor, 1e-3)
+        self.optimizer = torch.optim.AdamW(moved, lr=1e-6, weight_decay=0.0, fused=True)
+        self.steps = told["steps"]
+
+    def _product(self, name: str, operands: list, out: list):
+        return getattr(torch, name), [self._tensor(x) for x in operands], self._tensor(out)
+
+    def _tensor(self, told: list) -> torch.Tensor:
+        key = json.dumps(told)
+        if told[3]:
+            if key not in self.held:
+                self.held[key] = _empty(*told[:3])
+            return self.held[key]
+        if key not in self.pools:
+            self.pools[key] = cycle([_empty(*told[:3]) for _ in range(POOL)])
+        return next(self.pools[key])
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, float]:
+        """Seconds of the products, and of the optimizer's passes."""
+        start = time.perf_counter()
+        for product, operands, out in self.work:
+            product(*operands, out=out)
+        middle = time.perf_counter()
+        for _ in range(self.steps):
+            self.optimizer.step()
+        return {"products": middle - start, "optimizer": time.perf_counter() - middle}
+
+
+def _empty(shape: list, stride: list, kind: str) -> torch.Tensor:
+    made = torch.empty_strided(shape, stride, dtype=getattr(torch, kind))
+    # A transposed or expanded view has fewer elements than its shape says: fill what lies beneath.
+    beneath = made.as_strided((made.untyped_storage().nbytes() // made.element_size(),), (1,))
+    beneath.copy_(torch.rand(len(beneath)) * 0.02 - 0.01)
+    return made
+
+
+def _flops(product: list) -> float:
+    first, second = product[1][-2:]
+    return 2.0 * prod(first[0]) * second[0][-1]
+
+
+def square_rate(kind: str, size: int = 1024, seconds: float = 0.5) -> float:
+    """FLOP/s of one product of two square matrices, over and over."""
+    a, b = (torch.rand(size, size).to(getattr(torch, kind)) for _ in range(2))
+    out, count, start = torch.empty_like(a), 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        torch.mm(a, b, out=out)
+        count += 1
+    return count * 2.0 * size**3 / (time.perf_counter() - start)
+
+
+def kinds(path: str) -> str:
+    """The type in which most products are computed."""
+    with open(path, encoding="utf-8") as file:
+        count: dict[str, float] = defaultdict(float)
+        for product in json.load(file)["products"]:
+            count[product[1][-1][2]] += _flops(product)
+    return max(count, key=lambda kind: count[kind])
