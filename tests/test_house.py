@@ -23,7 +23,7 @@ LEVELS = [
     "algorithms lessons",
     "settings",
     "learner",
-    "evaluate probes",
+    "evaluate probes attempts",
     "config",
     "build",
     "running",

@@ -43,6 +43,9 @@ class TrainOptions:
     """Replies a step, over all ranks."""
     samples: int = 1
     """Replies to each prompt of a step."""
+    reward_chunks: int = 1
+    """Call the reward so many times a step, with a part of the prompts each, in a thread beside the generation of the
+    next part. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with them all."""
     evaluate: Any = None
     """Held-out tasks: judged before and after training with the same random numbers."""
     evaluate_every: int = 0
@@ -62,12 +65,15 @@ class TrainOptions:
     """Steps between sample replies on the console; 0: none."""
 
     def __post_init__(self) -> None:
-        at_least_0, at_least_1 = ("evaluate_every", "probes"), ("steps", "batch", "samples", "keep", "probe_every")
+        at_least_0 = ("evaluate_every", "probes")
+        at_least_1 = ("steps", "batch", "samples", "reward_chunks", "keep", "probe_every")
         for name, least in [*((n, 0) for n in at_least_0), *((n, 1) for n in at_least_1)]:
             if getattr(self, name) < least:
                 raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
         if self.batch % self.samples:
             raise OperantError(f"batch={self.batch} is no multiple of samples={self.samples}, replies a prompt")
+        if self.reward_chunks > (prompts := self.batch // self.samples):
+            raise OperantError(f"reward_chunks={self.reward_chunks}: a step has {prompts} prompts, and no more chunks")
         if self.checkpoint_minutes < 0:
             raise OperantError(f"checkpoint_minutes={self.checkpoint_minutes}: it must be at least 0")
         if self.best is not None:

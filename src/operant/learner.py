@@ -135,8 +135,12 @@ class Learner:
         env: Env | None = None,
         engine: Engine | None = None,
         seed: int | None = None,
+        part: slice = slice(None),
     ) -> list[Rollout]:
-        """Rollouts of tasks, with the random numbers of this step (or of `evaluate`, `probe`: step 0 always)."""
+        """Rollouts of tasks, with the random numbers of this step (or of `evaluate`, `probe`: step 0 always).
+
+        `part`: of these of the tasks only, exactly as they are among all.
+        """
         sampling = sampling or self.sampling
         with self.timing("generate" if stream == "train" else stream):
             rollouts = play(
@@ -148,6 +152,7 @@ class Learner:
                 seed=self.own.seed if seed is None else seed,
                 stream=stream,
                 step=self.progress.step,
+                part=part,
             )
         if stream == "train":
             self.spoken = sampling

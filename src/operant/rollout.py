@@ -79,11 +79,13 @@ def play(
     stream: str = "train",
     step: int = 0,
     groups: Sequence[int] | None = None,
+    part: slice = slice(None),
     max_turns: int = MAX_TURNS,
 ) -> list[Rollout]:
     """One rollout for each task, in their order; all live episodes speak at once.
 
     The same task given twice is two samples of it, with random numbers of their own. `groups` default to one a task id.
+    `part`: play these of the tasks only, exactly as they would be played among all.
     Raises: OperantError for a world that answers for slots it was not asked about, or that lets an episode go on for
     more than `max_turns` turns.
     """
@@ -94,10 +96,11 @@ def play(
         group = names.setdefault(task.id, len(names)) if groups is None else groups[slot]
         episodes[slot] = _Episode(task, group, seen[task.id], tokenizer)
         seen[task.id] += 1
-    for slot, first in _answers(env.reset(dict(enumerate(tasks))), list(episodes)).items():
+    episodes = {slot: episodes[slot] for slot in range(len(tasks))[part]}
+    for slot, first in _answers(env.reset({s: e.task for s, e in episodes.items()}), list(episodes)).items():
         episodes[slot].start(first)
     finished: dict[int, Rollout] = {}
-    while len(finished) < len(tasks):
+    while len(finished) < len(episodes):
         live = [slot for slot in episodes if slot not in finished]
         _check_ends(env, episodes[live[0]], max_turns)
         _speak([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
@@ -106,7 +109,7 @@ def play(
             rollout = episodes[slot].answer(given)
             if rollout is not None:
                 finished[slot] = rollout
-    return [finished[slot] for slot in range(len(tasks))]
+    return [finished[slot] for slot in episodes]
 
 
 def _speak(

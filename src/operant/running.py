@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from operant import files, machine
+from operant.attempts import attempt
 from operant.build import Built
 from operant.checkpoint import RunState
 from operant.config import Config
 from operant.evaluate import Evaluation
 from operant.options import values
 from operant.policy.loading import export
-from operant.rewards import Judged, judge
+from operant.rewards import Judged
 from operant.run import RunFolder
 from operant.sampling import token_pieces
 from operant.tally import Tally
@@ -88,9 +89,10 @@ class Run:
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress"))
         try:
             picked = [self.built.tasks[i] for i in self.built.order.take(train.batch // train.samples)]
-            rollouts = learner.play([task for task in picked for _ in range(train.samples)])
-            with learner.timing("reward"):
-                judged = judge(self.built.reward, learner.as_seen(rollouts))
+            tasks = [task for task in picked for _ in range(train.samples)]
+            rollouts, judged = attempt(
+                learner, tasks, self.built.reward, chunks=train.reward_chunks, samples=train.samples
+            )
             metrics = learner.learn(rollouts, judged.scores)
         except OperantError:  # raised by whatever comes before the update: no weight has moved
             self.state.restore(before)

@@ -135,7 +135,7 @@ update/early_stopped | | mostly 0 | | 1 where the KL of old and new policy ended
 # Time
 time/step | s | | time/ppo/total, time/epoch | the whole step
 time/generate | s | | time/get_response, time/build_input_sentiment | sampling the replies
-time/reward | s | | time/get_sentiment_preds | judging them
+time/reward | s | | time/get_sentiment_preds | judging them; in chunks: waiting for it beyond generation
 time/observe | s | | time/ppo/forward_pass, time/ppo/compute_rewards | values, reference and KL of the replies
 time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps

@@ -1,0 +1,126 @@
+"""Replies judged in chunks beside generation: the numbers are those of one call after it."""
+
+import threading
+
+import pytest
+from toys import letters, lm
+
+from operant import OperantError, train
+from operant.attempts import attempt, cut, joined
+from operant.learner import Learner
+from operant.rewards import judge, resolve
+from operant.types import Task
+
+TASKS = [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "ab", "lm"])]
+TWICE = [TASKS[0], TASKS[1], TASKS[2], TASKS[1], TASKS[0], TASKS[0]]
+"""Tasks that come again in another chunk: each time another sample of the same task."""
+
+
+def learner() -> Learner:
+    model = lm("gpt2", vocab=len(letters()), spread=0.3)
+    return Learner(model, tokenizer=letters(), **{"max_tokens": 8, "watch_every": 0})
+
+
+def vowels(rollouts):
+    return [{"vowels": sum(r.reply.count(v) for v in "aeiou") / 8, "length": len(r.ids) / 8} for r in rollouts]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 6])
+@pytest.mark.parametrize("tasks", [TASKS[:6], TWICE], ids=["different", "again"])
+def test_a_reward_of_single_rollouts_gives_the_numbers_of_one_call(chunks, tasks):
+    whole, judged = attempt(learner(), tasks, vowels)
+    parts, also = attempt(learner(), tasks, vowels, chunks=chunks)
+    for a, b in zip(whole, parts, strict=True):
+        assert (a.task.id, a.group, a.ids, a.reply) == (b.task.id, b.group, b.ids, b.reply)
+        assert a.turns[0].logprobs == pytest.approx(b.turns[0].logprobs, abs=1e-5)
+    assert judged == also
+
+
+def test_the_reward_is_called_in_order_in_one_thread_while_the_next_chunk_is_generated():
+    """The reward of a chunk waits until the next one is being generated, which in one thread it would do for ever."""
+    mine, calls, threads = learner(), [], set()
+    begun = [threading.Event() for _ in range(3)]
+    play = mine.play
+
+    def watched(tasks, part):
+        begun[part.start // 2].set()
+        return play(tasks, part=part)
+
+    def reward(rollouts):
+        calls.append([r.task.id for r in rollouts])
+        threads.add(threading.get_ident())
+        assert begun[min(len(calls), 2)].wait(timeout=30), "nothing is generated meanwhile"
+        return [1.0] * len(rollouts)
+
+    mine.play = watched
+    rollouts, _ = attempt(mine, TASKS[:6], reward, chunks=3)
+    assert calls == [["t/0", "t/1"], ["t/2", "t/3"], ["t/4", "t/5"]]
+    assert len(threads) == 1 and threads != {threading.get_ident()}
+    assert [r.task.id for r in rollouts] == [t.id for t in TASKS[:6]]
+    assert set(mine.clock) == {"generate", "reward"}
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_reward_that_fails_says_the_same_and_stops_the_step(chunks):
+    def fails(rollouts):
+        if any(r.task.id == "t/1" for r in rollouts):
+            raise ValueError("no such word")
+        return [0.0] * len(rollouts)
+
+    with pytest.raises(OperantError, match=r"'fails' raised ValueError: no such word while judging task 't/1'"):
+        attempt(learner(), TASKS[:6], fails, chunks=chunks)
+    assert not [t for t in threading.enumerate() if t.name.startswith("reward")]
+
+
+def test_chunks_are_nearly_equal_and_keep_the_samples_of_a_prompt_together():
+    assert [len(range(12)[s]) for s in cut(12, 5, 1)] == [2, 3, 2, 3, 2]
+    assert [range(12)[s] for s in cut(12, 4, 3)] == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
+    assert [range(8)[s] for s in cut(8, 2, 2)] == [range(0, 4), range(4, 8)]
+    assert [range(3)[s] for s in cut(3, 8, 1)] == [range(0, 1), range(1, 2), range(2, 3)]
+
+
+@pytest.mark.parametrize("reward", [vowels, {"letters:a": 1.0, "length:3": 0.5}, lambda rs: [None] * len(rs)])
+def test_judgements_of_chunks_are_put_together_as_if_said_at_once(reward):
+    def sometimes(rollouts):
+        said = judge(resolve(reward), rollouts)
+        return [None if i.task.id in ("t/0", "t/1") else s for i, s in zip(rollouts, said.scores)]
+
+    for each in (resolve(reward), sometimes):
+        rollouts = learner().play(TASKS[:6])
+        assert joined([judge(each, rollouts[s]) for s in cut(6, 3, 1)]) == judge(each, rollouts)
+
+
+def test_parts_stay_whole_where_a_chunk_is_not_judged():
+    def half(rollouts):
+        return [None if r.task.id in ("t/0", "t/1") else {"a": 1.0, "b": None} for r in rollouts]
+
+    rollouts = learner().play(TASKS[:4])
+    told = joined([judge(half, rollouts[:2]), judge(half, rollouts[2:])])
+    assert told.parts["a"] == judge(half, rollouts).parts["a"] == [None, None, 1.0, 1.0] and "half" not in told.parts
+
+
+def test_a_run_in_chunks_is_the_run_without(tmp_path):
+    """Every metric of four steps, and the weights: chunks change how often the reward is asked, and nothing else."""
+    given = {"steps": 4, "probes": 0, "batch": 6, "samples": 2, "max_tokens": 6, "minibatch": 3, "score.scale": True}
+    told = []
+    for chunks in (1, 3):
+        run = train(
+            lm("gpt2", vocab=len(letters()), spread=0.3),
+            TASKS,
+            vowels,
+            out=tmp_path / str(chunks),
+            tokenizer=letters(),
+            reward_chunks=chunks,
+            **given,
+        )
+        told.append(
+            [{k: v for k, v in m.items() if not k.startswith(("time/", "tokens/", "memory/"))} for m in run.metrics]
+        )
+    for a, b in zip(*told, strict=True):
+        assert a.keys() == b.keys()
+        assert not {k: (a[k], b[k]) for k in a if a[k] != pytest.approx(b[k], rel=1e-3, abs=1e-5)}
+
+
+def test_more_chunks_than_prompts_are_refused(tmp_path):
+    with pytest.raises(OperantError, match="reward_chunks=4: a step has 3 prompts, and no more"):
+        train("./none", TASKS, vowels, out=tmp_path / "x", batch=6, samples=2, reward_chunks=4)
