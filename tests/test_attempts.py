@@ -37,8 +37,8 @@ def test_a_reward_of_single_rollouts_gives_the_numbers_of_one_call(chunks, tasks
 
 
 def test_the_reward_is_called_in_order_in_one_thread_while_the_next_chunk_is_generated():
-    """The reward of a chunk waits until the next one is being generated, which in one thread it would do for ever."""
-    mine, calls, threads = learner(), [], set()
+    """The first call waits until the last chunk is being generated, which in one thread it would do for ever."""
+    mine, calls, threads, alone = learner(), [], set(), threading.Lock()
     begun = [threading.Event() for _ in range(3)]
     play = mine.play
 
@@ -49,7 +49,9 @@ def test_the_reward_is_called_in_order_in_one_thread_while_the_next_chunk_is_gen
     def reward(rollouts):
         calls.append([r.task.id for r in rollouts])
         threads.add(threading.get_ident())
-        assert begun[min(len(calls), 2)].wait(timeout=30), "nothing is generated meanwhile"
+        assert alone.acquire(blocking=False), "two calls at once"
+        assert begun[2].wait(timeout=30), "nothing is generated meanwhile"
+        alone.release()
         return [1.0] * len(rollouts)
 
     mine.play = watched
