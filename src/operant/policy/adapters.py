@@ -8,7 +8,7 @@
 Nothing is merged in place and nothing is subtracted back: that drifts in bfloat16 and changes bits in float32.
 """
 
-import importlib.util
+import json
 from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -57,7 +57,7 @@ class LoraOptions:
             raise OperantError("lora.targets is empty: name layers, or use all-linear")
         if self.quantise not in ("none", "8bit", "4bit"):
             raise OperantError(f"lora.quantise={self.quantise!r}: it must be none, 8bit or 4bit")
-        if self.adapter is not None and self != replace(self.__class__(), adapter=self.adapter, quantise=self.quantise):
+        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _NOTHING:
             raise OperantError(
                 f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
                 "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
@@ -66,6 +66,10 @@ class LoraOptions:
     @property
     def on(self) -> bool:
         return self.rank > 0 or self.adapter is not None
+
+
+_NOTHING = (0, None, ("all-linear",), False)
+"""What a new adapter would be told, where nothing is said."""
 
 
 def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:
@@ -111,7 +115,12 @@ def unwrapped(model: Any) -> Any:
         return model
     if len(model.peft_config) != 1:
         raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")
-    _check(next(iter(model.peft_config.values())), "the model")
+    config = next(iter(model.peft_config.values()))
+    if not hasattr(config, "init_lora_weights"):
+        raise OperantError(
+            f"the model has an adapter of kind {config.peft_type.value}: LORA is what can be trained here"
+        )
+    _check(config, "the model")
     return train_adapter(model.get_base_model())
 
 
@@ -122,7 +131,7 @@ def is_adapter(folder: Path) -> bool:
 
 def base_of(folder: Path) -> str:
     """The name or folder of the model that an adapter was trained on. Raises: OperantError where it does not say."""
-    base = _peft().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    base = _told(folder).get("base_model_name_or_path")
     if not base:
         raise OperantError(
             f"{folder} does not say which model it belongs to: give the model, and lora.adapter={folder}"
@@ -130,34 +139,10 @@ def base_of(folder: Path) -> str:
     return base
 
 
-def check_machine(options: LoraOptions, device: torch.device) -> None:
-    """Refuse before anything loads: peft missing, or quantised weights where they cannot be computed with."""
+def check(options: LoraOptions) -> None:
+    """Raises: OperantError where an adapter is asked for and peft is missing."""
     if options.on:
         _peft()
-    if options.quantise == "none":
-        return
-    if device.type != "cuda":
-        raise OperantError(
-            f"lora.quantise={options.quantise} needs a GPU, this is {device.type}: use lora.quantise=none"
-        )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise OperantError("lora.quantise needs a package: pip install 'operant[quantise]'")
-
-
-def quantised(model: Any) -> bool:
-    return bool(getattr(model, "is_quantized", False))
-
-
-def quantisation(options: LoraOptions, dtype: torch.dtype) -> Any:
-    """What transformers is told to load frozen weights in 8 or 4 bits; None for none. `dtype`: what they compute in."""
-    if options.quantise == "none":
-        return None
-    from transformers import BitsAndBytesConfig
-
-    if options.quantise == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
-    return BitsAndBytesConfig(load_in_4bit=True, **four)
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -239,6 +224,9 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
         raise OperantError(f"lora.adapter={folder}: the folder has no {CONFIG}, so it holds no adapter of peft's")
     if not (folder / WEIGHTS).is_file():
         raise OperantError(f"{folder} has no {WEIGHTS}: save the adapter again with safetensors (peft's default)")
+    kind = _told(folder).get("peft_type")
+    if kind != "LORA":
+        raise OperantError(f"{folder} holds an adapter of kind {kind}: LORA is what can be trained here")
     try:
         config = _peft().PeftConfig.from_pretrained(str(folder))
         weights = load_file(folder / WEIGHTS)
@@ -250,10 +238,14 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     return config, weights
 
 
+def _told(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OperantError(f"{folder} is damaged: {CONFIG} cannot be read ({error})") from error
+
+
 def _check(config: Any, what: str) -> None:
-    kind = getattr(config.peft_type, "value", config.peft_type)
-    if kind != "LORA":
-        raise OperantError(f"{what} has an adapter of kind {kind}: LORA is what can be trained here")
     if str(config.init_lora_weights).lower().startswith(REWRITES_THE_BASE):
         raise OperantError(
             f"{what} was started with {config.init_lora_weights}, which changes the base weights: convert it to plain "

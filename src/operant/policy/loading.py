@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from operant.hub import find_model, quietly
-from operant.policy import adapters
+from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
@@ -41,7 +41,8 @@ def load_policy(
     not fit it, or a damaged critic.
     """
     device = torch.device(device)
-    adapters.check_machine(lora, device)
+    adapters.check(lora)
+    quantised.check(lora.quantise, device)
     if isinstance(name, Policy):
         if lora.on:
             raise OperantError("lora.* with a Policy that is made already: load_policy(name, lora=LoraOptions(rank=8))")
@@ -62,7 +63,9 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = _adapted(_model(base, options.dtype, _in_bits(lora, options, device)), lora, whose, seed)
+    model = _adapted(
+        _model(base, options.dtype, quantised.loading(lora.quantise, options.dtype, device)), lora, whose, seed
+    )
     tokenizer = tokenizer or (_tokenizer(folder) if base != folder else None) or _tokenizer(base)
     return _with_critic(model, tokenizer, value, folder, options)
 
@@ -126,11 +129,6 @@ def _model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, 
             "a policy needs a language model with its output head"
         )
     return model
-
-
-def _in_bits(lora: LoraOptions, options: ModelOptions, device: torch.device) -> dict[str, Any]:
-    config = adapters.quantisation(lora, options.dtype)
-    return {} if config is None else {"quantization_config": config, "device_map": {"": device}}
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -199,7 +197,7 @@ def export(policy: Policy, folder: str | Path) -> Path:
 def _save_plain(model: Any, folder: Path) -> None:
     """A model as transformers keeps it: an adapter is merged into a copy, of the unquantised weights where need be."""
     if adapters.adapted(model):
-        if adapters.quantised(model):
+        if quantised.is_quantised(model):
             base = next(iter(model.peft_config.values())).base_model_name_or_path
             model = adapters.transplant(model, _model(Path(find_model(base)), model.dtype))
         model = adapters.merged(model)

@@ -1,0 +1,408 @@
+"""Adapters: where they start, what they leave alone, what their reference is, how they are kept and given away."""
+
+import json
+import shutil
+import sys
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toys import CAUSAL, letters, lm
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from operant import Learner, OperantError, ValueOptions, export, load_policy
+from operant.batch import given_rows
+from operant.checkpoint import RunState
+from operant.policy import adapters
+from operant.policy.adapters import LoraOptions
+from operant.policy.modelling import ModelOptions
+from operant.policy.policy import Policy
+from operant.policy.shadow import digest, fingerprint
+
+REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
+FAST = {"optimizer.lr": 3e-2, "kl.coef": 0.1}
+LORA = FAST | {"lora.rank": 4}
+AUTO = {"causal": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
+
+
+def base_of(model):
+    """Copies of the weights that are no adapter's, by the names that they have without one."""
+    return {n.replace(".base_layer", ""): p.detach().clone() for n, p in model.named_parameters() if ".lora_" not in n}
+
+
+def equal(a, b):
+    return list(a) == list(b) and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def shaken(model, rank=4, **more):
+    """The model with an adapter that is far from 0."""
+    adapters.adapt(model, LoraOptions(rank=rank, **more))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".lora_" in name:
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.2)
+    return model
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A model's folder, and that of a trained adapter for it."""
+    lm("gpt2", vocab=40).save_pretrained(tmp_path / "base")
+    letters().save_pretrained(tmp_path / "base")
+    model = shaken(lm("gpt2", vocab=40))
+    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.peft_config["default"].lora_dropout = 0.1
+    adapters.save(model, tmp_path / "adapter")
+    return str(tmp_path / "base"), str(tmp_path / "adapter")
+
+
+def scores(policy):
+    with torch.no_grad():
+        return policy.forward(given_rows([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+
+
+# --- what starts, and what stays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*CAUSAL, "t5", "bart"])
+def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
+    plain = Policy(lm(kind, vocab=40))
+    learner = Learner(lm(kind, vocab=40), **LORA)
+    policy, before = learner.policy, base_of(learner.policy.model)
+    assert torch.equal(scores(plain), scores(policy))
+    assert {n.split(".")[0] for n, p in policy.named_parameters() if p.requires_grad and ".lora_" not in n} == {
+        "value_head"
+    }
+    assert learner.step(*REPLIES)["kl/per_reply"] == 0.0
+    learner.step(*REPLIES)
+    assert float((scores(policy) - scores(plain)).abs().max()) > 0.05
+    assert equal(base_of(policy.model), before) and equal(before, base_of(plain.model))
+    assert learner.reference.fingerprint == fingerprint(learner.reference.policy)
+
+
+def test_it_learns_under_ppo():
+    learner = Learner(lm("llama", vocab=12), **LORA, **{"sampling.max_tokens": 6, "update.minibatch": 16})
+    told = []
+    for _ in range(8):
+        replies = learner.generate([[5, 3, 4]] * 32)
+        told.append(learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies]))
+    assert told[-1]["reward/mean"] > told[0]["reward/mean"] + 0.3
+    assert max(m["rollout/logprob_gap"] for m in told) < 1e-4
+
+
+@pytest.mark.parametrize("kind, turned", [("llama", False), ("gpt2", True)])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_what_an_adapted_layer_computes(kind, turned, rslora):
+    """Held to the formula, x W + s (x A') B', written out here."""
+    model = shaken(lm(kind), alpha=6.0, rslora=rslora)
+    layer = next(m for m in model.modules() if hasattr(m, "lora_A"))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    x = torch.randn(3, a.shape[1])
+    weight = layer.base_layer.weight if turned else layer.base_layer.weight.T
+    bias = layer.base_layer.bias if getattr(layer.base_layer, "bias", None) is not None else 0.0
+    wanted = x @ weight + bias + (6.0 / (2 if rslora else 4)) * (x @ a.T) @ b.T
+    assert torch.allclose(layer(x), wanted, atol=1e-5)
+
+
+def test_its_random_numbers_are_those_of_the_seed():
+    def drawn(seed, noise):
+        torch.manual_seed(noise)
+        learner = Learner(lm("gpt2"), **LORA, seed=seed)
+        after = torch.rand(3)
+        return digest({n: p for n, p in learner.policy.model.named_parameters() if "lora_A" in n}), after
+
+    assert drawn(0, 1)[0] == drawn(0, 2)[0] != drawn(1, 1)[0]
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_a_trunk_below_it_and_blocks_computed_again_change_no_gradient(gradient_checkpointing):
+    """The gradients of the top block's adapter, with and without what is saved on the way."""
+
+    def gradients(options):
+        policy = Policy(shaken(lm("llama")), options=options)
+        policy.forward(given_rows([[3, 4, 5, 6]], [[9, 10, 11]])).logprobs.sum().backward()
+        return {n: p.grad for n, p in policy.model.named_parameters() if p.requires_grad}
+
+    whole = gradients(ModelOptions())
+    cut = gradients(ModelOptions(train_layers=1, gradient_checkpointing=gradient_checkpointing))
+    again = gradients(ModelOptions(gradient_checkpointing=gradient_checkpointing))
+    assert set(cut) == {n for n in whole if "layers.1." in n} and set(again) == set(whole)
+    assert all(torch.allclose(whole[n], other[n], atol=1e-6) for other in (cut, again) for n in other)
+    assert all(float(g.abs().sum()) > 0 for g in again.values())
+
+
+def test_the_reference_and_a_copied_critic_cost_only_an_adapter():
+    learner = Learner(lm("gpt2"), **LORA, **{"value.critic": "copy"})
+
+    def places(policy):
+        return {n: p.data_ptr() for n, p in policy.model.named_parameters()}
+
+    own = places(learner.policy)
+    for other in (learner.reference.policy, learner.policy.critic):
+        assert {n for n, at in places(other).items() if at != own[n]} == {n for n in own if ".lora_" in n}
+    before = base_of(learner.policy.model)
+    learner.step(*REPLIES)
+    assert equal(base_of(learner.policy.model), before)
+    critic = {n: p for n, p in learner.policy.critic.model.named_parameters() if ".lora_" in n}
+    assert any(not torch.equal(p, learner.policy.model.get_parameter(n)) for n, p in critic.items())
+
+
+# --- tests 6, 12 and 13 of what breaks such libraries -----------------------------------------------------------------
+
+
+def test_6_dropout_of_model_and_adapter_changes_no_ratio(folders):
+    base, adapter = folders
+    learner = Learner(base, **FAST | {"optimizer.lr": 0.0, "lora.adapter": adapter, "update.epochs": 2})
+    dropouts = [m for m in learner.policy.model.modules() if isinstance(m, torch.nn.Dropout) and m.p == 0.1]
+    assert len([n for n, _ in learner.policy.model.named_modules() if "lora_dropout.default" in n]) == 8
+    assert len(dropouts) >= 8 + 5
+    learner.policy.model.train()
+    metrics = learner.step(learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6), [1.0, 0.0] * 4)
+    assert metrics["policy/ratio_max"] == pytest.approx(1, abs=1e-4) == metrics["policy/ratio_min"]
+    assert metrics["policy/clip_fraction"] == 0 and metrics["rollout/logprob_gap"] < 1e-4
+    assert not any(m.training for m in learner.policy.model.modules())
+
+
+def test_12_the_reference_is_the_adapter_as_it_was(folders):
+    base, adapter = folders
+    learner = Learner(base, **FAST | {"lora.adapter": adapter, "kl.coef": 1.0})
+    without = Learner(base, **FAST)  # what an adapter switched off would compute
+    assert float((scores(learner.policy) - scores(without.policy)).abs().max()) > 0.3
+    replies = learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6)
+    first = learner.step(replies, [1.0, 0.0] * 4)
+    assert abs(first["kl/per_reply"]) < 1e-5 > abs(first["kl/paid"])
+    rewards = learner.learnt.batch.rewards.sum(1)
+    assert torch.allclose(rewards.cpu(), torch.tensor([1.0, 0.0] * 4), atol=1e-5)  # the KL adds nothing to it
+    held = scores(learner.reference.policy)
+    assert torch.equal(scores(Learner(base, **FAST | {"lora.adapter": adapter}).policy), held)
+    assert learner.step(*REPLIES)["kl/per_reply"] != 0.0
+    assert torch.equal(scores(learner.reference.policy), held)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_13_a_thousand_syncs_leave_the_base_to_the_bit(precision):
+    learner = Learner(lm("gpt2"), **LORA, **{"model.precision": precision})
+    model, before = learner.policy.model, base_of(learner.policy.model)
+    for cycle in range(1000):
+        with torch.no_grad():
+            for p in learner.policy.trainable()[:2]:
+                p.add_(1e-2)
+        learner.engine.sync(learner.policy, cycle)
+        if cycle % 20 == 0:
+            adapters.merged(model)
+            learner.generate([[3, 4]], max_new_tokens=2)
+    learner.step(*REPLIES)
+    assert equal(base_of(model), before)
+
+
+# --- out and in again -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+def test_an_export_is_plain_and_its_adapter_is_pefts(kind, tmp_path):
+    from peft import PeftModel
+
+    lm(kind, vocab=40).save_pretrained(tmp_path / "base")
+    learner = Learner(str(tmp_path / "base"), **LORA)
+    learner.step(*REPLIES)
+    policy, before = learner.policy, base_of(learner.policy.model)
+    export(policy, tmp_path / "out")
+    assert equal(base_of(policy.model), before)
+    auto = AUTO["t5" if kind == "t5" else "causal"]
+    bare = auto.from_pretrained(tmp_path / "out")
+    assert sorted(dict(bare.named_parameters())) == sorted(dict(lm(kind, vocab=40).named_parameters()))
+    assert not equal(base_of(bare), before)
+    beside = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), str(tmp_path / "out/adapter"))
+    ids = {"input_ids": torch.tensor([[3, 4, 5, 8]])} | (
+        {"decoder_input_ids": torch.tensor([[0, 8, 9]])} if kind == "t5" else {}
+    )
+    mine = policy.model(**ids).logits
+    assert torch.allclose(bare(**ids).logits, mine, atol=1e-4)
+    assert torch.allclose(beside.eval()(**ids).logits, mine, atol=1e-5)
+    told = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text(encoding="utf-8"))
+    assert told["base_model_name_or_path"] == str(tmp_path / "base") and told["r"] == 4
+
+
+def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
+    base, _ = folders
+    learner = Learner(base, **LORA)
+    learner.step(*REPLIES)
+    export(learner.policy, tmp_path / "out")
+    again = Learner(str(tmp_path / "out/adapter"), **FAST)
+    assert torch.equal(scores(again.policy), scores(learner.policy)) and again.policy.tokenizer is not None
+    for name, p in learner.policy.value_head.state_dict().items():  # the critic stands beside it
+        assert torch.equal(p, again.policy.value_head.state_dict()[name])
+    beside = load_policy(base, lora=LoraOptions(adapter=str(tmp_path / "out/adapter")))
+    assert torch.equal(scores(beside), scores(learner.policy))
+    first = again.step(*REPLIES)
+    assert first["kl/per_reply"] == 0.0
+    merged = load_policy(str(tmp_path / "out"), value=ValueOptions())
+    assert torch.allclose(scores(merged), scores(learner.policy), atol=1e-4) and not adapters.adapted(merged.model)
+
+
+def test_a_model_of_pefts_own_is_taken_as_it_is():
+    from peft import LoraConfig, get_peft_model
+
+    given = get_peft_model(lm("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    learner = Learner(given, **FAST)
+    before = base_of(learner.policy.model)
+    learner.step(*REPLIES)
+    assert {n for n, p in learner.policy.model.named_parameters() if p.requires_grad} == {
+        f"transformer.h.{i}.attn.c_attn.lora_{x}.default.weight" for i in range(2) for x in "AB"
+    }
+    assert equal(base_of(learner.policy.model), before)
+
+
+def test_a_critic_network_is_exported_merged(tmp_path, folders):
+    learner = Learner(folders[0], **LORA, **{"value.critic": "copy"})
+    learner.step(*REPLIES)
+    export(learner.policy, tmp_path / "out")
+    again = load_policy(str(tmp_path / "out"), value=ValueOptions())
+    rows = given_rows([[3, 4, 5, 6]], [[9, 10]])
+    assert torch.allclose(again.values(rows), learner.policy.values(rows), atol=1e-5)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def registered(learner):
+    state = RunState()
+    for name, part in learner.parts().items():
+        state.register(name, part)
+    return state
+
+
+@pytest.mark.parametrize("options", [LORA, FAST | {"model.train_layers": 1}], ids=["adapter", "trunk"])
+def test_a_checkpoint_holds_what_is_trained_and_goes_on_to_the_bit(options, tmp_path, folders):
+    first = Learner(folders[0], **options)
+    state = registered(first)
+    first.step(*REPLIES)
+    path = state.save(tmp_path / "checkpoints", 1)
+    trained = sum(p.numel() * 4 for p in first.policy.trainable())
+    assert (path / "tensors.safetensors").stat().st_size < 3 * trained + 20_000  # weights and Adam's two moments
+    first.step(*REPLIES)
+
+    torch.manual_seed(77)
+    second = Learner(folders[0], **options)
+    registered(second).load(path)
+    second.step(*REPLIES)
+    assert torch.equal(scores(first.policy), scores(second.policy))
+    ours, theirs = dict(first.policy.named_parameters()), dict(second.policy.named_parameters())
+    assert equal(ours, theirs)
+
+
+def test_a_checkpoint_of_other_frozen_weights_is_refused(tmp_path, folders):
+    first = Learner(folders[0], **LORA, reference=None)
+    path = registered(first).save(tmp_path / "checkpoints", 1)
+    other = Learner(lm("gpt2", vocab=40, seed=1), **LORA, reference=None)
+    with pytest.raises(OperantError, match="frozen weights have the hash"):
+        registered(other).load(path)
+    with pytest.raises(OperantError, match="trains other weights"):
+        registered(Learner(folders[0], **FAST, reference=None)).load(path)
+    with pytest.raises(OperantError, match="trains other weights"):
+        registered(Learner(folders[0], **LORA | {"lora.targets": "c_attn"}, reference=None)).load(path)
+
+
+def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
+    learner = Learner(folders[0], **LORA)
+    state = registered(learner)
+    state.save(tmp_path / "checkpoints", 1)
+    with torch.no_grad():
+        learner.policy.model.transformer.h[0].mlp.c_fc.base_layer.weight[0, 0] += 1e-6
+    with pytest.raises(OperantError, match="frozen weights have changed"):
+        state.save(tmp_path / "checkpoints", 2)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"lora.rank": -1}, "lora.rank=-1: it must be at least 1"),
+        ({"lora.rank": 4, "lora.alpha": 0}, "lora.alpha=0.0: it must be above 0"),
+        ({"lora.rank": 4, "lora.targets": ()}, "lora.targets is empty"),
+        ({"lora.rank": 4, "lora.quantise": "2bit"}, "it must be none, 8bit or 4bit"),
+        ({"lora.rank": 4, "lora.quantise": "4bit", "device": "cpu"}, "needs a GPU"),
+        ({"lora.rank": 4, "lora.adapter": "x"}, "has rank, alpha, targets and scaling of its own"),
+        ({"lora.adapter": "no/such/folder"}, "no such folder"),
+        ({"lora.dropout": 0.1}, "unknown"),
+        ({"lora.rank": 4, "lora.targets": "q_projj"}, "its linear layers are c_attn, c_fc, c_proj"),
+        ({"lora.rank": 4, "lora.targets": "c_attn,lm_head"}, "output head"),
+        ({"lora.rank": 4, "lora.targets": "wte"}, "the adapter changes the"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said(options, said, folders):
+    with pytest.raises(OperantError, match=said):
+        Learner(folders[0], **options)
+
+
+def test_a_missing_package_is_named(monkeypatch, folders):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(OperantError, match=r"pip install 'operant\[lora\]'"):
+        Learner(folders[0], **LORA)
+
+
+def test_a_policy_that_is_made_already_gets_no_adapter(folders):
+    with pytest.raises(OperantError, match="made already"):
+        Learner(Policy(lm("gpt2"), value=ValueOptions()), **LORA)
+    with pytest.raises(OperantError, match="has an adapter already"):
+        Learner(shaken(lm("gpt2")), **LORA)
+    with pytest.raises(OperantError, match="is an adapter itself"):
+        Learner(folders[1], **LORA)
+
+
+def change(folder, **fields):
+    path = folder / "adapter_config.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(told | fields), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias=all"),
+        ({"init_lora_weights": "pissa"}, "changes the base weights"),
+        ({"peft_type": "IA3"}, "adapter of kind IA3"),
+        ({"r": 8}, "does not fit this GPT2LMHeadModel"),
+        ({"target_modules": ["c_attn"]}, "does not fit this GPT2LMHeadModel"),
+    ],
+    ids=str,
+)
+def test_an_adapter_of_another_kind_is_refused(fields, said, folders, tmp_path):
+    change(tmp_path / "adapter", **fields)
+    with pytest.raises(OperantError, match=said):
+        Learner(folders[0], **{"lora.adapter": folders[1]})
+
+
+def test_a_damaged_or_foreign_adapter_is_refused(folders, tmp_path):
+    base, adapter = folders
+    with pytest.raises(OperantError, match="does not fit this LlamaForCausalLM"):
+        Learner(lm("llama", vocab=40), **{"lora.adapter": adapter})
+    path = tmp_path / "adapter/adapter_model.safetensors"
+    held = load_file(path)
+    save_file({k: v for k, v in list(held.items())[1:]}, path)
+    with pytest.raises(OperantError, match="does not fit"):
+        Learner(base, **{"lora.adapter": adapter})
+    path.unlink()
+    with pytest.raises(OperantError, match="has no adapter_model"):
+        Learner(base, **{"lora.adapter": adapter})
+    shutil.rmtree(base)
+    with pytest.raises(OperantError, match=r"is an adapter of .*give the model, and lora.adapter="):
+        Learner(adapter)
+
+
+def test_options_that_are_equal_are_the_same_adapter():
+    """An adapter that goes on may be named beside options that ask for nothing."""
+    assert replace(LoraOptions(), adapter="x").on and not LoraOptions().on
+    with pytest.raises(OperantError):
+        LoraOptions(adapter="x", rslora=True)
+    model = shaken(lm("gpt2"))
+    other = adapters.transplant(model, lm("gpt2"))
+    assert equal(adapters.tensors(model), adapters.tensors(other))
+    assert equal(base_of(other), base_of(deepcopy(model)))
