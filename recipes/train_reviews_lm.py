@@ -25,7 +25,8 @@ from operant.algorithms import find
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.types import Batch
-from operant.updates.gradient import Objective, UpdateOptions, update
+from operant.updates.gradient import UpdateOptions, update
+from operant.updates.objective import Objective
 from operant.updates.optimizer import OptimizerOptions, make_optimizer, set_rate
 
 END, CONTEXT = 0, 256

@@ -6,7 +6,7 @@ from rigs import said, wider
 from toys import lm
 
 from operant import losses
-from operant.advantages import group_relative, whiten, with_gae
+from operant.advantages import group_relative, leave_one_out, whiten, with_gae, with_groups, with_leave_one_out
 from operant.batch import collate, token_weights
 from operant.kl import estimate, loss_term
 from operant.observe import pay
@@ -285,3 +285,20 @@ def test_a_constant_group_has_no_advantage_at_all(value, size):
     for dtype in (torch.float32, torch.float64):
         returns = torch.tensor([value] * size + [1.0, 2.0], dtype=dtype)
         assert group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
+
+
+def test_leave_one_out_by_hand():
+    """Groups (1, 2, 6) and (5): 1 - 4, 2 - 3.5, 6 - 1.5; alone there is nothing to compare with."""
+    told = leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
+    assert told.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
+
+
+def test_group_advantages_stand_on_every_action_of_every_row_of_an_episode():
+    """Episode 1 has two rows and is paid 1 + 3; its group's other attempt is paid 2."""
+    batch = Batch.given([[1], [1], [1, 1]], [[2, 3], [4], [5, 6]])
+    rewards = torch.tensor([[0.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 3.0]])
+    batch = batch.with_(rewards=rewards, episodes=torch.tensor([0, 1, 1]), groups=torch.tensor([4, 4, 4]))
+    right = [[0, -1, -1, 0], [0, 1, 0, 0], [0, 0, 1, 1]]
+    assert torch.allclose(with_groups(batch).advantages, torch.tensor(right, dtype=torch.float32), atol=1e-5)
+    assert with_groups(batch, scale=False).advantages.tolist() == right
+    assert with_leave_one_out(batch).advantages.tolist() == [[2.0 * x for x in row] for row in right]

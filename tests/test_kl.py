@@ -17,7 +17,8 @@ from operant.policy.logprobs import divergence
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.types import OperantError
-from operant.updates.gradient import Objective, UpdateOptions, update
+from operant.updates.gradient import UpdateOptions, update
+from operant.updates.objective import Objective
 from operant.updates.optimizer import OptimizerOptions
 
 # --- one token, enumerated (test 10) ----------------------------------------------------------------------------------

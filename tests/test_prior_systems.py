@@ -24,7 +24,8 @@ from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.types import OperantError
-from operant.updates.gradient import Objective, UpdateOptions, update
+from operant.updates.gradient import UpdateOptions, update
+from operant.updates.objective import Objective
 from operant.updates.optimizer import OptimizerOptions, apply, make_optimizer
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [4], [12, 2, 2, 13], [3, 9], [6, 6, 6]]

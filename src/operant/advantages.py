@@ -67,6 +67,17 @@ def group_relative(returns: Tensor, groups: Tensor, *, scale: bool = True) -> Te
     return centred.to(returns.dtype)
 
 
+def leave_one_out(returns: Tensor, groups: Tensor) -> Tensor:
+    """Each return [E] less the mean of the others of its group (RLOO, arXiv:2402.14740); a group of one is 0.
+
+    That is its distance from the mean of all, times n / (n - 1).
+    """
+    index = torch.unique(groups, return_inverse=True)[1]
+    count = torch.bincount(index).to(torch.float64)[index]
+    centred = group_relative(returns.double(), groups, scale=False)
+    return (centred * count / (count - 1).clamp(min=1)).to(returns.dtype)
+
+
 # --- between [B, T] and [E, A] ----------------------------------------------------------------------------------------
 
 
@@ -132,6 +143,33 @@ def with_gae(
     if whiten_scope == "rollout":
         spread = whiten(spread, batch.actions, unbiased=unbiased)
     return batch.with_(advantages=spread, returns=returns)
+
+
+def with_groups(batch: Batch, *, scale: bool = True) -> Batch:
+    """Every action of an episode gets the episode's return, held against its group's (GRPO, arXiv:2402.03300).
+
+    `scale` divides by the group's standard deviation; without it: Dr. GRPO (arXiv:2503.20783).
+    """
+    returns, groups = _returns(batch)
+    return _spread_out(batch, group_relative(returns, groups, scale=scale))
+
+
+def with_leave_one_out(batch: Batch) -> Batch:
+    """Every action of an episode gets the episode's return, less the mean of the others of its group."""
+    return _spread_out(batch, leave_one_out(*_returns(batch)))
+
+
+def _returns(batch: Batch) -> tuple[Tensor, Tensor]:
+    """[E] the sum of each episode's rewards, and its group; episodes in order of their numbers."""
+    numbers, first = torch.unique(batch.episodes, return_inverse=True)
+    returns = batch.rewards.new_zeros(len(numbers)).index_add(0, first, (batch.rewards * batch.actions).sum(1))
+    groups = batch.groups.new_zeros(len(numbers)).scatter(0, first, batch.groups)
+    return returns, groups
+
+
+def _spread_out(batch: Batch, advantages: Tensor) -> Batch:
+    row = torch.unique(batch.episodes, return_inverse=True)[1]
+    return batch.with_(advantages=advantages[row][:, None] * batch.actions)
 
 
 def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:

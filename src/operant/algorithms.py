@@ -31,6 +31,8 @@ class Algorithm:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(losses.ppo, advantages.with_gae, shadows={"reference": "frozen"}, needs_values=True),
+    "grpo": Algorithm(losses.surrogate, advantages.with_groups, per="episode", shadows={"reference": "frozen"}),
+    "rloo": Algorithm(losses.surrogate, advantages.with_leave_one_out, per="sequence", shadows={"reference": "frozen"}),
     "sft": Algorithm(losses.sft, source="data"),
 }
 

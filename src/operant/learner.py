@@ -40,7 +40,7 @@ from operant.tracking.diagnosis import Finding, History, diagnose
 from operant.tracking.rows import rows
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task
-from operant.updates.gradient import Objective, minibatch_whitening
+from operant.updates.objective import Objective, minibatch_whitening
 from operant.updates.optimizer import make_optimizer, rate, set_rate
 
 HISTORY = 2000
@@ -95,6 +95,7 @@ class Learner:
         self.optimizer = make_optimizer(self.policy, self.options["optimizer"])
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
+        self.budget = self.options["update"].budget()
         self.clock: dict[str, float] = {}
         self.spoken = self.sampling
         """What the last replies were sampled with."""
@@ -254,7 +255,7 @@ class Learner:
     def _observe(self, lesson: Lesson, sampling: Sampling) -> Batch:
         batch = collate(lesson.rollouts, lesson.scores, joined=not self.policy.encoder_decoder).to(self.policy.device)
         reference = self.reference.policy if self.reference is not None else None
-        micro = self.options["update"].micro_tokens
+        micro = self.budget.tokens
         if batch.values is None and not self.policy.has_values:
             batch = batch.with_(values=None)
         again = self.own.rescore if self.own.rescore is not None else self.policy.rounds
@@ -285,6 +286,7 @@ class Learner:
             sampling=sampling,
             seed=self.own.seed,
             step=self.progress.step,
+            budget=self.budget,
             closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
         )
 
@@ -323,6 +325,7 @@ class Learner:
         clock, self.clock = self.clock, {}
         times = {f"time/{name}": seconds for name, seconds in clock.items()}
         known = {"step": self.progress.step, "episodes": self.progress.episodes, "update/lr": lr}
+        known["update/micro_tokens"] = self.budget.tokens
         if self.reference is not None:
             known["kl/coef"] = coef
         if self.kl.loss_coef:
@@ -348,6 +351,7 @@ class Learner:
             "controller": self.controller,
             "moments": self.moments,
             "progress": self.progress,
+            "budget": self.budget,
             **reference,
             **shadows,
         }

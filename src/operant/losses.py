@@ -45,6 +45,24 @@ def clipped(
     }
 
 
+def surrogate(
+    out: Outputs,
+    batch: Batch,
+    *,
+    clip: float = 0.2,
+    clip_high: float | None = None,
+    entropy_coef: float = 0.0,
+) -> dict[str, Tensor]:
+    """The clipped surrogate without a critic, as GRPO has it (arXiv:2402.03300, equation 3; its KL stands in `kl`).
+
+    `clip_high`: the bound above, where it is another (arXiv:2503.14476); None: `clip`.
+    """
+    terms = clipped(out, batch, low=clip, high=clip if clip_high is None else clip_high)
+    if entropy_coef:
+        terms["loss"] = terms["loss"] - entropy_coef * out.entropy
+    return terms
+
+
 def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -> dict[str, Tensor]:
     """Half the squared error of the critic, clipped around the old value (arXiv:1707.06347's code; None: plain)."""
     error = (out.values - batch.returns) ** 2

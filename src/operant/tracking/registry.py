@@ -130,6 +130,7 @@ update/grad_norm | | steady | gradients/* (whole histograms) | length of the gra
 update/grad_norm_clipped | | | | length of the gradient after clipping, mean over optimizer steps
 update/not_finite | share | 0 | | share of optimizer steps refused because the gradient was not finite
 update/steps | | | | optimizer steps made
+update/micro_tokens | tokens | | | of one forward and backward pass, padding included; halved where memory ran out
 update/epochs | | | | passes over the replies that were finished
 update/early_stopped | | mostly 0 | | 1 where the KL of old and new policy ended the update early
 # Time

@@ -5,22 +5,20 @@ then micro-batches bound its memory. Weights are known for the whole minibatch b
 are summed, so neither micro-batches nor padding nor ranks change what the optimizer sees.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor
 
-from operant import distributed, losses, measure
-from operant.advantages import whiten
-from operant.batch import cut, token_weights, units
-from operant.kl import EXACT, KLOptions, estimate, loss_term
+from operant import distributed
+from operant.batch import token_weights, units
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
-from operant.types import Batch, LossFn, OperantError, Outputs
+from operant.types import Batch, OperantError
 from operant.updates.blocks import Watch
+from operant.updates.micro import Budget, accumulate
+from operant.updates.objective import Objective
 from operant.updates.optimizer import OptimizerOptions, apply
 
 
@@ -33,6 +31,8 @@ class UpdateOptions:
     """Units (episodes, pairs) an optimizer step, over all ranks; None: the whole batch."""
     micro_tokens: int = 8192
     """Tokens, padding included, of one forward and backward pass. Bounds memory, changes no number."""
+    micro_batch: str = "auto"
+    """auto: where memory runs out, micro_tokens is halved and the optimizer step made anew. fixed: that is an error."""
     target_kl: float | None = None
     """Stop the update once the epoch's mean KL(old || new) a token is above this."""
     ratio_threshold: float | None = None
@@ -43,26 +43,11 @@ class UpdateOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OperantError(f"update.{name}={value}: it must be at least 1")
+        if self.micro_batch not in ("auto", "fixed"):
+            raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
 
-
-@dataclass(frozen=True)
-class Objective:
-    """What is descended on: the algorithm's loss, what it averages over, and the KL term of the loss."""
-
-    loss: LossFn
-    unit: str = "episode"
-    per: str = "token"
-    horizon: int | None = None
-    entropy_gradient: bool = False
-    whiten: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Whitening of advantages within a minibatch: (advantages, actions) -> advantages."""
-    kl: KLOptions | None = None
-    reference: Policy | None = None
-
-
-def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The `whiten` of an objective whose advantages ask for it after the cut."""
-    return partial(whiten, unbiased=unbiased) if scope == "minibatch" else None
+    def budget(self) -> Budget:
+        return Budget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 
 def update(
@@ -77,6 +62,7 @@ def update(
     seed: int = 0,
     step: int = 0,
     closely: bool = False,
+    budget: Budget | None = None,
 ) -> Tally:
     """Epochs over the batch; returns the metrics of all minibatches, of this rank.
 
@@ -85,14 +71,12 @@ def update(
     tally, first = Tally(), True
     watch = Watch(policy, tally, closely=closely)
     held = units(batch, objective.unit)
+    budget = budget or options.budget()
     for epoch in range(options.epochs):
         so_far = Tally()
         for mine in _cut(len(held), options.minibatch, seed, step, epoch):
             whole = _minibatch(batch, [row for u in mine for row in held[u]], objective)
-            seen = Tally()
-            for micro in _micro_batches(whole, objective.unit, options.micro_tokens):
-                _backward(policy, micro, objective, sampling, seen, gap=first)
-            first = False
+            seen, first = accumulate(policy, whole, objective, sampling, budget, gap=first), False
             distributed.sum_gradients(policy.trainable())
             so_far.merge(seen)
             if _too_far(so_far, options.target_kl):
@@ -122,65 +106,10 @@ def _cut(count: int, size: int | None, seed: int, step: int, epoch: int) -> list
 def _minibatch(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     """The rows, with weights over all ranks; a rank without any takes part with a row of weight 0."""
     part = batch.rows(torch.tensor(rows or [0]))
-    if not rows:
-        part = part.with_(actions=torch.zeros_like(part.actions))
+    counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if objective.whiten is not None and part.advantages is not None:
-        part = part.with_(advantages=objective.whiten(part.advantages, part.actions))
-    return part.with_(weights=token_weights(part, objective.per, objective.horizon))
-
-
-def _micro_batches(batch: Batch, unit: str, budget: int) -> list[Batch]:
-    """Units of near-equal length under a token budget; every rank makes the same number."""
-    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget)]
-    spare = parts[0].rows(slice(0, 1))
-    dummy = spare.with_(weights=torch.zeros_like(spare.weights), actions=torch.zeros_like(spare.actions))
-    return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))
-
-
-def _backward(
-    policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
-) -> None:
-    if not bool(batch.actions.any()):
-        return
-    exact = objective.kl is not None and objective.kl.loss_coef > 0 and objective.kl.loss_kind in EXACT
-    against = objective.reference if exact else None
-    out = policy.forward(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
-    terms = objective.loss(out, batch)
-    loss = terms.pop("loss")
-    if objective.kl is not None and objective.kl.loss_coef:
-        divergence = _kl_term(out, batch, objective.kl)
-        terms["kl/in_loss"] = divergence.detach()
-        loss = loss + objective.kl.loss_coef * divergence
-    whole = losses.total(loss, batch)
-    whole.backward()
-    tally.add("loss/total", float(whole.detach()), 0.0)
-    _record(tally, out, batch, terms, gap)
-
-
-def _kl_term(out: Outputs, batch: Batch, options: KLOptions) -> Tensor:
-    if options.loss_kind in EXACT:
-        return out.kl[options.loss_kind]
-    behaviour = batch.raw_logprobs if batch.raw_logprobs is not None else batch.logprobs
-    return loss_term(options.loss_kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
-
-
-def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], gap: bool) -> None:
-    """Metrics as sums over actions and their number."""
-    at, count = batch.actions, float(batch.actions.sum())
-    for name, value in terms.items():
-        tally.add(name, float(value[at].double().sum()), count)
-    tally.add("policy/entropy", float(out.entropy[at].detach().double().sum()), count)
-    if batch.logprobs is None:
-        return
-    log_ratio = (out.logprobs.detach() - batch.logprobs)[at]
-    tally.histogram("ratio", log_ratio.exp())
-    tally.add("policy/old_new_k3", float(estimate("k3", -log_ratio, torch.zeros_like(log_ratio)).sum()), count)
-    tally.spread("policy/ratio_std", log_ratio.exp())
-    tally.extreme("policy/ratio_max", float(log_ratio.max().exp()))
-    tally.extreme("policy/ratio_min", float(log_ratio.min().exp()))
-    if gap:
-        tally.extreme("rollout/logprob_gap", float(log_ratio.abs().max()))
-        measure.of_likelihood(tally, batch, out)
+        part = part.with_(advantages=objective.whiten(part.advantages, counted.actions))
+    return part.with_(weights=token_weights(counted, objective.per, objective.horizon))
 
 
 def _too_far(so_far: Tally, limit: float | None) -> bool:

@@ -1,0 +1,88 @@
+"""What is descended on, and the gradient that one micro-batch of it makes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from operant import losses, measure
+from operant.advantages import whiten
+from operant.kl import EXACT, KLOptions, estimate, loss_term
+from operant.policy.policy import Policy
+from operant.sampling import Sampling
+from operant.tally import Tally
+from operant.types import Batch, LossFn, Outputs
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is descended on: the algorithm's loss, what it averages over, and the KL term of the loss."""
+
+    loss: LossFn
+    unit: str = "episode"
+    per: str = "token"
+    horizon: int | None = None
+    entropy_gradient: bool = False
+    whiten: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Whitening of advantages within a minibatch: (advantages, actions) -> advantages."""
+    kl: KLOptions | None = None
+    reference: Policy | None = None
+
+
+def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The `whiten` of an objective whose advantages ask for it after the cut."""
+    return partial(whiten, unbiased=unbiased) if scope == "minibatch" else None
+
+
+def backward(
+    policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
+) -> None:
+    """Add the gradient of a micro-batch to the parameters, and what is told of it to the tally.
+
+    A row of weight 0, which stands in where a rank has none of its own, takes part and is not told of.
+    """
+    exact = objective.kl is not None and objective.kl.loss_coef > 0 and objective.kl.loss_kind in EXACT
+    against = objective.reference if exact else None
+    out = policy.forward(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
+    terms = objective.loss(out, batch)
+    loss = terms.pop("loss")
+    if objective.kl is not None and objective.kl.loss_coef:
+        divergence = _kl_term(out, batch, objective.kl)
+        terms["kl/in_loss"] = divergence.detach()
+        loss = loss + objective.kl.loss_coef * divergence
+    whole = losses.total(loss, batch)
+    whole.backward()
+    if bool(batch.weights.any()):
+        _record(tally, out, batch, terms | {"loss/total": whole.detach()}, gap)
+
+
+def _kl_term(out: Outputs, batch: Batch, options: KLOptions) -> Tensor:
+    if options.loss_kind in EXACT:
+        return out.kl[options.loss_kind]
+    behaviour = batch.raw_logprobs if batch.raw_logprobs is not None else batch.logprobs
+    return loss_term(options.loss_kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
+
+
+def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], gap: bool) -> None:
+    """Metrics as sums over actions and their number; everything leaves the device at once."""
+    at = batch.actions
+    sums = {name: x.double() if x.ndim == 0 else x[at].double().sum() for name, x in terms.items()}
+    sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
+    held = torch.stack([*sums.values(), at.sum().double()]).tolist()
+    count = held.pop()
+    for name, total in zip(sums, held, strict=True):
+        tally.add(name, total, 0.0 if name == "loss/total" else count)
+    if batch.logprobs is None:
+        return
+    log_ratio = (out.logprobs.detach() - batch.logprobs)[at].cpu()
+    ratio = log_ratio.exp()
+    tally.histogram("ratio", ratio)
+    tally.add("policy/old_new_k3", float(estimate("k3", -log_ratio, torch.zeros_like(log_ratio)).sum()), count)
+    tally.spread("policy/ratio_std", ratio)
+    tally.extreme("policy/ratio_max", float(ratio.max()))
+    tally.extreme("policy/ratio_min", float(ratio.min()))
+    if gap:
+        tally.extreme("rollout/logprob_gap", float(log_ratio.abs().max()))
+        measure.of_likelihood(tally, batch, out)
