@@ -28,9 +28,10 @@ def lines(rows: list[dict[str, Any]]) -> str:
         low, high = row["spread"]
         ours, theirs = row["seconds"]["operant"], row["seconds"]["peer"]
         if row["peer"] == "limit":
+            share, square = 100 * row["speed_ratio"], 100 * row["of_square_rate"]
             said.append(
-                f"  limit: update {ours:.3g} s, its products alone {theirs:.3g} s: {100 * row['speed_ratio']:.0f} % of it "
-                f"({100 * low:.0f}-{100 * high:.0f}), {100 * row['of_square_rate']:.0f} % of the 1024^2 rate"
+                f"  limit: update {ours:.3g} s, its products alone {theirs:.3g} s: {share:.0f} % "
+                f"({100 * low:.0f}-{100 * high:.0f}), {square:.0f} % of the 1024^2 rate"
             )
             continue
         name = f"{row['peer']} {row['variant']}".strip()

@@ -10,7 +10,7 @@ from shapes import language_model, trained
 
 from operant import Learner, Sampling, Task
 from operant.algorithms import preset
-from operant.sampling import uniforms
+from operant.sampling import task_key, uniforms
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class Forced(Sampling):
     A reply is known by its random numbers: those of all replies and places are sorted once a step.
     """
 
-    def prepare(self, keys, lengths, end: int) -> None:
+    def prepare(self, keys: list[int], lengths: list[int]) -> "Forced":
         table = torch.stack([uniforms(keys, place) for place in range(self.max_tokens)], 1)
         places = torch.arange(1, self.max_tokens + 1).expand_as(table)
         due = places == torch.tensor(lengths)[:, None]
         order = table.flatten().argsort()
-        object.__setattr__(self, "table", (table.flatten()[order], due.flatten()[order], end))
+        object.__setattr__(self, "table", (table.flatten()[order], due.flatten()[order], self.stop_tokens[0]))
+        return self
 
-    def draw(self, scores, uniforms):
+    def draw(self, scores, uniforms, *rest):
         known, due, end = self.table
         over = due[torch.searchsorted(known, uniforms.double())]
-        scores = scores.clone()
         scores[:, end] = torch.where(over, 1e9, -torch.inf)
-        return Sampling.draw(scores, uniforms)
+        return Sampling.draw(scores, uniforms, *rest)
 
 
 class Side:
@@ -55,7 +55,11 @@ class Side:
 
     def play(self):
         tasks = [Task(f"{self.step}/{i}", ids) for i, ids in enumerate(queries(self.spec, self.step))]
-        return self.learner.play([task for task in tasks for _ in range(self.spec["groups"])])
+        if self.spec["lengths"] is None:
+            return self.learner.play([task for task in tasks for _ in range(self.spec["groups"])])
+        keys = [task_key(self.spec["seed"], "train", self.step, task.id) for task in tasks]
+        forced = Forced(**vars(self.learner.sampling)).prepare(keys, self.spec["lengths"])
+        return self.learner.play(tasks, sampling=forced)
 
     def take_step(self, capture: str | None) -> dict:
         replies = self.play()

@@ -38,6 +38,7 @@ class Steps:
 
     def __init__(self, optimizer):
         self.count = 0
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's
         optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *ignored) -> None:

@@ -63,7 +63,7 @@ def main() -> None:
     if ragged:
         how["logits_processor"] = LogitsProcessorList([Lengths(spec["lengths"], spec["query"], words.eos_token_id)])
     low = spec["precision"] == "bfloat16"
-    steps = Steps(trainer.optimizer.optimizer)
+    steps = Steps(trainer.optimizer)
     # TRL casts its training passes by itself; `generate` goes past that.
     casting = (lambda: torch.autocast("cpu", torch.bfloat16)) if low else nullcontext
     config, step = trainer.config, 0
