@@ -180,7 +180,9 @@ def save(model: Any, folder: str | Path) -> Path:
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
     """The adapter's tensors, by the names that peft gives them."""
-    return _peft().get_peft_model_state_dict(model, adapter_name=next(iter(model.peft_config)))
+    name = next(iter(model.peft_config))
+    # Left to itself, peft looks on the Hub whether the base has other embeddings: none is adapted.
+    return _peft().get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
 
 
 def transplant(model: Any, onto: Any) -> Any:

@@ -25,6 +25,8 @@ class OptimizerOptions:
     """torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as OpenAI's code had."""
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
+    states: str = "float32"
+    """float32, or 8bit: Adam's two moments in a byte each, 2 bytes a trained weight in place of 8; slower."""
 
     def __post_init__(self) -> None:
         if self.lr < 0:
@@ -33,6 +35,8 @@ class OptimizerOptions:
             raise OperantError(f"optimizer.schedule={self.schedule!r}: it must be constant, linear or cosine")
         if self.eps_placement not in ("torch", "tensorflow"):
             raise OperantError(f"optimizer.eps_placement={self.eps_placement!r}: it must be torch or tensorflow")
+        if self.states not in ("float32", "8bit"):
+            raise OperantError(f"optimizer.states={self.states!r}: it must be float32 or 8bit")
         if not 0 <= self.warmup < 1:
             raise OperantError(f"optimizer.warmup={self.warmup}: it must lie in [0, 1)")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
@@ -48,7 +52,13 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
         for params, decay in ((matrices, options.weight_decay), (vectors, 0.0))
         if params
     ]
-    return Mastered(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    return _kind(options)(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+
+
+def _kind(options: OptimizerOptions) -> type["Mastered"]:
+    from operant.updates.eight_bit import EightBit
+
+    return EightBit if options.states == "8bit" else Mastered
 
 
 class Mastered(torch.optim.AdamW):
@@ -73,6 +83,7 @@ class Mastered(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
+        """Gradients to the masters, one step of AdamW, and the masters' new values to what computes."""
         for p, master in self.pairs:
             if p.grad is None:
                 master.grad = None
@@ -80,9 +91,13 @@ class Mastered(torch.optim.AdamW):
                 master.grad = p.grad.float()
             else:
                 master.grad.copy_(p.grad)
-        super().step(closure)
+        self.move()
         if self.pairs:
             torch._foreach_copy_([p for p, _ in self.pairs], [master for _, master in self.pairs])
+
+    def move(self) -> None:
+        """One step of what the optimizer holds."""
+        super().step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Of the parameters that compute; the masters' gradients keep their memory for the next step."""

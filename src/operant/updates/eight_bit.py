@@ -1,0 +1,114 @@
+"""AdamW whose two moments take one byte each: 2 bytes a weight in place of 8.
+
+After Dettmers et al., 2022 (arXiv:2110.02861): every 256 numbers share a scale, and the 256 codes of a byte lie closer
+near 0. Two things are our own. The codes are powers of evenly spaced numbers, the 2nd for the first moment and the 4th
+for the second, so no table is needed. And a number between two codes is rounded up or down by turns, so that its mean
+over the steps is the number itself: with rounding to the nearest, a second moment that decays by a thousandth a step
+would never leave its code.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant.updates.optimizer import Mastered
+
+BLOCK = 256
+"""Numbers that share a scale."""
+CHUNK = 1 << 20
+"""Numbers that are unpacked at a time: what a step needs beside the states."""
+CODES = {"first": torch.int8, "second": torch.uint8}
+TURNS = (0.7548776662466927, 0.5698402909980532)
+"""Of the plastic number: multiples of the first are spread evenly over places, of the second over steps."""
+
+
+class EightBit(Mastered):
+    """AdamW as torch computes it, with moments of 8 bits. Its state goes on to the bit."""
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """One step of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    _step(p, self.state[p] or _fresh(self.state[p], p), group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch turns what it loads into the numbers of the parameters; codes become bytes again, without loss."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state |= {name: state[name].to(kind) for name, kind in CODES.items() if name in state}
+
+
+def _fresh(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
+    blocks = -(-p.numel() // BLOCK)
+    state["step"] = torch.zeros((), dtype=torch.float32)
+    for name, kind in CODES.items():
+        state[name] = torch.zeros(blocks, BLOCK, dtype=kind, device=p.device)
+        state[f"{name}_scale"] = torch.zeros(blocks, 1, device=p.device)
+    return state
+
+
+def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    state["step"] += 1
+    t, (beta1, beta2) = int(state["step"]), group["betas"]
+    p.mul_(1 - group["lr"] * group["weight_decay"])
+    size, root = group["lr"] / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    turn = _turn(t, p.device)
+    flat, gradient = p.detach().reshape(-1), p.grad.reshape(-1)
+    for start in range(0, p.numel(), CHUNK):
+        piece = slice(start, min(start + CHUNK, p.numel()))
+        rows = slice(start // BLOCK, -(-piece.stop // BLOCK))
+        held = {name: state[name][rows] for name in ("first", "first_scale", "second", "second_scale")}
+        g = _blocks(gradient[piece].float())
+        first = unpack_first(held["first"], held["first_scale"]).lerp_(g, 1 - beta1)
+        second = unpack_second(held["second"], held["second_scale"]).mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        change = first / (second.sqrt() / root + group["eps"])
+        flat[piece].add_(change.view(-1)[: piece.stop - start], alpha=-size)
+        pack_first(first, turn, held["first"], held["first_scale"])
+        pack_second(second, turn, held["second"], held["second_scale"])
+    if flat.data_ptr() != p.data_ptr():  # its numbers do not lie in a row: it was a copy that moved
+        p.copy_(flat.view_as(p))
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """[N] -> [ceil(N / 256), 256], zeros at the end."""
+    return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
+
+
+def _turn(step: int, device: torch.device) -> Tensor:
+    """[256] thresholds in [0, 1): over the steps, each place's are spread evenly."""
+    place = torch.arange(BLOCK, dtype=torch.float64, device=device)
+    return ((place * TURNS[0] + step * TURNS[1]) % 1).float()
+
+
+def unpack_first(codes: Tensor, scale: Tensor) -> Tensor:
+    """[R, 256] of int8 -> float32."""
+    x = codes.float().div_(127)
+    return x.mul_(x.abs()).mul_(scale)
+
+
+def unpack_second(codes: Tensor, scale: Tensor) -> Tensor:
+    """[R, 256] of uint8 -> float32."""
+    return codes.float().div_(255).square_().square_().mul_(scale)
+
+
+def pack_first(x: Tensor, turn: Tensor, codes: Tensor, scale: Tensor) -> None:
+    """Write [R, 256] numbers of either sign as int8 and a scale."""
+    scale.copy_(x.abs().amax(1, keepdim=True))
+    share = x.abs().div_(scale.clamp(min=1e-38))
+    below = (share.sqrt() * 127).floor_().clamp_(max=126)
+    lower, upper = (below / 127).square_(), ((below + 1) / 127).square_()
+    up = (share - lower).div_(upper - lower) > turn
+    codes.copy_(below.add_(up).mul_(x.sign()))
+
+
+def pack_second(x: Tensor, turn: Tensor, codes: Tensor, scale: Tensor) -> None:
+    """Write [R, 256] numbers of at least 0 as uint8 and a scale; what is above 0 stays above 0, it is divided by."""
+    scale.copy_(x.amax(1, keepdim=True))
+    share = x / scale.clamp(min=1e-38)
+    below = (share.sqrt().sqrt_() * 255).floor_().clamp_(max=254)
+    lower, upper = (below / 255).square_().square_(), ((below + 1) / 255).square_().square_()
+    up = ((share - lower).div_(upper - lower) > turn) | ((below == 0) & (x > 0))
+    codes.copy_(below.add_(up))
