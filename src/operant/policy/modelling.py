@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from operant.policy.embedding import look_up_directly
 from operant.types import OperantError
+
+SHORT = 256
+"""Tokens of a row up to which `plain_attention` pays."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,9 @@ class ModelOptions:
 
 
 def compute_in(model: Any, precision: str) -> Any:
-    """The model, in the numbers that it is to compute in; activations that torch has a kernel for use it."""
+    """The model, in the numbers that it is to compute in, with torch's own kernels where it has faster ones."""
     fuse_activations(model)
+    look_up_directly(model)
     return model.to(torch.bfloat16) if precision == "bfloat16" else model  # a float64 model stays one
 
 
@@ -105,3 +111,16 @@ def recomputing(stacks: Sequence[nn.ModuleList]) -> Iterator[None]:
     finally:
         for stack, blocks in held:
             stack._modules.update(blocks)
+
+
+@contextmanager
+def plain_attention(states: torch.dtype, device: torch.device, width: int) -> Iterator[None]:
+    """While this lasts, attention over short bfloat16 rows on a processor is spelt out.
+
+    The fused kernel's backward pass there takes twice as long up to a few hundred tokens.
+    """
+    if states != torch.bfloat16 or device.type != "cpu" or width > SHORT:
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH):
+        yield

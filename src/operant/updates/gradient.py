@@ -130,11 +130,10 @@ def _apply(
     refused = not finite or _ratio_beyond(seen, options.ratio_threshold)
     if not refused:
         watch.gradients({name: float(x) for name, x in norms.items()})
-        torch.nn.utils.clip_grads_with_norm_(watch.held.values(), bound, whole)
         seen.add("update/grad_norm", norm)
         seen.add("update/grad_norm_clipped", min(norm, bound))
         seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
-        apply(optimizer, steering)
+        apply(optimizer, steering, shrink=min(1.0, bound / (norm + 1e-6)))
     loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
     seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
     seen.add("policy/skipped_steps", float(refused))

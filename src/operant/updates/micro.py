@@ -4,6 +4,7 @@ import torch
 
 from operant import distributed
 from operant.batch import cut, units
+from operant.policy.embedding import direct_gradients
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally
@@ -50,8 +51,9 @@ def accumulate(
     while True:
         tally = Tally()
         try:
-            for micro in micro_batches(whole, objective.unit, budget.tokens):
-                backward(policy, micro, objective, sampling, tally, gap=gap)
+            with direct_gradients(distributed.world() == 1):
+                for micro in micro_batches(whole, objective.unit, budget.tokens):
+                    backward(policy, micro, objective, sampling, tally, gap=gap)
             return tally
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _out_of_memory(error) or distributed.world() > 1:

@@ -82,7 +82,8 @@ class Mastered(torch.optim.AdamW):
         return master
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None, *, shrink: float = 1.0) -> None:
+        """One step, with the gradients times `shrink`."""
         """Gradients to the masters, one step of AdamW, and the masters' new values to what computes."""
         for p, master in self.pairs:
             if p.grad is None:
@@ -135,11 +136,21 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions) -> None:
-    """One step. The tensorflow placement is the torch one with eps / sqrt(1 - beta2^t)."""
+def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink: float = 1.0) -> None:
+    """One step with the gradients times `shrink`.
+
+    The tensorflow placement of epsilon is the torch one with eps / sqrt(1 - beta2^t).
+    """
     if options.eps_placement == "tensorflow":
         for group in optimizer.param_groups:
             state = optimizer.state.get(group["params"][0], {})
             t = int(state["step"]) + 1 if "step" in state else 1
             group["eps"] = options.eps / math.sqrt(1 - options.betas[1] ** t)
-    optimizer.step()
+    if shrink == 1:
+        optimizer.step()
+    elif isinstance(optimizer, Mastered):
+        optimizer.step(shrink=shrink)
+    else:
+        held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_mul_(held, shrink)
+        optimizer.step()
