@@ -84,12 +84,14 @@ def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
 
 
 def test_it_learns_under_ppo():
-    learner = Learner(lm("llama", vocab=12), **LORA, **{"sampling.max_tokens": 6, "update.minibatch": 16})
+    options = LORA | {"kl.coef": 0.0, "sampling.max_tokens": 6, "update.minibatch": 16}
+    learner = Learner(lm("llama", vocab=12), **options)
     told = []
     for _ in range(8):
         replies = learner.generate([[5, 3, 4]] * 32)
         told.append(learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies]))
-    assert told[-1]["reward/mean"] > told[0]["reward/mean"] + 0.3
+    rewards = [m["reward/mean"] for m in told]
+    assert rewards[0] < 0.4 and max(rewards[4:]) > 0.8
     assert max(m["rollout/logprob_gap"] for m in told) < 1e-4
 
 

@@ -87,8 +87,8 @@ def shared(model: nn.Module) -> dict[int, Any]:
     A frozen parameter in the memory of a trained one moves with it, so it is not among them.
     """
     moved = {_memory(p) for p in model.parameters() if p.requires_grad}
-    held: list[Any] = [p for p in model.parameters() if not p.requires_grad and _memory(p) not in moved]
-    held += [b for b in model.buffers() if _memory(b) not in moved]  # nothing is trained in train mode: none is moved
+    weights = [*model.parameters(), *model.buffers()]  # nothing is trained in train mode: no buffer is moved
+    held: list[Any] = [w for w in weights if _memory(w) not in moved]
     held += [vars(m)["state"] for m in model.modules() if type(m).__name__ == "Linear8bitLt"]
     return {id(thing): thing for thing in held}
 
