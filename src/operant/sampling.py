@@ -18,6 +18,8 @@ from torch import Tensor
 
 from operant.types import OperantError
 
+BLOCK = 256
+"""Tokens of the vocabulary whose probability is summed first, in drawing."""
 STREAMS = {"train": 1, "evaluate": 2, "probe": 3}
 
 
@@ -104,8 +106,8 @@ class Sampling:
         return ", ".join(f"{name}={getattr(self, name)}" for name in on if on[name])
 
     def adjust(self, logits: Tensor, places: Tensor | int) -> Tensor:
-        """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32, untruncated."""
-        out = logits.float()
+        """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32 at least, untruncated."""
+        out = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1:
             out = out / self.temperature
         if self.banned:
@@ -135,17 +137,42 @@ class Sampling:
         return keep & adjusted.isfinite()
 
     @staticmethod
-    def draw(scores: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [N] at `uniforms` [N] (float64) of softmax(scores [N, V]) by inverse CDF, and their log-probs [N]."""
+    def draw(scores: Tensor, uniforms: Tensor, work: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Ids [N] at `uniforms` [N] (float64) of softmax(scores [N, V]) by inverse CDF, and their log-probs [N].
+
+        In two levels: the block of the vocabulary, then the token within it; only sums of blocks are float64.
+        `work` [N, V] float32 is written over, where it is given.
+        """
         top = scores.amax(-1, keepdim=True)
-        cumulative = (scores - top).exp_().cumsum(-1, dtype=torch.float64)
-        mass = cumulative[:, -1:].contiguous()
-        ids = torch.searchsorted(cumulative, uniforms.to(cumulative)[:, None] * mass, right=True)
-        # A product that rounds up to the whole mass would fall past the end: take the last token that has any.
-        last = torch.searchsorted(cumulative, mass, right=False)
-        ids = torch.minimum(ids, last)
-        logprobs = scores.gather(-1, ids) - top - mass.log().to(scores)
+        mass = torch.sub(scores, top, out=work).exp_()
+        sums = _sums(mass)
+        block, share, total = _pick(sums, uniforms)
+        columns = block * BLOCK + torch.arange(BLOCK, device=scores.device)
+        inside = mass.gather(-1, columns.clamp(max=mass.shape[-1] - 1)).masked_fill_(columns >= mass.shape[-1], 0)
+        ids = block * BLOCK + _pick(inside, share.squeeze(-1))[0]
+        logprobs = scores.gather(-1, ids) - top - total.log().to(scores)
         return ids.squeeze(-1), logprobs.squeeze(-1)
+
+
+def _sums(mass: Tensor) -> Tensor:
+    """[N, V] -> [N, blocks]"""
+    whole = mass.shape[-1] // BLOCK * BLOCK
+    parts = [mass[:, :whole].unflatten(-1, (whole // BLOCK, BLOCK)).sum(-1)] if whole else []
+    if whole < mass.shape[-1]:
+        parts.append(mass[:, whole:].sum(-1, keepdim=True))
+    return torch.cat(parts, -1)
+
+
+def _pick(mass: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the cumulative `mass` [N, K] passes `uniforms` [N]: the index, how far into it, the whole mass; [N, 1]."""
+    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    wanted = uniforms.to(cumulative)[:, None] * total
+    index = torch.searchsorted(cumulative, wanted, right=True)
+    # A product that rounds up to the whole mass would fall past the end: take the last that has any.
+    index = torch.minimum(index, torch.searchsorted(cumulative, total, right=False))
+    own = mass.gather(-1, index).double()
+    return index, (wanted - (cumulative.gather(-1, index) - own)) / own, total
 
 
 # --- random numbers from counters -------------------------------------------------------------------------------------

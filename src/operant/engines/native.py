@@ -1,27 +1,33 @@
 """Generate with the training weights themselves: batched, cached, and nothing computed for replies that have ended.
 
-Log-probs and values come out of decoding; there is no second pass for them. Random numbers come from counters, so a
-reply depends on its key and not on its neighbours.
+Log-probs, values and trunk states come out of decoding; there is no second pass for them. Random numbers come from
+counters, so a reply depends on its key and not on its neighbours: prompts step in wherever a reply has left.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from operant.batch import given_rows
+from operant.engines.record import Record
+from operant.policy.decoding import Decoding
 from operant.policy.policy import Policy
-from operant.sampling import Sampling, stop_table, uniforms
-from operant.types import Completion, End, OperantError
+from operant.sampling import Sampling, uniforms
+from operant.types import Batch, Completion, OperantError
 
-COMPACT_AT = 0.75
+COMPACT_AT = 1.0
 """Finished replies leave the batch once the live ones are fewer than this share of it."""
+ADMIT_AT = 0.25
+"""Waiting prompts step in once this share of the rows is free: reading few at a time costs a pass over the weights."""
+LOOK_EVERY = 8
+"""Tokens between two looks at which replies have ended, where looking makes the CPU wait for the device."""
 
 
 class NativeEngine:
     """The engine of one process: `policy` is the model in training, so `sync` only notes the version.
 
+    `batch`: rows that are decoded at once; more prompts than that step in as others end.
     `mask_model`: another policy whose truncated distribution says which tokens may be drawn (NLPO).
     """
 
@@ -39,14 +45,11 @@ class NativeEngine:
         Raises: OperantError for an empty prompt, or one that leaves no room for `max_tokens` in the model's context.
         """
         self._check(prompts, sampling)
-        # Prompts of like length are read together; what a reply says does not depend on it.
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        out: dict[int, Completion] = {}
-        for start in range(0, len(order), self.batch):
-            part = order[start : start + self.batch]
-            replies = self._batch([prompts[i] for i in part], sampling, [keys[i] for i in part])
-            out |= dict(zip(part, replies, strict=True))
-        return [out[i] for i in range(len(prompts))]
+        if not prompts:
+            return []
+        record = Record(self.policy, prompts, sampling, self.version)
+        _Speech(self, prompts, sampling, keys, record).run()
+        return record.completions()
 
     @torch.no_grad()
     def choose(
@@ -59,7 +62,7 @@ class NativeEngine:
         """For each prompt, one of the given replies, drawn in proportion to its probability; which one, and it."""
         chosen = []
         for prompt, replies, key in zip(prompts, options, keys, strict=True):
-            batch = given_rows([prompt] * len(replies), replies)
+            batch = Batch.given([prompt] * len(replies), replies)
             out = self.policy.forward(batch, sampling)
             pick, _ = sampling.draw(out.logprobs.sum(1)[None], uniforms([key], 0))
             index = int(pick)
@@ -80,85 +83,114 @@ class NativeEngine:
                     f"the model's context of {limit}: shorten the prompt or lower sampling.max_tokens"
                 )
 
-    def _batch(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
-        policy, record = self.policy, _Record(len(prompts), sampling, self)
-        decoding = policy.prefill(prompts)
-        masks = self.mask_model.prefill(prompts) if self.mask_model is not None else None
-        live = torch.arange(len(prompts), device=policy.device)
-        seeds = [keys[i] for i in range(len(keys))]
-        for place in range(sampling.max_tokens):
-            scores = sampling.adjust(policy.logits(decoding.states), place)
-            kept = sampling.kept(
-                scores if masks is None else sampling.adjust(self.mask_model.logits(masks.states), place)
-            )
-            if kept is not None:
-                scores = scores.masked_fill(~kept, -torch.inf)
-            ids, logprobs = sampling.draw(scores, uniforms([seeds[i] for i in live.tolist()], place))
-            values = policy.value_head(decoding.states) if policy.value_head is not None else None
-            record.write(live, place, ids, logprobs, values, kept)
-            running = record.running(live)
-            if not bool(running.any()):
-                break
-            if int(running.sum()) < COMPACT_AT * len(live):
-                rows = running.nonzero().squeeze(1)
-                live, ids = live[rows], ids[rows]
-                decoding.keep(rows)
-                if masks is not None:
-                    masks.keep(rows)
-            if place + 1 < sampling.max_tokens:
-                decoding.step(ids)
-                if masks is not None:
-                    masks.step(ids)
-        return record.completions()
 
+class _Speech:
+    """All prompts of one call, from the first that is read to the last reply that ends."""
 
-class _Record:
-    """What was drawn so far: [B, max_tokens] each, and the length of each reply that has ended."""
+    def __init__(
+        self,
+        engine: NativeEngine,
+        prompts: Sequence[list[int]],
+        sampling: Sampling,
+        keys: Sequence[int],
+        record: Record,
+    ):
+        self.policy, self.mask_model, self.sampling, self.record = engine.policy, engine.mask_model, sampling, record
+        self.prompts, self.keys = prompts, np.asarray(keys, dtype=np.uint64)
+        self.rows = min(engine.batch, len(prompts))
+        columns = max(map(len, prompts)) + sampling.max_tokens
+        models = [self.policy] + ([self.mask_model] if self.mask_model is not None else [])
+        self.decodings: list[Decoding] = [model.decode(self.rows, columns) for model in models]
+        self.waiting = in_turn(prompts)
+        device = self.policy.device
+        self.work = torch.empty(self.rows, self.policy.vocabulary, device=device)
+        self.patience = 1 if device.type == "cpu" or not sampling.stops else LOOK_EVERY
+        self._seat(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
-    def __init__(self, count: int, sampling: Sampling, engine: NativeEngine):
-        shape, device = (count, sampling.max_tokens), engine.policy.device
-        self.sampling, self.version = sampling, engine.version
-        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(shape, device=device)
-        self.values = torch.zeros(shape, device=device) if engine.policy.value_head is not None else None
-        self.allowed: list[list[list[int]]] | None = [[] for _ in range(count)] if sampling.truncates else None
-        self.lengths = torch.full((count,), sampling.max_tokens, device=device)
-        self.ended = torch.zeros(count, dtype=torch.bool, device=device)
-        self.stops = torch.tensor(sorted(sampling.stops), dtype=torch.long, device=device)
-        strings = () if sampling.fixed_length else sampling.stop_strings
-        self.table = stop_table(engine.policy.tokenizer, strings) if strings else None
-        self.flags = torch.from_numpy(self.table.flags).to(device) if self.table else None
+    def run(self) -> None:
+        """Until every reply has ended."""
+        tokens = 0
+        while self.waiting or len(self.live):
+            self._admit()
+            ids = self._draw()
+            tokens += 1
+            ids = self._retire(ids, look=tokens % self.patience == 0)
+            if len(self.live):
+                self._step(ids)
 
-    def write(
-        self, live: Tensor, place: int, ids: Tensor, logprobs: Tensor, values: Tensor | None, kept: Tensor | None
-    ) -> None:
-        """Note one token of every live row; rows that have ended but are still carried along are noted nowhere."""
-        self.tokens[live, place], self.logprobs[live, place] = ids, logprobs
-        if values is not None:
-            self.values[live, place] = values
+    def _seat(self, live: np.ndarray, places: np.ndarray) -> None:
+        """Row i says the token at places[i] of reply live[i]; the device has a copy of both."""
+        self.live, self.places = live, places
+        device = self.policy.device
+        self.on_device = torch.tensor(live, device=device), torch.tensor(places, device=device)
+
+    def _admit(self) -> None:
+        """Waiting prompts take the free rows, once those are enough to be worth a call."""
+        free = self.rows - len(self.live)
+        least = min(len(self.waiting), max(1, int(self.rows * ADMIT_AT)))
+        if not self.waiting or free < least or (len(self.live) and not all(d.joins for d in self.decodings)):
+            return
+        taken, self.waiting = self.waiting[:free], self.waiting[free:]
+        prompts = [self.prompts[i] for i in taken]
+        following = self.prompts[self.waiting[0]] if self.waiting else None
+        for decoding in self.decodings:
+            decoding.admit(prompts, following)
+        self.record.read |= dict(zip(taken, self.decodings[0].read, strict=False))
+        new = np.asarray(taken, dtype=np.int64)
+        self._seat(np.concatenate([self.live, new]), np.concatenate([self.places, np.zeros_like(new)]))
+
+    def _draw(self) -> Tensor:
+        """One token for every row; returns their ids [B]."""
+        policy, sampling, states = self.policy, self.sampling, self.decodings[0].states
+        live, places = self.on_device
+        scores = sampling.adjust(policy.logits(states), places)
+        masks = scores
+        if self.mask_model is not None:
+            masks = sampling.adjust(self.mask_model.logits(self.decodings[1].states), places)
+        kept = sampling.kept(masks)
         if kept is not None:
-            for row, mask in zip(live.tolist(), kept, strict=True):
-                if not self.ended[row]:
-                    self.allowed[row].append(mask.nonzero().squeeze(1).tolist())
-        stopped = torch.isin(ids, self.stops) if len(self.stops) else torch.zeros_like(ids, dtype=torch.bool)
-        if self.table is not None and place + 1 >= self.sampling.min_tokens:
-            for i in (self.flags[ids.clamp(max=len(self.flags) - 1)] & ~stopped).nonzero().squeeze(1).tolist():
-                stopped[i] = self.table.ends(self.tokens[live[i], : place + 1].tolist(), self.sampling.min_tokens)
-        fresh = live[stopped & ~self.ended[live]]
-        self.lengths[fresh] = place + 1
-        self.ended[fresh] = True
+            scores = scores.masked_fill(~kept, -torch.inf)
+        chances = uniforms(self.keys[self.live], self.places)
+        ids, logprobs = sampling.draw(scores, chances, self.work[: len(scores)])
+        values = policy.value_head(states) if policy.value_head is not None else None
+        self.record.write(live, places, ids, logprobs, values, kept)
+        return ids
 
-    def running(self, live: Tensor) -> Tensor:
-        return ~self.ended[live]
+    def _retire(self, ids: Tensor, look: bool) -> Tensor:
+        """Rows whose replies have ended leave; the ids that remain."""
+        running = self.places + 1 < self.sampling.max_tokens
+        full = not running.all()
+        if look and (self.sampling.stops or self.record.table is not None):
+            running &= ~self.record.ended[self.on_device[0]].cpu().numpy()
+        count = int(running.sum())
+        if full or not count or count < COMPACT_AT * len(running):
+            order = without(running)
+            for decoding in self.decodings:
+                decoding.keep(order)
+            ids = ids[torch.from_numpy(order).to(ids.device)]
+            self._seat(self.live[order], self.places[order])
+        return ids
 
-    def completions(self) -> list[Completion]:
-        """One per prompt; the ids keep the stop token."""
-        tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
-        values = self.values.tolist() if self.values is not None else None
-        out = []
-        for i, (n, ended) in enumerate(zip(self.lengths.tolist(), self.ended.tolist(), strict=True)):
-            end: End = "stop" if ended else "length"
-            own = values[i][:n] if values is not None else None
-            done = Completion(tokens[i][:n], logprobs[i][:n], own, end, self.version)
-            out.append(replace(done, allowed=self.allowed[i]) if self.allowed is not None else done)
-        return out
+    def _step(self, ids: Tensor) -> None:
+        for decoding in self.decodings:
+            decoding.step(ids)
+        live, places = self.on_device
+        if self.decodings[0].below is not None:
+            self.record.below.append((live, places.clone(), self.decodings[0].below))
+        self.places += 1
+        places += 1
+
+
+def in_turn(prompts: Sequence[list[int]]) -> list[int]:
+    """The order in which prompts are read: the longest first, equal ones together. It depends on nothing else."""
+    first: dict[tuple[int, ...], int] = {}
+    group = [first.setdefault(tuple(p), i) for i, p in enumerate(prompts)]
+    return sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), group[i], i))
+
+
+def without(running: np.ndarray) -> np.ndarray:
+    """The rows that are running, so that as few as possible move: the last ones fill the holes."""
+    count = int(running.sum())
+    order = np.arange(count)
+    order[~running[:count]] = count + np.flatnonzero(running[count:])
+    return order

@@ -1,93 +1,247 @@
-"""Decoding state: prompts that were read once, and the cache that grows with every token.
+"""Decoding state: prompts that were read once, and rows that grow by a token a step, leave, and make room for others.
 
-decoding = policy.prefill(prompts)      # .states [B, D]: the state before the first token of each reply
-decoding.step(ids)                      # feeds one token a row; .states moves on
-decoding.keep(rows)                     # finished replies leave; nothing is computed for them any more
+    decoding = decode(policy, rows=32, columns=72)
+    decoding.admit(prompts)                 # .states [B, D]: the state before the first token of each reply
+    decoding.step(ids)                      # feeds one token a row; .states moves on
+    decoding.keep(order)                    # finished replies leave; nothing is computed for them any more
+
+`Pooled` writes into one buffer and lets rows step in at any time; `Cached` has what transformers makes itself, for
+encoder-decoders and caches of other kinds; `Whole` has no cache. The probe decides which agree with the plain forward.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from operant.policy import layout
+from operant.policy.cache import Window, plain_layers
 
 if TYPE_CHECKING:
     from operant.policy.policy import Policy
+
+READ_AT_ONCE = 16384
+"""Tokens of prompts in one call, padding included."""
+
+
+def decode(policy: "Policy", rows: int, columns: int) -> "Decoding":
+    """The fastest way of decoding that the probe allows; at most `rows` replies at once, of `columns` tokens in all."""
+    modes = policy.modes
+    if not (modes.cached and (modes.left or policy.encoder_decoder)):
+        return Whole(policy)
+    return Pooled(policy, rows, columns) if modes.pooled else Cached(policy)
 
 
 class Decoding:
     """A batch of growing rows. `states` [B, D] is the hidden state before the next token of each."""
 
-    def __init__(self, policy: "Policy", prompts: list[list[int]]):
+    joins = True
+    """Whether prompts can be admitted beside live rows."""
+    calls = 0
+    """Of the model, so far."""
+
+    def __init__(self, policy: "Policy"):
         self.policy = policy
-        self.model: Any = policy.model
-        if not (policy.modes.cached and (policy.modes.left or policy.encoder_decoder)):
-            self.rows = [list(p) for p in prompts]
-            self.replies: list[list[int]] = [[] for _ in prompts]
-            self._recompute()
-        elif policy.encoder_decoder:
-            self._encode(prompts)
-        else:
-            self._prefill(prompts)
+        self.states: Tensor = torch.empty(0)
+        self.live = 0
+        self.trunk: Any = None if policy.encoder_decoder else getattr(policy, "trunk", None)
+        self.read: list[Tensor] = []
+        """With a trunk: the trunk states [len(prompt), D] of each prompt that was admitted last."""
+        self.below: Tensor | None = None
+        """With a trunk: the trunk states [B, D] of the tokens that were fed last."""
+
+    def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
+        """Read prompts, equal ones once; their rows stand behind the live ones. `following`: the prompt to come next.
+
+        Where rows are live, no prompt may be longer than the longest of them: the longest go first.
+        """
+        raise NotImplementedError
 
     def step(self, ids: Tensor) -> None:
         """Append one token a row."""
-        if hasattr(self, "rows"):
-            for reply, token in zip(self.replies, ids.tolist(), strict=True):
-                reply.append(token)
-            self._recompute()
-            return
-        feed = {"decoder_input_ids" if self.policy.encoder_decoder else "input_ids": ids[:, None]}
+        raise NotImplementedError
+
+    def keep(self, order: np.ndarray) -> None:
+        """Row i becomes what row order[i] was, and the others leave."""
+        raise NotImplementedError
+
+    def _call(self, **feed: Any) -> tuple[Tensor, Any]:
+        self.calls += 1
+        return self.policy.last_states(**feed)
+
+    def _join(self, states: Tensor) -> None:
+        self.states = torch.cat([self.states, states]) if self.live else states
+        self.live = len(self.states)
+
+    def _keep_states(self, order: np.ndarray) -> Tensor:
+        """The rows as a tensor, on the way."""
+        rows = torch.from_numpy(order).to(self.policy.device)
+        self.states, self.live = self.states[rows], len(order)
+        return rows
+
+    def _left(self, prompts: list[list[int]]) -> dict[str, Tensor]:
+        """What a causal model is called with to read prompts that end at the same column."""
+        tokens, mask = layout.pad(prompts, "left", self.policy.device)
+        if min(map(len, prompts)) == tokens.shape[1]:
+            return {"input_ids": tokens}
+        return {"input_ids": tokens, "attention_mask": mask.long(), "position_ids": layout.positions(mask)}
+
+    def _below(self, prompts: list[list[int]]) -> list[Tensor]:
+        """The trunk states of prompts that were just read."""
+        if self.trunk is None:
+            return []
+        return [last[len(last) - len(p) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
+
+
+class Pooled(Decoding):
+    """Rows of one buffer, written in place. A prompt is read apart, into columns that end at the current one."""
+
+    def __init__(self, policy: "Policy", rows: int, columns: int):
+        super().__init__(policy)
+        layers = plain_layers(policy.model)
+        if layers is None:
+            raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
+        self.cache = Window(layers, rows, columns)
+        self.parked: tuple[list[int], Tensor, Tensor, list[Tensor]] | None = None
+        """The last prompt that was read, while more replies to it are waiting."""
+
+    def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
+        unique, sources = distinct(prompts)
+        states, below, begin = [], [], self.live
+        todo = unique
+        if self.parked is not None and unique[0] == self.parked[0]:
+            _, held, state, read = self.parked
+            self.cache.place(held)
+            states, below, todo = [state], list(read), unique[1:]
+        self.parked = None
+        for part in portions(todo):
+            self.cache.reading(len(part), max(map(len, part)))
+            states.append(self._call(**self._left(part), past_key_values=self.cache)[0])
+            below += self._below(part)
+            self.cache.read([len(p) for p in part])
+        if following is not None and following == unique[-1]:
+            self.parked = (following, self.cache.lift(self.cache.live - 1), states[-1][-1:].clone(), below[-1:])
+        self.cache.repeat(sources, begin)
+        self._join(torch.cat(states)[sources] if len(unique) < len(prompts) else torch.cat(states))
+        self.read = [below[i] for i in sources] if below else []
+
+    def step(self, ids: Tensor) -> None:
+        self.cache.stepping()
+        feed = {"input_ids": ids[:, None]}
+        seen = self.cache.visible(self.policy.device)
+        if seen is not None:
+            feed |= {"attention_mask": seen[0], "position_ids": seen[1]}
+        self.states, _ = self._call(**feed, past_key_values=self.cache)
+        self.cache.stepped()
+        self.below = self.trunk.last[:, -1] if self.trunk is not None else None
+
+    def keep(self, order: np.ndarray) -> None:
+        self.cache.keep(order)
+        self._keep_states(order)
+
+
+class Cached(Decoding):
+    """With the cache that transformers makes for the model. New prompts wait until every row has left."""
+
+    joins = False
+
+    def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
+        unique, sources = distinct(prompts)
+        if self.policy.encoder_decoder:
+            self._encode(unique)
+        else:
+            feed = self._left(unique)
+            self.mask = feed.get("attention_mask")
+            self.lengths = torch.tensor([len(p) for p in unique], device=self.policy.device)
+            self.states, self.cache = self._call(**feed)
+            below = self._below(unique)
+            self.read = [below[i] for i in sources] if below else []
+        if len(unique) < len(prompts):
+            self.keep(np.asarray(sources))
+        self.live = len(prompts)
+
+    def step(self, ids: Tensor) -> None:
+        feed: dict[str, Any] = {"decoder_input_ids" if self.policy.encoder_decoder else "input_ids": ids[:, None]}
         if self.policy.encoder_decoder:
             feed |= {"encoder_outputs": self.source, "attention_mask": self.mask}
         elif self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
             feed |= {"attention_mask": self.mask, "position_ids": self.lengths[:, None]}
             self.lengths = self.lengths + 1
-        self.states, self.cache = self.policy.last_states(**feed, past_key_values=self.cache)
+        self.states, self.cache = self._call(**feed, past_key_values=self.cache)
+        self.below = self.trunk.last[:, -1] if self.trunk is not None else None
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with some rows [B'] only."""
-        self.states = self.states[rows]
-        if hasattr(self, "rows"):
-            picked = rows.tolist()
-            self.rows = [self.rows[i] for i in picked]
-            self.replies = [self.replies[i] for i in picked]
-            return
+    def keep(self, order: np.ndarray) -> None:
+        rows = self._keep_states(order)
         self.cache.batch_select_indices(rows)
         if self.mask is not None:
             self.mask = self.mask[rows]
         if self.policy.encoder_decoder:
             self.source = type(self.source)(last_hidden_state=self.source.last_hidden_state[rows])
-        elif self.mask is not None:
+        else:
             self.lengths = self.lengths[rows]
 
-    def _prefill(self, prompts: list[list[int]]) -> None:
-        tokens, mask = layout.pad(prompts, "left", self.policy.device)
-        feed: dict[str, Any] = {"input_ids": tokens}
-        self.mask = None
-        if not bool(mask.all()):
-            self.mask, self.lengths = mask.long(), mask.sum(1)
-            feed |= {"attention_mask": self.mask, "position_ids": layout.positions(mask)}
-        self.states, self.cache = self.policy.last_states(**feed)
-
     def _encode(self, prompts: list[list[int]]) -> None:
-        tokens, mask = layout.pad(prompts, "right", self.policy.device)
+        policy = self.policy
+        tokens, mask = layout.pad(prompts, "right", policy.device)
         self.mask = mask.long()
-        self.source = self.model.get_encoder()(input_ids=tokens, attention_mask=self.mask)
-        start = torch.full((len(prompts), 1), self.policy.start_token, device=self.policy.device)
-        self.states, self.cache = self.policy.last_states(
+        self.source = policy.model.get_encoder()(input_ids=tokens, attention_mask=self.mask)
+        start = torch.full((len(prompts), 1), policy.start_token, device=policy.device)
+        self.states, self.cache = self._call(
             encoder_outputs=self.source, attention_mask=self.mask, decoder_input_ids=start
         )
 
-    def _recompute(self) -> None:
-        """Without a cache: every row whole, by itself. Slow, and right for every model."""
-        policy, states = self.policy, []
-        for row, reply in zip(self.rows, self.replies, strict=True):
-            if policy.encoder_decoder:
-                feed = {"input_ids": [row], "decoder_input_ids": [[policy.start_token, *reply]]}
-            else:
-                feed = {"input_ids": [row + reply]}
-            states.append(policy.last_states(**{k: torch.tensor(v, device=policy.device) for k, v in feed.items()})[0])
+
+class Whole(Decoding):
+    """Without a cache: every row whole, by itself. Slow, and right for every model."""
+
+    def __init__(self, policy: "Policy"):
+        super().__init__(policy)
+        self.rows: list[tuple[list[int], list[int]]] = []
+
+    def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
+        self.read = []
+        self._join(torch.cat([self._compute(list(p), []) for p in prompts]))
+        self.rows += [(list(p), []) for p in prompts]
+
+    def step(self, ids: Tensor) -> None:
+        below, states = [], []
+        for (prompt, reply), token in zip(self.rows, ids.tolist(), strict=True):
+            reply.append(token)
+            states.append(self._compute(prompt, reply))
+            below += [self.trunk.last[:, -1]] if self.trunk is not None else []
         self.states = torch.cat(states)
+        self.below = torch.cat(below) if below else None
+
+    def keep(self, order: np.ndarray) -> None:
+        self._keep_states(order)
+        self.rows = [self.rows[i] for i in order.tolist()]
+
+    def _compute(self, prompt: list[int], reply: list[int]) -> Tensor:
+        policy = self.policy
+        if policy.encoder_decoder:
+            feed = {"input_ids": [prompt], "decoder_input_ids": [[policy.start_token, *reply]]}
+        else:
+            feed = {"input_ids": [prompt + reply]}
+        states = self._call(**{k: torch.tensor(v, device=policy.device) for k, v in feed.items()})[0]
+        if not reply:
+            self.read += self._below([prompt])
+        return states
+
+
+def distinct(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts without repetition, in the order in which they come, and which of them each one is."""
+    seen: dict[tuple[int, ...], int] = {}
+    sources = [seen.setdefault(tuple(p), len(seen)) for p in prompts]
+    return [list(p) for p in seen], sources
+
+
+def portions(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Prompts, the longest first, in parts that are read in one call each."""
+    start = 0
+    while start < len(prompts):
+        count = max(1, READ_AT_ONCE // len(prompts[start]))
+        yield prompts[start : start + count]
+        start += count

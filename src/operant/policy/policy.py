@@ -223,11 +223,11 @@ class Policy(nn.Module):
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 
-    def prefill(self, prompts: list[list[int]]) -> "Decoding":
-        """Read prompts, once; the result steps token by token."""
-        from operant.policy.decoding import Decoding
+    def decode(self, rows: int, columns: int) -> "Decoding":
+        """Room for `rows` growing rows at once, of at most `columns` tokens each, prompt and reply."""
+        from operant.policy.decoding import decode
 
-        return Decoding(self, prompts)
+        return decode(self, rows, columns)
 
     def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
         """[B, D] the state at the last place of every row, and the cache."""

@@ -32,6 +32,8 @@ class Modes:
     """Prompts padded on the left."""
     cached: bool = True
     """Decoding with a key-value cache."""
+    pooled: bool = True
+    """Decoding in one buffer that rows leave and step into."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """What the model does to its logits after the head."""
 
@@ -39,7 +41,7 @@ class Modes:
 @torch.no_grad()
 def probe(policy: "Policy") -> Modes:
     """Try every way on three rows of unequal length. Raises: OperantError where the logits cannot be explained."""
-    from operant.policy.decoding import Decoding
+    from operant.policy.decoding import Cached
 
     policy.modes = Modes()
     rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
@@ -52,12 +54,18 @@ def probe(policy: "Policy") -> Modes:
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
             return False
 
-    left = agrees(lambda: list(Decoding(policy, rows).states[:, None]))
-    policy.modes = Modes(left=left)
+    def left() -> list[Tensor]:
+        decoding = Cached(policy)
+        decoding.admit(rows)
+        return list(decoding.states[:, None])
+
+    reads_left = agrees(left)
+    cached = agrees(lambda: [_cached(policy, row) for row in rows])
     return Modes(
         padded=agrees(lambda: _padded(policy, rows)),
-        left=left,
-        cached=agrees(lambda: [_cached(policy, row) for row in rows]),
+        left=reads_left,
+        cached=cached,
+        pooled=reads_left and cached and agrees(lambda: _pooled(policy, rows)),
         finish=finish,
     )
 
@@ -132,18 +140,32 @@ def _padded(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
 
 
 def _cached(policy: "Policy", row: list[int]) -> Tensor:
-    """The state at the end of a row of which the last tokens were fed one by one."""
-    from operant.policy.decoding import Decoding
+    """The state at the end of a row of which the last token was fed by itself."""
+    from operant.policy.decoding import Cached
 
+    decoding = Cached(policy)
     if policy.encoder_decoder:  # one step past the start token and back is the same comparison on the decoder's side
-        decoding = Decoding(policy, [row])
+        decoding.admit([row])
         decoding.step(torch.tensor([row[0]], device=policy.device))
         feed = _feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
         whole = policy.last_states(**{k: v.to(policy.device) for k, v in feed.items()})[0]
         return _plain(policy, row) if _close(decoding.states, whole) else torch.full_like(whole, torch.nan)
-    decoding = Decoding(policy, [row[:-1]])
+    decoding.admit([row[:-1]])
     decoding.step(torch.tensor(row[-1:], device=policy.device))
     return decoding.states
+
+
+def _pooled(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
+    """The states at the ends of three rows, of which two step in beside the longest; in the order of the rows."""
+    from operant.policy.decoding import Pooled
+
+    short, long, middle = rows
+    decoding = Pooled(policy, 3, len(long))
+    decoding.admit([long[:-2]])
+    decoding.step(torch.tensor(long[-2:-1], device=policy.device))
+    decoding.admit([middle[:-1], short[:-1]])
+    decoding.step(torch.tensor([row[-1] for row in (long, middle, short)], device=policy.device))
+    return [decoding.states[i : i + 1] for i in (2, 0, 1)]
 
 
 def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,105 @@
+"""What decoding has said so far, reply by reply, and the completions that it makes in the end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operant.policy.policy import Policy
+from operant.sampling import Sampling, stop_table
+from operant.types import Completion, End
+
+
+class Record:
+    """[N, max_tokens] tokens, log-probs and values of N replies, and the length of each that has ended."""
+
+    def __init__(self, policy: Policy, prompts: Sequence[list[int]], sampling: Sampling, version: int):
+        shape, device = (len(prompts), sampling.max_tokens), policy.device
+        self.sampling, self.version = sampling, version
+        self.prompts = prompts
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(shape, device=device)
+        self.values = torch.zeros(shape, device=device) if policy.value_head is not None else None
+        self.lengths = torch.full(shape[:1], sampling.max_tokens, device=device)
+        self.ended = torch.zeros(shape[0], dtype=torch.bool, device=device)
+        stops = sorted(sampling.stops)
+        self.stops = torch.zeros(max([policy.vocabulary, *(s + 1 for s in stops)]), dtype=torch.bool, device=device)
+        self.stops[stops] = True
+        strings = () if sampling.fixed_length else sampling.stop_strings
+        self.table = stop_table(policy.tokenizer, strings) if strings else None
+        self.flags = torch.from_numpy(self.table.flags).to(device) if self.table else None
+        self.allowed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """Of each token: the replies, how many ids each could draw, and those ids."""
+        self.read: dict[int, Tensor] = {}
+        """With a trunk: its states [len(prompt), D], by reply."""
+        self.below: list[tuple[Tensor, Tensor, Tensor]] = []
+        """With a trunk: of each step the replies, the places of the tokens that were fed, and their states."""
+
+    def write(
+        self, live: Tensor, places: Tensor, ids: Tensor, logprobs: Tensor, values: Tensor | None, kept: Tensor | None
+    ) -> None:
+        """Note the token at `places` [B] of the replies `live` [B]. What follows an end is noted and never read."""
+        at = (live, places)
+        self.tokens[at], self.logprobs[at] = ids, logprobs
+        if self.values is not None and values is not None:
+            self.values[at] = values
+        if kept is not None:
+            ragged = kept.nonzero()[:, 1].to(torch.int32)
+            self.allowed.append(tuple(x.cpu().numpy() for x in (live, kept.sum(1), ragged)))
+        stopped = self.stops[ids]
+        if self.table is not None and self.flags is not None:
+            self._find_strings(live, places, ids, stopped)
+        fresh = stopped & ~self.ended[live]
+        self.lengths[live] = torch.where(fresh, places + 1, self.lengths[live])
+        self.ended[live] |= fresh
+
+    def _find_strings(self, live: Tensor, places: Tensor, ids: Tensor, stopped: Tensor) -> None:
+        """Look at the replies whose last token could complete a stop string."""
+        assert self.table is not None and self.flags is not None
+        least = self.sampling.min_tokens
+        flagged = self.flags[ids.clamp(max=len(self.flags) - 1)] & ~stopped & (places + 1 >= least)
+        for i in flagged.nonzero().squeeze(1).tolist():
+            said = self.tokens[live[i], : int(places[i]) + 1]
+            stopped[i] = self.table.ends(said.tolist(), least)
+
+    def completions(self) -> list[Completion]:
+        """One per prompt; the ids keep the stop token."""
+        tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
+        values = self.values.tolist() if self.values is not None else None
+        lengths = self.lengths.tolist()
+        allowed, states = self._allowed(lengths), self._states(lengths)
+        out = []
+        for i, (n, ended) in enumerate(zip(lengths, self.ended.tolist(), strict=True)):
+            end: End = "stop" if ended else "length"
+            own = values[i][:n] if values is not None else None
+            more = {"allowed": allowed[i] if allowed else None, "states": states[i] if states else None}
+            out.append(Completion(tokens[i][:n], logprobs[i][:n], own, end, self.version, **more))
+        return out
+
+    def _allowed(self, lengths: list[int]) -> list[list[list[int]]] | None:
+        if not self.allowed:
+            return None
+        out: list[list[list[int]]] = [[] for _ in lengths]
+        for live, counts, ids in self.allowed:
+            for i, own in zip(live.tolist(), np.split(ids, counts.cumsum()[:-1]), strict=True):
+                if len(out[i]) < lengths[i]:
+                    out[i].append(own.tolist())
+        return out
+
+    def _states(self, lengths: list[int]) -> list[Tensor] | None:
+        """[len(prompt) + len(action) - 1, D] of each reply: of every token that was read, one after the other."""
+        if not self.read:
+            return None
+        counts = [len(p) + n - 1 for p, n in zip(self.prompts, lengths, strict=True)]
+        like = self.read[0]
+        flat = like.new_empty(sum(counts), like.shape[1])
+        parts = list(flat.split(counts))
+        for i, part in enumerate(parts):
+            part[: len(self.prompts[i])] = self.read[i]
+        begins = torch.tensor([0, *counts[:-1]], device=like.device).cumsum(0)
+        begins += torch.tensor([len(p) for p in self.prompts], device=like.device)
+        for live, places, states in self.below:
+            used = places < self.lengths[live] - 1
+            flat[(begins[live] + places)[used]] = states[used]
+        return parts
