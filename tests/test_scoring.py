@@ -16,7 +16,7 @@ from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
-from operant.policy.logprobs import score
+from operant.policy.logprobs import Sweep, Swept, score
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, uniforms
 from operant.types import Batch, OperantError, Task
@@ -289,3 +289,32 @@ def test_the_gap_between_sampler_and_trainer_is_measured():
     off = [told.logprobs[0] + 0.3, *told.logprobs[1:]]
     replies[2] = replace(replies[2], turns=[replace(told, logprobs=off)])
     assert learner.step(replies, [1.0] * 6)["rollout/logprob_gap"] == pytest.approx(0.3, abs=1e-4)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.7}, {"banned": (2, 5)}, {"min_tokens": 2, "stop_tokens": (0,)}])
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
+    """Every number it gives, against differences of itself in float64; and the numbers against their definitions."""
+    torch.manual_seed(1)
+    logits = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(6, 9, dtype=torch.float64) * 2 if beside else None
+    ids, places = torch.tensor([1, 3, 4, 6, 7, 8]), torch.arange(6)
+    told = Swept(ids, places, Sampling(**how), other)
+    assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, told), (logits,))
+    z = told.sampling.adjust(logits.detach(), places)
+    p = z.softmax(-1)
+    logp = p.clamp(min=1e-300).log()
+    right = [logp[range(6), ids], z.logsumexp(-1), -(p * logp).sum(-1)]
+    if other is not None:
+        q = told.sampling.adjust(other, places).softmax(-1)
+        logq = q.clamp(min=1e-300).log()
+        right += [(p * (logp - logq)).sum(-1), (q * (logq - logp)).sum(-1)]
+    for mine, true in zip(Sweep.apply(logits, told), right, strict=True):
+        torch.testing.assert_close(mine.detach(), true, atol=1e-12, rtol=1e-10)
+
+
+def test_a_token_that_is_all_but_impossible_has_a_finite_gradient():
+    logits = torch.tensor([[0.0, -900.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    told = Swept(torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64))
+    sum(Sweep.apply(logits, told)).sum().backward()
+    assert logits.grad.isfinite().all()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from operant.policy import layout
 from operant.policy.heads import ValueHead, ValueOptions
 from operant.policy.logprobs import score
-from operant.policy.modelling import ModelOptions, compute_in, recomputing
+from operant.policy.modelling import ModelOptions, compute_in, plain_attention, recomputing
 from operant.policy.probe import Modes, check_trunk, probe
 from operant.policy.trunk import Trunk, find_blocks
 from operant.sampling import Sampling
@@ -152,8 +152,9 @@ class Policy(nn.Module):
             vocabulary=self.vocabulary,
             allowed=_at_actions(batch),
             against=other,
-            entropy_gradient=entropy_gradient,
         )
+        if not entropy_gradient:
+            scored["entropy"] = scored["entropy"].detach()
         spread = {k: _scatter(v, batch.actions) for k, v in scored.items()}
         kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
         if batch.allowed is None:
@@ -182,6 +183,8 @@ class Policy(nn.Module):
                 during.enter_context(self.trunk.starting_from(kept))
             if self.options.gradient_checkpointing and torch.is_grad_enabled():
                 during.enter_context(recomputing(self.blocks()))
+            if torch.is_grad_enabled():
+                during.enter_context(plain_attention(self.head.weight.dtype, self.device, batch.tokens.shape[1]))
             self._call(**kwargs, use_cache=False)
         return caught["states"]
 
