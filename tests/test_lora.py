@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.batch import given_rows
 from operant.checkpoint import RunState
-from operant.policy import adapters
+from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
@@ -347,6 +347,14 @@ def test_a_missing_package_is_named(monkeypatch, folders):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(OperantError, match=r"pip install 'operant\[lora\]'"):
         Learner(folders[0], **LORA)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OperantError, match=r"pip install 'operant\[quantise\]'"):
+        quantised.check("4bit", torch.device("cuda"))
+    with pytest.raises(OperantError, match=r"needs a GPU, this is cpu"):
+        quantised.check("8bit", torch.device("cpu"))
+    with pytest.raises(OperantError, match=r"cannot be trained themselves; set lora.rank"):
+        monkeypatch.setattr(quantised, "check", lambda *given: None)
+        load_policy(folders[0], lora=LoraOptions(quantise="4bit"))
 
 
 def test_a_policy_that_is_made_already_gets_no_adapter(folders):

@@ -121,3 +121,14 @@ def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule):
     state["weights"].popitem()
     with pytest.raises(OperantError, match="lm_head"):
         other.load_state_dict(state)
+
+
+def test_the_state_of_a_quantised_layer_is_shared():
+    """It holds the numbers of the weight itself, and is made at the first call: a copy's would stay empty."""
+    kind = type("MatmulLtState", (), {})
+    policy = frozen_below(trained=["ln_f"])
+    policy.model.transformer.h[0].mlp.state = kind()
+    policy.model.transformer.h[1].mlp.state = "of another kind"
+    other = Shadow(policy).policy.model.transformer.h
+    assert other[0].mlp.state is policy.model.transformer.h[0].mlp.state
+    assert other[1].mlp.state == "of another kind"

@@ -65,7 +65,9 @@ def compute_in(model: Any, precision: str) -> Any:
     """The model, in the numbers that it is to compute in, with torch's own kernels where it has faster ones."""
     fuse_activations(model)
     look_up_directly(model)
-    return model.to(torch.bfloat16) if precision == "bfloat16" else model  # a float64 model stays one
+    if precision != "bfloat16" or getattr(model, "is_quantized", False):  # quantised: loaded to compute in it
+        return model  # a float64 model stays one
+    return model.to(torch.bfloat16)
 
 
 def fuse_activations(model: nn.Module) -> None:

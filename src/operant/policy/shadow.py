@@ -89,7 +89,7 @@ def shared(model: nn.Module) -> dict[int, Any]:
     moved = {_memory(p) for p in model.parameters() if p.requires_grad}
     weights = [*model.parameters(), *model.buffers()]  # nothing is trained in train mode: no buffer is moved
     held: list[Any] = [w for w in weights if _memory(w) not in moved]
-    held += [vars(m)["state"] for m in model.modules() if type(m).__name__ == "Linear8bitLt"]
+    held += [vars(m)["state"] for m in model.modules() if type(vars(m).get("state")).__name__ == "MatmulLtState"]
     return {id(thing): thing for thing in held}
 
 
