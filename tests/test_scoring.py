@@ -16,7 +16,7 @@ from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
-from operant.policy.logprobs import Sweep, Swept, score
+from operant.policy.logprobs import Sweep, Swept, _slope, _statistics, compiled, score
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, uniforms
 from operant.types import Batch, OperantError, Task
@@ -318,3 +318,24 @@ def test_a_token_that_is_all_but_impossible_has_a_finite_gradient():
     told = Swept(torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64))
     sum(Sweep.apply(logits, told)).sum().backward()
     assert logits.grad.isfinite().all()
+
+
+@pytest.mark.slow
+def test_what_a_gpu_runs_compiled_compiles_and_says_the_same():
+    """Compiled for a processor here: the same two functions, the same tracing, another back end."""
+    torch.manual_seed(1)
+    z, other, ids = torch.randn(5, 40), torch.randn(5, 40), torch.tensor([1, 3, 4, 6, 7])
+    for beside in (None, other):
+        plain = _statistics(z, beside, ids, True)
+        told = compiled(_statistics)(z, beside, ids, True)
+        torch.testing.assert_close(told, plain)
+        weights = [
+            torch.randn(5, 1),
+            None,
+            torch.randn(5, 1),
+            *([torch.randn(5, 1)] * (2 if beside is not None else 0)),
+        ]
+        out = torch.stack(plain)[..., None]
+        torch.testing.assert_close(
+            compiled(_slope)(z, beside, ids, out, weights, True), _slope(z, beside, ids, out, weights, True)
+        )

@@ -5,8 +5,10 @@ gives every number; a second one, in the backward pass, gives the gradient with 
 chunk's logits are computed again in the backward pass rather than kept, as soon as there is more than one chunk.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -60,7 +62,7 @@ class Sweep(torch.autograd.Function):
         out = torch.zeros(5 if told.other is not None else 3, len(logits), dtype=wide, device=logits.device)
         for part in _blocks(logits):
             z, other = _adjusted(logits, told, part)
-            for row, x in zip(out, _statistics(z, other, told.ids[part], told.masks), strict=True):
+            for row, x in zip(out, _fused(_statistics, z, other, told.ids[part], told.masks), strict=True):
                 row[part] = x
         ctx.told = told
         ctx.set_materialize_grads(False)
@@ -74,7 +76,7 @@ class Sweep(torch.autograd.Function):
         for part in _blocks(logits):
             z, other = _adjusted(logits, told, part)
             weights = [None if w is None else w[part, None] for w in slopes]
-            slope = _slope(z, other, told.ids[part], out[:, part, None], weights, told.masks)
+            slope = _fused(_slope, z, other, told.ids[part], out[:, part, None], weights, told.masks)
             grad[part] = slope / told.sampling.temperature if told.sampling.temperature != 1 else slope
         return grad, None
 
@@ -88,6 +90,29 @@ def _blocks(logits: Tensor) -> list[slice]:
 def _adjusted(logits: Tensor, told: Swept, part: slice) -> tuple[Tensor, Tensor | None]:
     adjust, places = told.sampling.adjust, told.places[part]
     return adjust(logits[part], places), None if told.other is None else adjust(told.other[part], places)
+
+
+def _fused(function: Callable[..., Any], z: Tensor, *arguments: Any) -> Any:
+    """The function; on a GPU compiled to few kernels, each of which reads the logits once."""
+    if z.device.type != "cuda" or function in _UNFUSED:
+        return function(z, *arguments)
+    try:
+        return compiled(function)(z, *arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the compiler may raise: the plain function is right, only slower
+        _UNFUSED.add(function)
+        warnings.warn(f"{function.__name__} runs uncompiled: {type(error).__name__}: {error}"[:300], stacklevel=2)
+        return function(z, *arguments)
+
+
+_UNFUSED: set[Callable[..., Any]] = set()
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One compilation for any number of rows."""
+    return torch.compile(function, dynamic=True)
 
 
 def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, masks: bool) -> tuple[Tensor, ...]:
