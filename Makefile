@@ -32,14 +32,14 @@ format: $(READY)  ## put the code into shape
 parity: $(READY) $(PEER)/.ready  ## hold PPO's numbers to TRL 0.11.4's own functions
 	OPERANT_TRL_PYTHON=$(PEER)/bin/python $(BIN)/python -m pytest -q -rP tests/test_parity_trl.py
 
-bench: $(READY)  ## measure: benchmarks/README.md says what and for how long
+bench: $(READY) $(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready  ## measure: benchmarks/README.md says what and for how long
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY)  ## write the pages that are made from the code
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove environments and caches; runs/ stays
-	rm -rf $(VENV) $(PEER) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER) $(PEER)-1.12 $(PEER)-1.16 build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and by its version: a range would take another build, with gigabytes of extras.
@@ -52,8 +52,11 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(PEER)/.ready: tests/parity/requirements.txt
-	@echo "Making $(PEER): TRL 0.11.4 and what it needs; once"
-	$(PYTHON) -m venv $(PEER)
-	$(PEER)/bin/python -m pip install -q $(TORCH)
-	$(PEER)/bin/python -m pip install -q -r tests/parity/requirements.txt
+$(PEER)-1.12/.ready: benchmarks/peers/trl-1.12.txt
+$(PEER)-1.16/.ready: benchmarks/peers/trl-1.16.txt
+$(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready:
+	@echo "Making $(@D): TRL as $< pins it, and what it needs; once, a few minutes"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q $(TORCH)
+	$(@D)/bin/python -m pip install -q -r $<
 	@touch $@

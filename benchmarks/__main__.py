@@ -3,40 +3,62 @@
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from benchmarks import report
-from benchmarks.driver import SideFailed, run
+from benchmarks import driver, learning, report, scale
 from benchmarks.work import WORKS, WorkDiffers
+
+ROUNDS, SEEDS = 5, 3
+
+
+def everything(rounds: int, quick: bool, seeds: int) -> dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]]:
+    """Name -> what it is, and what measures it."""
+    works = [work.quick() if quick else work for work in WORKS.values()]
+    table = {work.name: (work.about, partial(driver.run, work, rounds)) for work in works}
+    base = replace(scale.BASE, shape="tiny", queries=2, new=4, query=4, minibatch=2) if quick else scale.BASE
+    table["W6"] = ("cost as batch, length and layers grow 1x to 16x", partial(scale.run, rounds, base))
+    learn = partial(learning.run, 1, steps=4) if quick else partial(learning.run, seeds)
+    table["W7"] = ("the demo task: seconds to mean reward 0.9", learn)
+    return table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split(":", 1)[1])
     parser.add_argument("works", nargs="*", help="which; all without any")
-    parser.add_argument("--rounds", type=int, default=5, help="that count, after one that does not")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="that count, after one that does not")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of W7")
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing written: does every side run?")
     parser.add_argument("--list", action="store_true", help="what there is")
     args = parser.parse_args()
+    table = everything(2 if args.quick else args.rounds, args.quick, args.seeds)
     if args.list:
-        print("\n".join(f"{work.name:9} {work.about}" for work in WORKS.values()))
+        print("\n".join(f"{name:9} {about}" for name, (about, _) in table.items()))
         return 0
-    failed = 0
-    for name in args.works or WORKS:
-        if name not in WORKS:
-            parser.error(f"{name} is none of {', '.join(WORKS)}")
-        work = WORKS[name].quick() if args.quick else WORKS[name]
-        print(f"{work.name}: {work.about}", flush=True)
-        start = time.perf_counter()
-        try:
-            rows = run(work, 2 if args.quick else args.rounds)
-        except (SideFailed, WorkDiffers) as error:
-            failed += 1
-            print(f"  {type(error).__name__}: {error}", flush=True)
-            continue
-        print(report.lines(rows), flush=True)
-        print(f"  ({time.perf_counter() - start:.0f} s)", flush=True)
-        if not args.quick:
-            report.merge(rows)
+    unknown = [name for name in args.works if name not in table]
+    if unknown:
+        parser.error(f"{unknown[0]} is none of {', '.join(table)}")
+    failed = [name for name in args.works or table if not measure(name, *table[name], keep=not args.quick)]
+    if failed:
+        print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def measure(name: str, about: str, run: Callable[[], list[dict[str, Any]]], *, keep: bool) -> bool:
+    """One workload: told, and kept in the results. Whether it could be measured."""
+    print(f"{name}: {about}", flush=True)
+    start = time.perf_counter()
+    try:
+        rows = run()
+    except (driver.SideFailed, WorkDiffers) as error:
+        print(f"  {type(error).__name__}: {error}", flush=True)
+        return False
+    print(f"{report.lines(rows)}\n  ({time.perf_counter() - start:.0f} s)", flush=True)
+    if keep:
+        report.merge(rows)
+    return True
 
 
 if __name__ == "__main__":

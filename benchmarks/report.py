@@ -1,12 +1,14 @@
-"""Rows of measurements: benchmarks/results/bench.json, and the tables in bench.md."""
+"""Rows of measurements: a line each for the console, benchmarks/results/bench.json, and the tables in bench.md."""
 
 import json
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+Row = dict[str, Any]
 
 
 def machine() -> str:
@@ -18,43 +20,107 @@ def machine() -> str:
             model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores, {model}, torch {torch.__version__}"
+    threads = os.environ.get("BENCH_THREADS") or os.cpu_count()
+    return f"{os.cpu_count()} cores ({threads} threads), {model}, torch {torch.__version__}"
 
 
-def lines(rows: list[dict[str, Any]]) -> str:
-    """A line a row, for the console."""
+def lines(rows: list[Row]) -> str:
+    """A line a row, for the console, and what differs between the sides."""
     said = []
     for row in rows:
-        low, high = row["spread"]
-        ours, theirs = row["seconds"]["operant"], row["seconds"]["peer"]
-        if row["peer"] == "limit":
-            share, square = 100 * row["speed_ratio"], 100 * row["of_square_rate"]
-            said.append(
-                f"  limit: update {ours:.3g} s, its products alone {theirs:.3g} s: {share:.0f} % "
-                f"({100 * low:.0f}-{100 * high:.0f}), {square:.0f} % of the 1024^2 rate"
-            )
-            continue
-        name = f"{row['peer']} {row['variant']}".strip()
-        peaks = row["peak_mb"]
-        said.append(
-            f"  {name}: {ours:.3g} s against {theirs:.3g} s: {row['speed_ratio']:.2f}x ({low:.2f}-{high:.2f}), "
-            f"memory {peaks['operant']:.0f} against {peaks['peer']:.0f} MB: {row['memory_ratio']:.2f}x"
-        )
+        said.append(f"  {row['work']} {_sentence(row)}")
         said += [f"    {difference}" for difference in row["differences"]]
     return "\n".join(said)
 
 
-def merge(rows: list[dict[str, Any]]) -> None:
+def _sentence(row: Row) -> str:
+    low, high = row["spread"]
+    if "slope" in row:
+        return f"16x the {row['work'].split()[1]}: {_slopes(row)}"
+    ours, theirs = row["seconds"]["operant"], row["seconds"]["peer"]
+    if row["peer"] == "limit":
+        return (
+            f"limit: update {ours:.3g} s, its products alone {theirs:.3g} s: {_percent(row['speed_ratio'])} "
+            f"({_percent(low)}-{_percent(high)}), {_percent(row['of_square_rate'])} of the 1024^2 rate"
+        )
+    peaks = row["peak_mb"]
+    return (
+        f"{_who(row)}: {ours:.3g} s against {theirs:.3g} s: {row['speed_ratio']:.2f}x ({low:.2f}-{high:.2f}), "
+        f"memory {peaks['operant']:.0f} against {peaks['peer']:.0f} MB: {row['memory_ratio']:.2f}x"
+    )
+
+
+def _who(row: Row) -> str:
+    return f"{row['peer']} {row['variant']}".strip()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _slopes(row: Row) -> str:
+    return f"seconds ~ size^{row['slope']:.2f}, {row['slope_at_the_end']:.2f} from 8x to 16x"
+
+
+def merge(rows: list[Row], folder: Path = RESULTS) -> None:
     """Put rows in the place of those of the same work, and write both files."""
-    path = RESULTS / "bench.json"
+    path = folder / "bench.json"
     held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    works = {row["work"] for row in rows}
-    here = machine()
-    kept = [row for row in held if row["work"] not in works] + [row | {"machine": here} for row in rows]
-    kept.sort(key=lambda row: row["work"])
-    RESULTS.mkdir(exist_ok=True)
+    works, here = {row["work"] for row in rows}, {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
+    kept = [row for row in held if row["work"] not in works] + [row | here for row in rows]
+    kept.sort(key=lambda row: row["work"])  # stable: the rows of one work keep their order
+    folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    (folder / "bench.md").write_text(page(kept), encoding="utf-8")
 
 
-if __name__ == "__main__":
-    pass
+def page(rows: list[Row]) -> str:
+    """The tables."""
+    machines = sorted({row["machine"] for row in rows})
+    parts = [
+        "# Measured: `make bench`\n",
+        "Made by `python -m benchmarks`; benchmarks/README.md says what is measured, and how. Seconds are medians of a "
+        "step, ratios those of medians, brackets the lowest and highest ratio of a single round. Memory is the peak "
+        "above what imports cost.\n",
+        f"Machine: {'; '.join(machines)}.\n",
+    ]
+    against = [row for row in rows if row["peer"] not in ("limit", "operant")]
+    limits = [row for row in rows if row["peer"] == "limit"]
+    scales = [row for row in rows if "slope" in row]
+    parts += _table("Against TRL", ("work", "peer", "ours, s", "theirs, s", "faster", "memory, MB", "memory"), against)
+    parts += _works(against)
+    head = ("work", "update, s", "products alone, s", "share of that", "share of the 1024^2 rate", "GFLOP")
+    parts += _table("The update beside its own matrix products", head, limits)
+    parts += _table("Growth", ("what", "1x 2x 4x 8x 16x: tokens/s", "peak MB", "slope"), scales)
+    return "\n".join(parts)
+
+
+def _table(title: str, head: tuple[str, ...], rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    body = [f"| {' | '.join(_cells(row))} |" for row in rows]
+    return [f"## {title}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|", *body, ""]
+
+
+def _cells(row: Row) -> list[str]:
+    low, high = row["spread"]
+    if "slope" in row:
+        rates = " ".join(f"{rate:,.0f}" for rate in row["tokens_per_second"])
+        return [row["about"], rates, " ".join(f"{mb:.0f}" for mb in row["peak_mb"]), _slopes(row)]
+    ours, theirs = (f"{row['seconds'][side]:.3g}" for side in ("operant", "peer"))
+    if row["peer"] == "limit":
+        share = f"{_percent(row['speed_ratio'])} ({_percent(low)}-{_percent(high)})"
+        return [row["work"], ours, theirs, share, _percent(row["of_square_rate"]), f"{row['update_gflop']:,.0f}"]
+    peaks, faster = row["peak_mb"], f"**{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f})"
+    memory = [f"{peaks['operant']:,.0f} / {peaks['peer']:,.0f}", f"{row['memory_ratio']:.2f}x"]
+    return [row["work"], _who(row), ours, theirs, faster, *memory]
+
+
+def _works(rows: list[Row]) -> list[str]:
+    """What each work is, and where its sides differ."""
+    said = []
+    for work in dict.fromkeys(row["work"] for row in rows):
+        mine = [row for row in rows if row["work"] == work]
+        said.append(f"- **{work}**: {mine[0]['about']}.")
+        said += [f"  - {_who(row)}: {'; '.join(row['differences'])}." for row in mine if row["differences"]]
+    return [*said, ""]

@@ -1,0 +1,29 @@
+"""operant: the demo task as `operant train sentiment` has it, a step at a time and without its run folder."""
+
+from protocol import Pipe, Steps
+from shapes import trained
+
+from operant.build import build
+from operant.config import configure
+from operant.rewards import judge
+
+
+def main() -> None:
+    pipe = Pipe()
+    config = configure(pipe.spec["options"], "sentiment")
+    built = build(config)
+    learner, steps = built.learner, Steps(built.learner.optimizer)
+    pipe.next(trained=trained(learner.policy.parameters()), precision=str(learner.policy.head.weight.dtype))
+    while True:
+        picked = [built.tasks[i] for i in built.order.take(config.train.batch)]
+        rollouts = learner.play(picked)
+        with learner.timing("reward"):
+            judged = judge(built.reward, learner.as_seen(rollouts))
+        metrics = learner.learn(rollouts, judged.scores)
+        phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
+        told = {"reward": metrics["reward/mean"], "kl": metrics["kl/per_reply"], "phases": phases}
+        pipe.next(tokens=sum(len(r.ids) for r in rollouts), optimizer_steps=steps.take(), **told)
+
+
+if __name__ == "__main__":
+    main()
