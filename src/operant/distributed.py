@@ -1,13 +1,22 @@
-"""Ranks, sums and sharding: the only importer of `torch.distributed`. One process is the reference."""
+"""Ranks, sums and sharding: the only importer of `torch.distributed`. One process is the reference.
 
-from collections.abc import Sequence
+Gradients are gathered by torch's DistributedDataParallel; weights are shares of the whole minibatch, so they are summed
+over ranks where it would average. Started by `torchrun --nproc-per-node 2 -m operant train ...`.
+"""
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from operant.tally import Tally
+from operant.types import OperantError
 
 Item = TypeVar("Item")
 
@@ -19,6 +28,21 @@ def world() -> int:
 
 def rank() -> int:
     return dist.get_rank() if world() > 1 else 0
+
+
+@contextmanager
+def launched() -> Iterator[None]:
+    """The process group that torchrun has asked for, while this lasts; nothing without it, or where one is there."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def total(x: Tensor) -> Tensor:
@@ -57,14 +81,56 @@ def shard(items: Sequence[Item]) -> list[Item]:
     return list(items[rank() :: world()])
 
 
-def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Add up every rank's gradients. Weights are shares of the whole minibatch, so the sum is its gradient."""
-    if world() == 1:
-        return
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        dist.all_reduce(p.grad)
+def agree(error: OperantError | None) -> None:
+    """Raise on every rank what one of them ran into, so that none waits for it.
+
+    Every rank must call, also with no error.
+    """
+    met = gathered(None if error is None else str(error))
+    if error is not None:
+        raise error
+    said = next((text for text in met if text is not None), None)
+    if said is not None:
+        raise OperantError(said)
+
+
+def align(parameters: Iterable[Tensor]) -> None:
+    """Give every rank the numbers of the first: what was drawn afresh is then the same."""
+    if world() > 1:
+        for p in parameters:
+            dist.broadcast(p.detach(), 0)
+
+
+class Together:
+    """A module whose gradients are summed over ranks, by DistributedDataParallel; in one process, the module itself."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.forward: Any = module
+        if world() > 1:
+            # Buffers are constants here. A parameter that no loss reaches (a separate critic's output head, say) must
+            # not be waited for.
+            given = {"broadcast_buffers": False, "init_sync": False, "find_unused_parameters": True}
+            self.forward = DistributedDataParallel(module, **given)
+            self.forward.register_comm_hook(None, _summed)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.forward is self.module:
+            return self.module(*args, **kwargs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+            return self.forward(*args, **kwargs)
+
+    def gathering(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch: only the `last` one's backward talks to the other ranks."""
+        return nullcontext() if last or world() == 1 else self.forward.no_sync()
+
+
+def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum a bucket of gradients; without this, they would be averaged."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None  # for asynchronous ones there is one
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 def pool(tally: Tally) -> Tally:

@@ -71,13 +71,12 @@ def update(
     tally, first = Tally(), True
     watch = Watch(policy, tally, closely=closely)
     held = units(batch, objective.unit)
-    budget = budget or options.budget()
+    budget, together = budget or options.budget(), distributed.Together(policy)
     for epoch in range(options.epochs):
         so_far = Tally()
         for mine in _cut(len(held), options.minibatch, seed, step, epoch):
             whole = _minibatch(batch, [row for u in mine for row in held[u]], objective)
-            seen, first = accumulate(policy, whole, objective, sampling, budget, gap=first), False
-            distributed.sum_gradients(policy.trainable())
+            seen, first = accumulate(together, whole, objective, sampling, budget, gap=first), False
             so_far.merge(seen)
             if _too_far(so_far, options.target_kl):
                 optimizer.zero_grad()

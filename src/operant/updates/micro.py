@@ -4,8 +4,8 @@ import torch
 
 from operant import distributed
 from operant.batch import cut, units
+from operant.distributed import Together
 from operant.policy.embedding import direct_gradients
-from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, OperantError
@@ -42,9 +42,9 @@ class Budget:
 
 
 def accumulate(
-    policy: Policy, whole: Batch, objective: Objective, sampling: Sampling, budget: Budget, *, gap: bool
+    policy: Together, whole: Batch, objective: Objective, sampling: Sampling, budget: Budget, *, gap: bool
 ) -> Tally:
-    """Gradients of a whole minibatch, micro-batch by micro-batch; where memory runs out, anew with smaller ones.
+    """Gradients of a whole minibatch over all ranks, micro-batch by micro-batch; out of memory, anew with smaller ones.
 
     The parameters must have no gradients yet. Ranks wait for each other, so with several the size stays as it is.
     """
@@ -52,14 +52,16 @@ def accumulate(
         tally = Tally()
         try:
             with direct_gradients(distributed.world() == 1):
-                for micro in micro_batches(whole, objective.unit, budget.tokens):
-                    backward(policy, micro, objective, sampling, tally, gap=gap)
+                pieces = micro_batches(whole, objective.unit, budget.tokens)
+                for number, piece in enumerate(pieces, 1):
+                    with policy.gathering(last=number == len(pieces)):
+                        backward(policy, piece, objective, sampling, tally, gap=gap)
             return tally
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _out_of_memory(error) or distributed.world() > 1:
                 raise
             failed = error.with_traceback(None)  # frames of the failed pass hold its tensors
-        for p in policy.parameters():
+        for p in policy.module.parameters():
             p.grad = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

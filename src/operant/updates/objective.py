@@ -9,6 +9,7 @@ from torch import Tensor
 
 from operant import losses, measure
 from operant.advantages import whiten
+from operant.distributed import Together
 from operant.kl import EXACT, KLOptions, estimate, loss_term
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
@@ -37,7 +38,7 @@ def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Tensor, Tensor]
 
 
 def backward(
-    policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
+    policy: Together, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
 ) -> None:
     """Add the gradient of a micro-batch to the parameters, and what is told of it to the tally.
 
@@ -45,7 +46,7 @@ def backward(
     """
     exact = objective.kl is not None and objective.kl.loss_coef > 0 and objective.kl.loss_kind in EXACT
     against = objective.reference if exact else None
-    out = policy.forward(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
+    out = policy(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
     terms = objective.loss(out, batch)
     loss = terms.pop("loss")
     if objective.kl is not None and objective.kl.loss_coef:
