@@ -81,8 +81,22 @@ def test_a_step_that_nothing_was_left_of_is_played_again(tmp_path):
     assert told(again) == told(whole)
 
 
-def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path):
-    options = {"tokenizer": letters(), **SMALL, "score.scale": True}
+HOW = {
+    "plain": {"score.scale": True},
+    "trunk": {"model.train_layers": 1},
+    "trunk, states computed again": {"model.train_layers": 1, "model.states_gb": 0.0},
+    "bfloat16": {"model.precision": "bfloat16"},
+    "bfloat16 trunk": {"model.precision": "bfloat16", "model.train_layers": 1},
+    "8 bit": {"optimizer.states": "8bit"},
+    "checkpointed": {"model.gradient_checkpointing": True},
+    "in chunks": {"reward_chunks": 2},
+    "groups": {"algorithm": "grpo", "samples": 2},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path, how):
+    options = {"tokenizer": letters(), **SMALL, **HOW[how]}
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options):
         if metrics["step"] == 2:
