@@ -29,7 +29,7 @@ class SideFailed(Exception):
 
 
 class Side:
-    """A process that does one step of a work when it is told to."""
+    """A process that does one step of a work when it is told to. It imports at once, and builds in `build`."""
 
     def __init__(self, name: str, command: Sequence[str], spec: dict[str, Any], *, patience: float = 3600.0):
         self.name, self.patience = name, patience
@@ -42,9 +42,17 @@ class Side:
             env=_environment(),
             text=True,
         )
-        self.imported = self._hear()["imported_mb"]
-        self.about = self.ask(spec)
+        self._spec = spec
+        self.imported = 0.0
+        self.about: dict[str, Any] = {}
+        """What the side says of itself once it is built."""
         self.answers: list[dict[str, Any]] = []
+
+    def build(self) -> "Side":
+        """Wait until the side has imported, and let it build what it needs, while nobody else computes."""
+        self.imported = self._hear()["imported_mb"]
+        self.about = self.ask(self._spec)
+        return self
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         """Tell the side something, and wait for its answer. Raises: SideFailed."""
@@ -118,6 +126,8 @@ def command_of(name: str) -> list[str]:
 
 def take_turns(sides: Sequence[Side], rounds: int, products: str | None = None) -> None:
     """A warm-up round, then `rounds` more. Our warm-up writes `products` down, and the limit plays them again."""
+    for side in sides:
+        side.build()
     for number in range(rounds + 1):
         for side in sides:
             if side.name == OURS:

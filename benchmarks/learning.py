@@ -74,7 +74,7 @@ def learn(seed: int, limit: float, steps: int | None = None, say=print) -> dict[
     told = sides(seed)
     steps = steps or told[PEER][1]["steps"]
     with ExitStack() as stack:
-        running = {name: stack.enter_context(Side(name, *how)) for name, how in told.items()}
+        running = {name: stack.enter_context(Side(name, *how)).build() for name, how in told.items()}
         everyone = dict(running)
         while running:
             for name, side in list(running.items()):

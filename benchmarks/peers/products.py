@@ -36,9 +36,12 @@ class Listener(TorchDispatchMode):
         return out
 
     def _told(self, x: torch.Tensor) -> list:
+        told = [list(x.shape), list(x.stride()), str(x.dtype).removeprefix("torch.")]
         place = x.untyped_storage().data_ptr()
-        name = place if place in self.weights else 0  # a weight is the same tensor each time
-        return [list(x.shape), list(x.stride()), str(x.dtype).removeprefix("torch."), name]
+        if place not in self.weights:
+            return told
+        # A weight is the same memory each time, forwards and transposed.
+        return [*told, place, x.untyped_storage().nbytes() // x.element_size(), x.storage_offset()]
 
 
 def write(path: str, listener: Listener, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -54,7 +57,7 @@ class Replay:
     def __init__(self, path: str):
         with open(path, encoding="utf-8") as file:
             told = json.load(file)
-        self.held: dict[str, torch.Tensor] = {}
+        self.weights: dict[int, torch.Tensor] = {}
         self.pools: dict[str, cycle] = {}
         self.work = [self._product(*product) for product in told["products"]]
         self.flops = sum(_flops(product) for product in told["products"])
@@ -68,13 +71,16 @@ class Replay:
         return getattr(torch, name), [self._tensor(x) for x in operands], self._tensor(out)
 
     def _tensor(self, told: list) -> torch.Tensor:
+        shape, stride, kind, *weight = told
+        if weight:
+            place, size, offset = weight
+            if place not in self.weights:
+                self.weights[place] = _noise(size, kind)
+            return self.weights[place].as_strided(shape, stride, offset)
         key = json.dumps(told)
-        if told[3]:
-            if key not in self.held:
-                self.held[key] = _empty(*told[:3])
-            return self.held[key]
         if key not in self.pools:
-            self.pools[key] = cycle([_empty(*told[:3]) for _ in range(POOL)])
+            last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+            self.pools[key] = cycle([_noise(last + 1, kind).as_strided(shape, stride) for _ in range(POOL)])
         return next(self.pools[key])
 
     @torch.no_grad()
@@ -89,12 +95,8 @@ class Replay:
         return {"products": middle - start, "optimizer": time.perf_counter() - middle}
 
 
-def _empty(shape: list, stride: list, kind: str) -> torch.Tensor:
-    made = torch.empty_strided(shape, stride, dtype=getattr(torch, kind))
-    # A transposed or expanded view has fewer elements than its shape says: fill what lies beneath.
-    beneath = made.as_strided((made.untyped_storage().nbytes() // made.element_size(),), (1,))
-    beneath.copy_(torch.rand(len(beneath)) * 0.02 - 0.01)
-    return made
+def _noise(size: int, kind: str) -> torch.Tensor:
+    return (torch.rand(size) * 0.02 - 0.01).to(getattr(torch, kind))
 
 
 def _flops(product: list) -> float:
