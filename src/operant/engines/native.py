@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.engines.record import Record
+from operant.engines.record import Record, exact
 from operant.policy.decoding import Decoding
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, uniforms
@@ -103,7 +103,7 @@ class _Speech:
         self.decodings: list[Decoding] = [model.decode(self.rows, columns) for model in models]
         self.waiting = in_turn(prompts)
         device = self.policy.device
-        self.work = torch.empty(self.rows, self.policy.vocabulary, device=device)
+        self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=exact(self.policy), device=device)
         self.patience = 1 if device.type == "cpu" or not sampling.stops else LOOK_EVERY
         self._seat(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 

@@ -19,7 +19,7 @@ class Record:
         self.sampling, self.version = sampling, version
         self.prompts = prompts
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(shape, device=device)
+        self.logprobs = torch.zeros(shape, dtype=exact(policy), device=device)
         self.values = torch.zeros(shape, device=device) if policy.value_head is not None else None
         self.lengths = torch.full(shape[:1], sampling.max_tokens, device=device)
         self.ended = torch.zeros(shape[0], dtype=torch.bool, device=device)
@@ -43,7 +43,7 @@ class Record:
         at = (live, places)
         self.tokens[at], self.logprobs[at] = ids, logprobs
         if self.values is not None and values is not None:
-            self.values[at] = values
+            self.values[at] = values.to(self.values)
         if kept is not None:
             ragged = kept.nonzero()[:, 1].to(torch.int32)
             self.allowed.append(tuple(x.cpu().numpy() for x in (live, kept.sum(1), ragged)))
@@ -103,3 +103,8 @@ class Record:
             used = places < self.lengths[live] - 1
             flat[(begins[live] + places)[used]] = states[used]
         return parts
+
+
+def exact(policy: Policy) -> torch.dtype:
+    """What log-probs of a policy are computed in: float32, or more where the policy is."""
+    return torch.promote_types(policy.head.weight.dtype, torch.float32)

@@ -1,0 +1,263 @@
+"""The schedule of generation: whatever it does, the same replies, and less work."""
+
+import numpy as np
+import pytest
+import torch
+from test_sampling import replies
+from toys import bare_logprobs, lm
+from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
+
+from operant.engines.native import NativeEngine, in_turn, without
+from operant.policy.cache import Window, plain_layers
+from operant.policy.decoding import Cached, Pooled, Whole
+from operant.policy.heads import ValueOptions
+from operant.policy.policy import Policy
+from operant.sampling import Sampling, task_key
+
+GROUPS = [[5, 6, 7, 8, 9]] * 3 + [[4]] * 2 + [[12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8]] * 2 + [[15, 16], [4], [4]]
+KEYS = [task_key(0, "train", 3, f"task/{i}") for i in range(len(GROUPS))]
+RAGGED = Sampling(max_tokens=12, stop_tokens=(2, 7, 11))
+KINDS = ("gpt2", "llama", "gpt_neox", "opt", "bloom", "t5", "bart", "mistral")
+POOLED = ("gpt2", "llama", "gpt_neox", "opt", "bloom")
+
+
+def model_of(kind: str, **more):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    ids = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    match kind:
+        case "opt":
+            config = OPTConfig(ffn_dim=48, word_embed_proj_dim=32, init_std=0.3, **shape, **ids)
+            return OPTForCausalLM(config).eval()
+        case "bloom":  # ALiBi
+            config = BloomConfig(hidden_size=32, n_layer=2, n_head=2, initializer_range=0.3, **ids)
+            return BloomForCausalLM(config).eval()
+        case "mistral":  # a sliding window, shorter than the rows
+            config = MistralConfig(
+                intermediate_size=48, num_key_value_heads=1, sliding_window=5, initializer_range=0.3, **shape, **ids
+            )
+            return MistralForCausalLM(config).eval()
+    return lm(kind, **more)
+
+
+def policy_of(kind: str) -> Policy:
+    return Policy(model_of(kind), value=ValueOptions(init="normal"))
+
+
+def same(mine, plain):
+    for a, b in zip(mine, plain, strict=True):
+        assert (a.action, a.end) == (b.action, b.end)
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        assert a.values == pytest.approx(b.values, abs=1e-4)
+
+
+# --- the same replies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_are_the_same_for_every_number_of_rows(kind):
+    policy = policy_of(kind)
+    assert policy.modes.pooled == (kind in POOLED)
+    alone = [replies(policy, RAGGED, [p], [k])[0] for p, k in zip(GROUPS, KEYS, strict=True)]
+    assert len({len(c.action) for c in alone}) > 3
+    for rows in (1, 3, 8, 256):
+        same(replies(policy, RAGGED, GROUPS, KEYS, batch=rows), alone)
+    order = np.random.default_rng(0).permutation(len(GROUPS)).tolist()
+    same(
+        replies(policy, RAGGED, [GROUPS[i] for i in order], [KEYS[i] for i in order], batch=4),
+        [alone[i] for i in order],
+    )
+
+
+@pytest.mark.parametrize(("compact", "admit"), [(0.0, 0.25), (1.0, 0.0), (0.5, 1.0), (1.0, 0.6)])
+def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, admit, monkeypatch):
+    policy = policy_of("llama")
+    whole = replies(policy, RAGGED, GROUPS, KEYS)
+    monkeypatch.setattr("operant.engines.native.COMPACT_AT", compact)
+    monkeypatch.setattr("operant.engines.native.ADMIT_AT", admit)
+    same(replies(policy, RAGGED, GROUPS, KEYS, batch=5), whole)
+
+
+@pytest.mark.parametrize("kind", POOLED)
+def test_small_buffers_grow_and_move_and_portions_of_prompts_are_read(kind, monkeypatch):
+    policy = policy_of(kind)
+    sampling = Sampling(max_tokens=20, stop_tokens=(2, 7))
+    whole = replies(policy, sampling, GROUPS * 3, KEYS * 3)
+    monkeypatch.setattr("operant.policy.cache.START_WITH", 1)
+    monkeypatch.setattr("operant.policy.decoding.READ_AT_ONCE", 8)
+    same(replies(policy, sampling, GROUPS * 3, KEYS * 3, batch=4), whole)
+
+
+@pytest.mark.parametrize("broken", ["pooled", "cached"])
+def test_what_the_probe_forbids_is_done_another_way_with_the_same_replies(broken):
+    policy = policy_of("gpt2")
+    whole = replies(policy, RAGGED, GROUPS, KEYS, batch=6)
+    assert isinstance(policy.decode(2, 9), Pooled)
+    object.__setattr__(policy.modes, broken, False)
+    assert isinstance(policy.decode(2, 9), Cached if broken == "pooled" else Whole)
+    same(replies(policy, RAGGED, GROUPS, KEYS, batch=6), whole)
+
+
+@pytest.mark.parametrize("kind", POOLED)
+def test_log_probs_of_stepping_in_are_the_plain_forwards_in_float64(kind):
+    policy = Policy(model_of(kind).double(), value=ValueOptions(init="normal"))
+    for prompt, c in zip(GROUPS, replies(policy, RAGGED, GROUPS, KEYS, batch=4), strict=True):
+        truth = bare_logprobs(policy.model, prompt, c.action)
+        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-5)
+
+
+def test_no_number_left_by_another_row_reaches_a_new_one():
+    """What stood in the buffer is NaN: only what the mask lets through, and nothing else, may be read."""
+    policy = policy_of("llama")
+    whole = replies(policy, RAGGED, GROUPS, KEYS)
+    made = Window._buffer
+    try:
+        Window._buffer = lambda self, *a: made(self, *a).fill_(torch.nan)
+        same(replies(policy, RAGGED, GROUPS, KEYS, batch=3), whole)
+    finally:
+        Window._buffer = made
+
+
+# --- less work --------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Every call of the model: rows and columns."""
+
+    def __init__(self, policy):
+        self.calls, call = [], policy._call
+
+        def counting(**feed):
+            ids = feed.get("input_ids", feed.get("decoder_input_ids"))
+            self.calls.append(tuple(ids.shape))
+            return call(**feed)
+
+        policy._call = counting
+
+    @property
+    def read(self):
+        return [shape for shape in self.calls if shape[1] > 1]
+
+    @property
+    def steps(self):
+        return [rows for rows, columns in self.calls if columns == 1]
+
+
+def test_rows_leave_when_their_reply_ends():
+    policy = policy_of("gpt2")
+    counted = Counted(policy)
+    said = replies(policy, RAGGED, GROUPS, KEYS)
+    assert sum(counted.steps) == sum(len(c.action) - 1 for c in said)
+    assert len(counted.steps) == max(len(c.action) for c in said) - 1
+
+
+def test_a_group_is_read_once_and_also_when_it_does_not_fit(monkeypatch):
+    monkeypatch.setattr("operant.engines.native.ADMIT_AT", 0.0)
+    prompts = [[5, 6, 7]] * 7 + [[8, 9, 10]] * 6 + [[3, 4]] * 5
+    keys = list(range(len(prompts)))
+    for rows in (2, 4, 64):
+        policy = policy_of("gpt2")
+        counted = Counted(policy)
+        replies(policy, RAGGED, prompts, keys, batch=rows)
+        assert sum(count for count, _ in counted.read) == 3
+
+
+def test_waiting_prompts_step_in_and_steps_are_saved():
+    policy = policy_of("gpt2")
+    long = Sampling(max_tokens=30, stop_tokens=(2, 7, 11, 15))
+    prompts, keys = [[4 + i % 11, 5] for i in range(32)], list(range(32))
+    counted = Counted(policy)
+    said = replies(policy, long, prompts, keys, batch=8)
+    taken = len(counted.steps)
+    lengths = [len(c.action) for c in said]
+    one_after_another = sum(max(lengths[i : i + 8]) - 1 for i in range(0, 32, 8))
+    assert max(counted.steps) <= 8
+    assert taken < 0.8 * one_after_another
+
+
+def test_an_encoder_reads_a_group_once():
+    policy = policy_of("t5")
+    seen = []
+    policy.model.get_encoder().register_forward_hook(
+        lambda m, a, k, o: seen.append(len(k["input_ids"])), with_kwargs=True
+    )
+    replies(policy, RAGGED, GROUPS, KEYS)
+    assert seen == [6]
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_reading_depends_on_the_prompts_alone():
+    assert in_turn([[1], [2, 3], [4], [2, 3], [5, 6]]) == [1, 3, 4, 0, 2]
+
+
+def test_the_last_rows_fill_the_holes():
+    assert without(np.array([True, False, True, False, True])).tolist() == [0, 4, 2]
+    assert without(np.array([False, False])).tolist() == []
+
+
+def test_only_plain_keys_and_values_are_kept_in_one_buffer():
+    assert plain_layers(model_of("gpt2")) == 2
+    assert plain_layers(model_of("mistral")) is None and plain_layers(model_of("t5")) is None
+
+
+def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():
+    decoding = policy_of("gpt2").decode(4, 20)
+    decoding.admit([[5, 6]])
+    with pytest.raises(ValueError, match="longest first"):
+        decoding.admit([[5, 6, 7]])
+
+
+@pytest.mark.parametrize("vocabulary", [5, 256, 257, 1000, 5000])
+def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
+    """Against one cumulative sum in float64; a draw within rounding of a border may fall on either side."""
+    torch.manual_seed(0)
+    scores = torch.randn(64, vocabulary) * 3
+    scores[:32, : vocabulary // 2] = -torch.inf
+    scores[5, 1:] = -torch.inf
+    scores[5, 0] = 0
+    chances = torch.rand(64, dtype=torch.float64)
+    chances[0], chances[1], chances[2] = 0, 1 - 2**-53, 0.5
+    ids, logprobs = Sampling.draw(scores, chances)
+    cumulative = scores.double().softmax(-1).cumsum(-1)
+    upto = cumulative.gather(1, ids[:, None]).squeeze(1)
+    below = torch.where(ids > 0, cumulative.gather(1, (ids[:, None] - 1).clamp(min=0)).squeeze(1), 0)
+    assert (below <= chances + 1e-6).all() and (chances <= upto + 1e-6).all()
+    assert scores.gather(1, ids[:, None]).isfinite().all()
+    assert torch.allclose(
+        logprobs.double(), scores.double().log_softmax(-1).gather(1, ids[:, None]).squeeze(1), atol=1e-5
+    )
+    work = torch.full_like(scores, torch.nan)
+    again = Sampling.draw(scores, chances, work)
+    assert torch.equal(again[0], ids) and torch.equal(again[1], logprobs)
+
+
+# --- trunk states -----------------------------------------------------------------------------------------------------
+
+
+class Below:
+    """Stands for a trunk: notes what enters a block."""
+
+    def __init__(self, block):
+        self.last = torch.empty(0)
+        block.register_forward_pre_hook(lambda module, args: setattr(self, "last", args[0].detach()))
+
+
+@pytest.mark.parametrize("mode", ["pooled", "cached", "whole"])
+def test_states_at_the_cut_are_collected_of_every_token_but_the_last(mode):
+    policy = policy_of("gpt2")
+    if mode != "pooled":
+        object.__setattr__(policy.modes, "pooled", False)
+        object.__setattr__(policy.modes, "cached", mode == "cached")
+    block = policy.model.transformer.h[1]
+    policy.trunk = Below(block)
+    said = NativeEngine(policy, batch=4).generate(GROUPS, RAGGED, KEYS)
+    for prompt, c in zip(GROUPS, said, strict=True):
+        policy.model(torch.tensor([prompt + c.action[:-1]]))
+        assert c.states.shape == (len(prompt) + len(c.action) - 1, 32)
+        assert torch.allclose(c.states, policy.trunk.last[0], atol=1e-4)
+
+
+def test_without_a_trunk_there_are_no_states():
+    assert all(c.states is None for c in replies(policy_of("gpt2"), RAGGED, GROUPS[:3], KEYS[:3]))
