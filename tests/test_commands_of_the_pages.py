@@ -12,7 +12,14 @@ from operant.config import configure
 from operant.sweep.points import divide, grid
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/how-to-train.md", "docs/reading-a-report.md", "docs/trackers.md", "docs/ppo.md"]
+PAGES = [
+    "README.md",
+    "docs/how-to-train.md",
+    "docs/reading-a-report.md",
+    "docs/trackers.md",
+    "docs/ppo.md",
+    "docs/lora.md",
+]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 
 

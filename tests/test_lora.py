@@ -1,17 +1,20 @@
 """Adapters: where they start, what they leave alone, what their reference is, how they are kept and given away."""
 
 import json
+import re
 import shutil
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from toys import CAUSAL, letters, lm
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config, GPT2LMHeadModel
 
+import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.batch import given_rows
 from operant.checkpoint import RunState
@@ -416,3 +419,26 @@ def test_options_that_are_equal_are_the_same_adapter():
     other = adapters.transplant(model, lm("gpt2"))
     assert equal(adapters.tensors(model), adapters.tensors(other))
     assert equal(base_of(other), base_of(deepcopy(model)))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch, folders):
+    page = (Path(__file__).parents[1] / "docs" / "lora.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    space = {"operant": operant, "model_name": folders[0], "judge": lambda text: float(text.count("e"))}
+    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(snippet, space)
+    policies = [space[name].policy for name in ("learner", "same", "also", "anew")]
+    for policy in policies[1:]:
+        assert torch.allclose(scores(policy), scores(policies[0]), atol=1e-4)
+    assert policies[3].model.peft_config["default"].r == 4
+    assert adapters.is_adapter(tmp_path / "out/adapter") and not adapters.is_adapter(tmp_path / "out")
+
+
+def test_the_numbers_of_the_page():
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config())
+    linear = [m.weight.shape for n, m in model.named_modules() if type(m).__name__ == "Conv1D"]
+    assert sum(16 * (a + b) for a, b in linear) == 2_359_296 and model.num_parameters() // 10**6 == 124
