@@ -54,23 +54,6 @@ def sweep() -> None:
     logprobs.Sweep = Plain
 
 
-def everywhere() -> None:
-    """The output head runs at every token, not at the replies' alone."""
-    catching = policy.Policy._catching
-
-    @contextmanager
-    def all_of_them(self, select):
-        def whole(hidden):
-            if torch.is_grad_enabled():
-                self.logits(hidden)  # as a model's own forward pass has it
-            return select(hidden)
-
-        with catching(self, whole) as caught:
-            yield caught
-
-    policy.Policy._catching = all_of_them
-
-
 def drawing() -> None:
     """One float64 cumulative sum over the whole vocabulary."""
 

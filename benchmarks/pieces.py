@@ -1,0 +1,105 @@
+"""What each piece brings: all of them, and all but one, in turn. `python -m benchmarks.pieces [NAME ...]`
+
+Writes benchmarks/results/pieces.json; docs/fast.md shows it. Half an hour on two cores.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.driver import SIDES, Side
+from benchmarks.report import machine
+from benchmarks.work import WORKS, Work
+
+RESULTS = Path(__file__).parent / "results/pieces.json"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One thing that is done once instead of twice; without it, an option or a patch of `pieces_side.py` undoes it."""
+
+    name: str
+    work: str
+    says: str
+    phase: str
+    """Of the step, which it is about."""
+    patch: str = "nothing"
+    options: dict[str, Any] = field(default_factory=dict)
+    beside: dict[str, Any] = field(default_factory=dict)
+    """Options of both sides."""
+
+
+RAGGED = {"update.minibatch": 64, "update.micro_tokens": 1024}
+PIECES = (
+    Piece("kept-numbers", "W1", "decoding keeps log-probs and values", "observe", options={"rescore": True}),
+    Piece("buffer", "W1", "keys and values are written in place", "generate", "buffer"),
+    Piece("drawing", "W1", "a token is drawn in two levels", "generate", "drawing"),
+    Piece("retiring", "W3", "replies that have ended leave the batch", "generate", "retiring"),
+    Piece("reading-once", "W5b", "the prompt of a group is read once", "generate", "reading_once"),
+    Piece("trunk", "W2", "what is frozen is computed once: `trunk`", "step", options={"model.train_layers": None}),
+    Piece("kept-states", "W2", "trunk states are kept", "step", options={"model.states_gb": 0.0}),
+    Piece("bfloat16", "W2", "weights that compute in bfloat16", "step", options={"model.precision": "float32"}),
+    Piece("attention", "W2", "short bfloat16 attention is spelt out", "update", "attention"),
+    Piece("sweep", "W2", "one sweep over the vocabulary, each way", "update", "sweep"),
+    Piece("activations", "W1", "GELU is one kernel", "update", "activations"),
+    Piece("embedding", "W1", "the embedding's gradient is the rows looked up", "update", "embedding"),
+    Piece("sorting", "W3", "micro-batches of near-equal length", "update", "sorting", beside=RAGGED),
+    Piece("clipping", "W1", "clipping rides on the optimizer's pass", "update", "clipping"),
+    Piece("memory", "W1", "freed memory is kept for the next step", "step", options={"learner.keep_memory": False}),
+)
+
+
+def measure(piece: Piece, rounds: int) -> dict[str, Any]:
+    """Seconds of the phase with everything, and without the piece; medians of rounds in turn."""
+    work = WORKS[piece.work]
+    work = replace(work, options=work.options | piece.beside)
+    with ExitStack() as stack:
+        whole = stack.enter_context(_side("nothing", work))
+        less = stack.enter_context(_side(piece.patch, replace(work, options=work.options | piece.options)))
+        for side in (whole, less):
+            side.build()
+        for _ in range(rounds + 1):
+            whole.step()
+            less.step()
+        path = ("seconds",) if piece.phase == "step" else ("phases", piece.phase)
+        with_it, without = whole.median(*path), less.median(*path)
+        step = whole.median("seconds"), less.median("seconds")
+        peaks = [max(answer["peak_mb"] for answer in side.answers) for side in (whole, less)]
+    told = {name: getattr(piece, name) for name in ("name", "work", "says", "phase")}
+    told |= {"seconds": with_it, "without": without, "ratio": without / with_it, "step_ratio": step[1] / step[0]}
+    return told | {"peak_mb": peaks[0], "peak_mb_without": peaks[1], "rounds": rounds, "machine": machine()}
+
+
+def _side(patch: str, work: Work) -> Side:
+    return Side(patch, [sys.executable, str(SIDES / "pieces_side.py"), patch], work.spec())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [piece.name for piece in PIECES]
+    parser.add_argument("pieces", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all of them")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="tiny models: whether it runs, not how fast")
+    told = parser.parse_args(arguments)
+    if wrong := [name for name in told.pieces if name not in names]:
+        parser.error(f"{wrong[0]} is no piece: {', '.join(names)}")
+    if told.quick:
+        WORKS.update({name: work.quick() for name, work in WORKS.items()})
+    rows = {row["name"]: row for row in (json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else [])}
+    for piece in PIECES:
+        if piece.name in (told.pieces or names):
+            row = measure(piece, told.rounds)
+            print(f"{piece.name:14} {row['phase']:9} {row['seconds']:.3f} s, without {row['without']:.3f} s", flush=True)
+            if not told.quick:
+                rows[piece.name] = row
+                RESULTS.write_text(json.dumps([rows[n] for n in names if n in rows], indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
