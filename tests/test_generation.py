@@ -12,6 +12,7 @@ from operant.policy.cache import Window, plain_layers
 from operant.policy.decoding import Cached, Pooled, Whole
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
+from operant.policy.static import static
 from operant.sampling import Sampling, task_key
 
 GROUPS = [[5, 6, 7, 8, 9]] * 3 + [[4]] * 2 + [[12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8]] * 2 + [[15, 16], [4], [4]]
@@ -231,6 +232,89 @@ def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
     work = torch.full_like(scores, torch.nan)
     again = Sampling.draw(scores, chances, work)
     assert torch.equal(again[0], ids) and torch.equal(again[1], logprobs)
+
+
+# --- shapes that never change -----------------------------------------------------------------------------------------
+
+
+def fixed(policy, capture=False):
+    """Decode as on a GPU, without graphs."""
+    policy.decode = lambda rows, columns, moves=True: static(policy, rows, columns, moves=moves, capture=capture)
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
+@pytest.mark.parametrize("rows", [1, 4, 256])
+def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
+    policy = Policy(model_of(kind).double(), value=ValueOptions(init="normal"))
+    long = Sampling(max_tokens=30, stop_tokens=(2, 7))
+    prompts, keys = GROUPS * 3, list(range(3 * len(GROUPS)))
+    grown = replies(policy, long, prompts, keys, batch=rows)
+    for _ in range(2):  # and once more in the buffer that is there
+        for c, plain in zip(replies(fixed(policy), long, prompts, keys, batch=rows), grown, strict=True):
+            assert c.action == plain.action
+            assert c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
+            assert c.values == pytest.approx(plain.values, abs=1e-5)
+    assert len(policy.decode(rows, 8).kept.graphs) == 0
+    truth = bare_logprobs(policy.model, prompts[0], grown[0].action)
+    assert torch.allclose(torch.tensor(grown[0].logprobs).double(), truth, atol=1e-5)
+
+
+def test_fewer_rows_are_computed_as_replies_end_and_states_at_the_cut_are_kept():
+    policy = policy_of("gpt2")
+    policy.trunk = Below(policy.model.transformer.h[1])
+    prompts, keys = [[4 + i % 11, 5, 3] for i in range(64)], list(range(64))
+    long = Sampling(max_tokens=30, stop_tokens=(2, 7, 11))
+    plain = replies(policy, long, prompts, keys)
+    fixed(policy).decode(1, 4)
+    counted = Counted(policy)
+    said = replies(policy, long, prompts, keys)
+    assert set(counted.steps) == {64, 16}
+    for mine, other in zip(said, plain, strict=True):
+        assert mine.action == other.action and torch.allclose(mine.states, other.states, atol=1e-4)
+
+
+def test_buffer_and_graphs_are_kept_while_the_weights_lie_where_they_did():
+    policy = policy_of("llama")
+    first = static(policy, 4, 20, moves=False)
+    assert (
+        static(policy, 4, 20, moves=False).kept is first.kept and static(policy, 3, 18, moves=False).kept is first.kept
+    )
+    with torch.no_grad():
+        policy.model.lm_head.weight.add_(0.1)
+    assert static(policy, 4, 20, moves=False).kept is first.kept
+    policy.model.lm_head.weight.data = policy.model.lm_head.weight.data.clone()
+    assert static(policy, 4, 20, moves=False).kept is not first.kept
+    assert static(policy, 9, 20, moves=False).kept.window.rows == 9
+
+
+def test_a_model_that_decodes_otherwise_over_a_fixed_buffer_says_so(caplog, monkeypatch):
+    policy = policy_of("gpt2")
+    assert static(policy_of("t5"), 4, 20, moves=False) is None
+    monkeypatch.setattr("operant.policy.static.StaticWindow.seen", lambda self, rows, dtype: (None, None))
+    assert static(policy, 4, 20, moves=False) is None and "without graphs" in caplog.text
+
+
+def test_where_a_step_cannot_be_captured_generation_goes_on_without(caplog):
+    if torch.cuda.is_available():
+        pytest.skip("here it can")
+    policy = policy_of("gpt2")
+    plain = replies(policy, RAGGED, GROUPS, KEYS)
+    same(replies(fixed(policy, capture=True), RAGGED, GROUPS, KEYS), plain)
+    assert "cannot be captured" in caplog.text and static(policy, 4, 20, moves=False) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
+def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
+    policy = Policy(model_of(kind).cuda(), value=ValueOptions(init="normal"))
+    said = replies(policy, RAGGED, GROUPS, KEYS, batch=4)
+    assert policy.decode(4, 19).kept.graphs
+    policy.model.cpu()
+    for prompt, c in zip(GROUPS, said, strict=True):
+        assert torch.allclose(
+            torch.tensor(c.logprobs).double(), bare_logprobs(policy.model, prompt, c.action), atol=1e-3
+        )
 
 
 # --- trunk states -----------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def _pick(mass: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wanted = uniforms.to(cumulative)[:, None] * total
     index = torch.searchsorted(cumulative, wanted, right=True)
     # A product that rounds up to the whole mass would fall past the end: take the last that has any.
-    index = torch.minimum(index, torch.searchsorted(cumulative, total, right=False))
+    index = torch.minimum(index, torch.searchsorted(cumulative, total, right=False)).clamp_(max=mass.shape[-1] - 1)
     own = mass.gather(-1, index).double()
     return index, (wanted - (cumulative.gather(-1, index) - own)) / own, total
 

@@ -100,11 +100,14 @@ class _Speech:
         self.rows = min(engine.batch, len(prompts))
         columns = max(map(len, prompts)) + sampling.max_tokens
         models = [self.policy] + ([self.mask_model] if self.mask_model is not None else [])
-        self.decodings: list[Decoding] = [model.decode(self.rows, columns) for model in models]
+        self.decodings: list[Decoding] = [
+            model.decode(self.rows, columns, moves=self.rows < len(prompts)) for model in models
+        ]
         self.waiting = in_turn(prompts)
         device = self.policy.device
         self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=exact(self.policy), device=device)
-        self.patience = 1 if device.type == "cpu" or not sampling.stops else LOOK_EVERY
+        self.ahead_by = 1 if device.type == "cpu" else LOOK_EVERY
+        self.patience = 1 if record.table is not None else self.ahead_by
         self._seat(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
     def run(self) -> None:
@@ -121,6 +124,7 @@ class _Speech:
     def _seat(self, live: np.ndarray, places: np.ndarray) -> None:
         """Row i says the token at places[i] of reply live[i]; the device has a copy of both."""
         self.live, self.places = live, places
+        self.ahead: list[Tensor] = []
         device = self.policy.device
         self.on_device = torch.tensor(live, device=device), torch.tensor(places, device=device)
 
@@ -150,11 +154,18 @@ class _Speech:
         kept = sampling.kept(masks)
         if kept is not None:
             scores = scores.masked_fill(~kept, -torch.inf)
-        chances = uniforms(self.keys[self.live], self.places)
-        ids, logprobs = sampling.draw(scores, chances, self.work[: len(scores)])
+        ids, logprobs = sampling.draw(scores, self._chances(), self.work[: len(scores)])
         values = policy.value_head(states) if policy.value_head is not None else None
         self.record.write(live, places, ids, logprobs, values, kept)
         return ids
+
+    def _chances(self) -> Tensor:
+        """[B] the random number of each row; for the tokens up to the next look at once, as one copy to the device."""
+        if not self.ahead:
+            keys, places = self.keys[self.live], self.places + np.arange(self.ahead_by)[:, None]
+            drawn = uniforms(np.broadcast_to(keys, places.shape), places)
+            self.ahead = list(drawn.to(self.policy.device, non_blocking=True).flip(0))
+        return self.ahead.pop()
 
     def _retire(self, ids: Tensor, look: bool) -> Tensor:
         """Rows whose replies have ended leave; the ids that remain."""

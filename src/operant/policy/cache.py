@@ -63,6 +63,9 @@ class Window(Cache):
     `limit`: the most columns that a prompt and its reply can have.
     """
 
+    grows = True
+    """Whether a full buffer is replaced by a larger one."""
+
     def __init__(self, layers: int, rows: int, limit: int):
         super().__init__(layers=[_Layer(self, i) for i in range(layers)])
         self.rows, self.limit = rows, limit
@@ -192,7 +195,7 @@ class Window(Cache):
         if self.end < columns:
             return
         seen, source = slice(self.first, self.end), self.store
-        if self.first < columns // 4:
+        if self.grows and self.first < columns // 4:
             # A quarter more than can be needed at once, so that the window is moved only now and then.
             most = self.limit + self.limit // 4 + 1
             self.store = self._buffer(source[0, 0], max(columns + 1, min(2 * columns, most)))

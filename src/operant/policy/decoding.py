@@ -26,9 +26,18 @@ READ_AT_ONCE = 16384
 """Tokens of prompts in one call, padding included."""
 
 
-def decode(policy: "Policy", rows: int, columns: int) -> "Decoding":
-    """The fastest way of decoding that the probe allows; at most `rows` replies at once, of `columns` tokens in all."""
+def decode(policy: "Policy", rows: int, columns: int, *, moves: bool = True) -> "Decoding":
+    """The fastest way of decoding that the probe allows; at most `rows` replies at once, of `columns` tokens in all.
+
+    `moves`: whether prompts will step in beside live rows.
+    """
     modes = policy.modes
+    if policy.device.type == "cuda":
+        from operant.policy.static import static
+
+        fixed = static(policy, rows, columns, moves=moves)
+        if fixed is not None:
+            return fixed
     if not (modes.cached and (modes.left or policy.encoder_decoder)):
         return Whole(policy)
     return Pooled(policy, rows, columns) if modes.pooled else Cached(policy)

@@ -226,11 +226,14 @@ class Policy(nn.Module):
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 
-    def decode(self, rows: int, columns: int) -> "Decoding":
-        """Room for `rows` growing rows at once, of at most `columns` tokens each, prompt and reply."""
+    def decode(self, rows: int, columns: int, *, moves: bool = True) -> "Decoding":
+        """Room for `rows` growing rows at once, of at most `columns` tokens each, prompt and reply.
+
+        `moves`: whether prompts will step in beside live rows.
+        """
         from operant.policy.decoding import decode
 
-        return decode(self, rows, columns)
+        return decode(self, rows, columns, moves=moves)
 
     def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
         """[B, D] the state at the last place of every row, and the cache."""
