@@ -4,6 +4,7 @@ metrics.md   whole, from tracking/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       what stands between the marks <!-- presets --> and <!-- curves -->
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
+fast.md      the tables of what was measured, from measured.py
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -12,6 +13,7 @@ import inspect
 import itertools
 import json
 import re
+import sys
 import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ from operant.options import defaults, names
 from operant.tracking import registry
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+import measured  # noqa: E402
+
 HEAD = """# Options
 
 Every option of a run with `algorithm=ppo`, by its full name. From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on
@@ -60,6 +65,7 @@ def pages() -> dict[str, str]:
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics()},
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
+        "fast.md": {"peers": measured.peers(), "pieces": measured.pieces(), "limit": measured.limit()},
     }
     return whole | {page: _filled(page, parts) for page, parts in marked.items()}
 

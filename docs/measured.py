@@ -1,0 +1,64 @@
+"""Tables of the pages that come from benchmarks/results: what was measured, as Markdown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "../benchmarks/results"
+NOTHING = "Not measured yet.\n"
+
+
+def peers() -> str:
+    """One row a workload and peer."""
+    rows = [row for row in _read("bench.json") if row["peer"] not in ("limit", "operant")]
+    if not rows:
+        return NOTHING
+    table = "| work | against | faster (single rounds) | memory |\n|---|---|---|---|\n"
+    for row in rows:
+        low, high = row["spread"]
+        memory = f"{row['memory_ratio']:.2f}x" if row["memory_ratio"] else ""
+        who = f"{row['peer']} {row['variant']}".strip()
+        table += f"| {row['work']} | {who} | **{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f}) | {memory} |\n"
+    return (
+        f"{table}\n{_works(rows)}\nMade by `make bench` on {_machines(rows)}; all numbers in `benchmarks/results/`.\n"
+    )
+
+
+def pieces() -> str:
+    """One row a piece."""
+    rows = _read("pieces.json")
+    if not rows:
+        return NOTHING
+    table = "| piece | work | phase | with, s | without, s | times | the whole step |\n|---|---|---|---|---|---|---|\n"
+    for row in rows:
+        table += (
+            f"| {row['says']} | {row['work']} | {row['phase']} | {row['seconds']:.3g} | {row['without']:.3g} "
+            f"| {row['ratio']:.2f} | {row['step_ratio']:.2f} |\n"
+        )
+    return f"{table}\nMade by `python -m benchmarks.pieces` on {_machines(rows)}.\n"
+
+
+def limit() -> str:
+    """One row a workload: the update beside its own matrix products."""
+    rows = [row for row in _read("bench.json") if row["peer"] == "limit"]
+    if not rows:
+        return NOTHING
+    table = "| work | update, s | its matrix products and Adam alone, s | share |\n|---|---|---|---|\n"
+    for row in rows:
+        ours, theirs = row["seconds"]["operant"], row["seconds"]["peer"]
+        table += f"| {row['work']} | {ours:.3g} | {theirs:.3g} | {100 * row['speed_ratio']:.0f} % |\n"
+    return table
+
+
+def _works(rows: list[dict[str, Any]]) -> str:
+    about = dict.fromkeys((row["work"], row["about"]) for row in rows)
+    return "".join(f"- **{work}**: {said}.\n" for work, said in about)
+
+
+def _machines(rows: list[dict[str, Any]]) -> str:
+    return "; ".join(sorted({row["machine"] for row in rows}))
+
+
+def _read(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
