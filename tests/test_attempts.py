@@ -43,7 +43,7 @@ def test_the_reward_is_called_in_order_in_one_thread_while_the_next_chunk_is_gen
     play = mine.play
 
     def watched(tasks, part):
-        begun[part.start // 2].set()
+        begun[part[0] // 2].set()
         return play(tasks, part=part)
 
     def reward(rollouts):

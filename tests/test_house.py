@@ -25,7 +25,7 @@ LEVELS = [
     "learner",
     "evaluate probes attempts",
     "config",
-    "build",
+    "build plan",
     "running",
     "trainer label doctor sweep",
     "commands",

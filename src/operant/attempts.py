@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
+from operant.distributed import shard
 from operant.learner import Learner
 from operant.rewards import Judged, judge
 from operant.types import RewardFn, Rollout, Task
@@ -16,23 +17,24 @@ from operant.types import RewardFn, Rollout, Task
 def attempt(
     learner: Learner, tasks: Sequence[Task], reward: RewardFn, *, chunks: int = 1, samples: int = 1
 ) -> tuple[list[Rollout], Judged]:
-    """A rollout for each task, and what the reward says of them. Counts the phases `generate` and `reward`.
+    """A rollout for each of this rank's tasks, and what the reward says of them. Counts `generate` and `reward`.
 
-    `chunks`: how often the reward is called, with so many of the prompts each; above 1, in a thread of its own, one
-    call after the other. `samples`: tasks in a row that stay in one chunk. `reward` then counts what generation waited.
+    `chunks`: how often the reward is called, with a part of the prompts each; above 1, in a thread of its own, one call
+    after the other, and `reward` counts what was waited for it. `samples`: tasks in a row that stay together.
     Raises: OperantError of the reward; what is still being generated is given up.
     """
+    mine = [i for first in shard(range(0, len(tasks), samples)) for i in range(first, min(first + samples, len(tasks)))]
     if chunks == 1:
-        rollouts = learner.play(tasks)
+        rollouts = learner.play(tasks, part=mine)
         with learner.timing("reward"):
             return rollouts, judge(reward, learner.as_seen(rollouts))
     rollouts: list[Rollout] = []
     asked: list[Future[Judged]] = []
     judge_of_chunks = ThreadPoolExecutor(1, thread_name_prefix="reward")
     try:
-        for part in cut(len(tasks), chunks, samples):
+        for piece in cut(len(mine), chunks, samples):
             _raise_early(asked)
-            played = learner.play(tasks, part=part)
+            played = learner.play(tasks, part=mine[piece])
             rollouts += played
             asked.append(judge_of_chunks.submit(judge, reward, learner.as_seen(played)))
         with learner.timing("reward"):

@@ -19,6 +19,7 @@ USAGE = """operant trains transformer language models with reinforcement learnin
   operant report runs/x --serve               the same page live, with every reply
   operant report runs/a runs/b ...            compare runs: curves, reward against KL, replies side by side
   operant doctor                              versions, devices, extras, and a self-test
+  operant doctor --plan RECIPE                the memory that a run would take, before anything is loaded
 
 `operant train --help` lists every option. Options are written --kl.coef 0.1, or --coef 0.1 where that is unambiguous.
 """

@@ -28,10 +28,11 @@ def train(arguments: Sequence[str]) -> int:
     recipe = words[0] if words else None
     place = resume or out or _name(recipe)
     for run in runs(place, recipe=recipe, resume=bool(resume), show=[Console()], **options):
-        if not told:
+        if not told and run.first:
             told = True
             print(f"{run.path}: {_sentence(run)}", flush=True)
-    _tell_end(run)
+    if run.first:
+        _tell_end(run)
     return 0
 
 
@@ -206,10 +207,18 @@ def _compare(places: Sequence[str], options: dict[str, Any]) -> int:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """`operant doctor`."""
-    from operant.doctor import examine
+    """`operant doctor`; with --plan, the memory that a run would take."""
+    words, options = parse(arguments)
+    recipe = options.pop("plan", None)
+    if "help" in options:
+        print("operant doctor                                       versions, devices, extras, and a self-test")
+        print("operant doctor --plan RECIPE [--option value ...]    the memory of a run, before it is started")
+        return 0
+    if recipe is None and (words or options):
+        raise OperantError("`operant doctor` takes no arguments but --plan: operant doctor --plan sentiment")
+    from operant.doctor import examine, tell_plan
 
-    return examine()
+    return examine() if recipe is None else tell_plan(None if recipe is True else recipe, options)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

@@ -104,22 +104,19 @@ def align(parameters: Iterable[Tensor]) -> None:
 class Together:
     """A module whose gradients are summed over ranks, by DistributedDataParallel; in one process, the module itself."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, *, idle: bool = False):
+        """`idle`: there are parameters that no loss reaches, which must not be waited for."""
         self.module = module
         self.forward: Any = module
         if world() > 1:
-            # Buffers are constants here. A parameter that no loss reaches (a separate critic's output head, say) must
-            # not be waited for.
-            given = {"broadcast_buffers": False, "init_sync": False, "find_unused_parameters": True}
-            self.forward = DistributedDataParallel(module, **given)
+            with warnings.catch_warnings():  # the new name of `broadcast_buffers` is not in every torch
+                warnings.simplefilter("ignore", FutureWarning)
+                given = {"broadcast_buffers": False, "init_sync": False, "find_unused_parameters": idle}
+                self.forward = DistributedDataParallel(module, **given)
             self.forward.register_comm_hook(None, _summed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.forward is self.module:
-            return self.module(*args, **kwargs)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-            return self.forward(*args, **kwargs)
+        return self.forward(*args, **kwargs)
 
     def gathering(self, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of a micro-batch: only the `last` one's backward talks to the other ranks."""

@@ -4,7 +4,10 @@ import importlib.util
 import os
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich")
 EXTRAS = {
@@ -33,6 +36,22 @@ def examine() -> int:
         print(f"  extra {extra:11} {state}")
     _hub()
     return _self_test()
+
+
+def tell_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
+    """Print how much memory a run would take; returns 0 where it fits, 1 where it does not.
+
+    `recipe`: a recipe's name, a YAML file, or a run folder, whose configuration it is then.
+    """
+    from operant.config import configure
+    from operant.plan import lines, plan
+
+    folder = Path(recipe) / "config.yaml" if recipe is not None else None
+    if folder is not None and folder.is_file():
+        recipe = str(folder)
+    made = plan(configure(options, recipe))
+    print("\n".join(lines(made)))
+    return 0 if made.fits else 1
 
 
 def _version(name: str) -> str:

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from operant.types import OperantError
 BUILTIN = Path(__file__).parent / "builtin"
 CONNECT_SECONDS = 3.0
 """How long the Hub may take to answer the first request."""
+_HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 """Files of a model that are downloaded: no pickles, no code."""
 CONFIGS = ("config.json", "adapter_config.json")
@@ -39,9 +40,26 @@ def find_model(name: str | os.PathLike[str]) -> str:
         return str(_builtin_model(text.removeprefix("builtin:")))
     if Path(text).expanduser().exists():
         return str(_own_folder(Path(text).expanduser()))
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) or text.startswith("."):
+    if not re.fullmatch(_HUB_NAME, text) or text.startswith("."):
         raise OperantError(f"model {text!r}: there is no such folder; {_what_can('model')}")
     return _cached(text) or _download(text)
+
+
+def find_config(name: str | os.PathLike[str]) -> str:
+    """As `find_model`, of a model whose weights are not wanted: the folder that holds its config.json."""
+    text = os.fspath(name)
+    if Path(text).expanduser().exists() or not re.fullmatch(_HUB_NAME, text) or text.startswith("."):
+        return find_model(text)
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(text, "config.json")
+    if isinstance(cached, str):
+        return str(Path(cached).parent)
+    reach("model", text, lambda: HfApi().model_info(text, timeout=CONNECT_SECONDS))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        with suppress(OSError):  # a model may lack them
+            hf_hub_download(text, file)
+    return str(Path(hf_hub_download(text, "config.json")).parent)
 
 
 def builtin_models() -> list[str]:

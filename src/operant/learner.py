@@ -85,6 +85,7 @@ class Learner:
         self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model, **adapter).to(device)
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
+        distributed.align(self.policy.trainable())
         self.sampling = self._sampling()
         self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.shadows else None
         self.shadows = {
@@ -136,11 +137,11 @@ class Learner:
         env: Env | None = None,
         engine: Engine | None = None,
         seed: int | None = None,
-        part: slice = slice(None),
+        part: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """Rollouts of tasks, with the random numbers of this step (or of `evaluate`, `probe`: step 0 always).
 
-        `part`: of these of the tasks only, exactly as they are among all.
+        `part`: the places of those that are played, each exactly as it is among all; None: every one.
         """
         sampling = sampling or self.sampling
         with self.timing("generate" if stream == "train" else stream):
@@ -218,7 +219,7 @@ class Learner:
         lr = rate(options["optimizer"], progress)
         set_rate(self.optimizer, lr)
         with self.timing("update"):
-            tally.merge(self._update(batch, sampling))
+            tally.merge(self._update(batch, sampling, [r.place for r in lesson.rollouts]))
         self.learnt = Learnt(rollouts, scores, batch.with_(states=None), lesson.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
@@ -264,7 +265,7 @@ class Learner:
             batch = bootstrap(batch, lesson.rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
         return batch
 
-    def _update(self, batch: Batch, sampling: Sampling) -> Tally:
+    def _update(self, batch: Batch, sampling: Sampling, places: list[int | None]) -> Tally:
         options, advantage = self.options, self.options["advantage"]
         objective = Objective(
             loss=partial(self.algorithm.loss, **options["loss"]),
@@ -286,6 +287,7 @@ class Learner:
             sampling=sampling,
             seed=self.own.seed,
             step=self.progress.step,
+            places=places,
             budget=self.budget,
             closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
         )

@@ -79,13 +79,13 @@ def play(
     stream: str = "train",
     step: int = 0,
     groups: Sequence[int] | None = None,
-    part: slice = slice(None),
+    part: Sequence[int] | None = None,
     max_turns: int = MAX_TURNS,
 ) -> list[Rollout]:
     """One rollout for each task, in their order; all live episodes speak at once.
 
     The same task given twice is two samples of it, with random numbers of their own. `groups` default to one a task id.
-    `part`: play these of the tasks only, exactly as they would be played among all.
+    `part`: the places of those tasks that are played, each exactly as it would be among all; None: every one.
     Raises: OperantError for a world that answers for slots it was not asked about, or that lets an episode go on for
     more than `max_turns` turns.
     """
@@ -96,7 +96,8 @@ def play(
         group = names.setdefault(task.id, len(names)) if groups is None else groups[slot]
         episodes[slot] = _Episode(task, group, seen[task.id], tokenizer)
         seen[task.id] += 1
-    episodes = {slot: episodes[slot] for slot in range(len(tasks))[part]}
+    if part is not None:
+        episodes = {slot: episodes[slot] for slot in part}
     for slot, first in _answers(env.reset({s: e.task for s, e in episodes.items()}), list(episodes)).items():
         episodes[slot].start(first)
     finished: dict[int, Rollout] = {}
@@ -108,7 +109,7 @@ def play(
         for slot, given in steps.items():
             rollout = episodes[slot].answer(given)
             if rollout is not None:
-                finished[slot] = rollout
+                finished[slot] = replace(rollout, place=slot)
     return [finished[slot] for slot in episodes]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operant import files, machine
+from operant import distributed, files, machine
 from operant.attempts import attempt
 from operant.build import Built
 from operant.checkpoint import RunState
@@ -60,6 +60,8 @@ class Run:
     def __init__(self, config: Config, built: Built, folder: RunFolder, trackers: Trackers):
         self.config, self.built, self.folder, self.trackers = config, built, folder, trackers
         self.learner, self.path = built.learner, folder.path
+        self.first = distributed.rank() == 0
+        """Of several ranks, the one that writes."""
         self.metrics: list[dict[str, float]] = []
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
@@ -85,14 +87,10 @@ class Run:
 
     def step(self) -> dict[str, float]:
         """Play, judge, learn, track. Raises: OperantError with the state from before the step saved."""
-        start, learner, train = time.perf_counter(), self.learner, self.config.train
+        start, learner = time.perf_counter(), self.learner
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress"))
         try:
-            picked = [self.built.tasks[i] for i in self.built.order.take(train.batch // train.samples)]
-            tasks = [task for task in picked for _ in range(train.samples)]
-            rollouts, judged = attempt(
-                learner, tasks, self.built.reward, chunks=train.reward_chunks, samples=train.samples
-            )
+            rollouts, judged = self._attempt()
             metrics = learner.learn(rollouts, judged.scores)
         except OperantError:  # raised by whatever comes before the update: no weight has moved
             self.state.restore(before)
@@ -102,12 +100,26 @@ class Run:
         self._track(metrics, rollouts, judged, start)
         return metrics
 
+    def _attempt(self) -> tuple[list[Rollout], Judged]:
+        """This rank's rollouts of a step, judged; what fails on one rank is raised on all."""
+        train, failed, made = self.config.train, None, None
+        picked = [self.built.tasks[i] for i in self.built.order.take(train.batch // train.samples)]
+        tasks = [task for task in picked for _ in range(train.samples)]
+        try:
+            made = attempt(self.learner, tasks, self.built.reward, chunks=train.reward_chunks, samples=train.samples)
+        except OperantError as error:
+            failed = error
+        distributed.agree(failed)
+        assert made is not None  # or `agree` has raised
+        return made
+
     def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
         begun, step, learner = time.perf_counter(), int(metrics["step"]), self.learner
         learnt = learner.learnt
         assert learnt is not None  # by the step that this is about
         pieces = _pieces(learner.policy.tokenizer)
-        self.trackers.rollouts(step, rows(rollouts, judged.scores, judged.parts, learnt.batch, learnt.kept, pieces))
+        mine = rows(rollouts, judged.scores, judged.parts, learnt.batch, learnt.kept, pieces)
+        self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, learner.distributions)
         looked = time.perf_counter()
         metrics |= self._look(step)
@@ -186,7 +198,7 @@ class Run:
     def _say_findings(self) -> None:
         """New findings, in the log and on the console. A diagnosis that fails stops nothing."""
         last = bool(self.metrics) and self.metrics[-1]["step"] >= self.config.train.steps
-        if not self._diagnoses.due and not last:
+        if not self.first or (not self._diagnoses.due and not last):
             return
         try:
             with self._diagnoses:
@@ -205,6 +217,8 @@ class Run:
 
     def save(self) -> Path:
         """Write a checkpoint of everything that changes."""
+        if not self.first:
+            return self.folder.checkpoints
         path = self.state.save(
             self.folder.checkpoints, self.learner.progress.step, extra=self._extra(), keep=self.config.train.keep
         )
@@ -218,7 +232,7 @@ class Run:
     def save_when_due(self) -> None:
         if time.monotonic() - self._saved >= 60 * self.config.train.checkpoint_minutes:
             self.save()
-        if self._reports.due:
+        if self._reports.due and self.first:
             self.report()
 
     def report(self) -> Path | None:
@@ -233,7 +247,7 @@ class Run:
     def _keep_best(self, metrics: Mapping[str, float]) -> None:
         """Export the model into best/ where the metric that was asked for has never been better."""
         wanted = self.config.train.best
-        if wanted is None:
+        if wanted is None or not self.first:
             return
         name, sign = wanted.removeprefix("-"), -1 if wanted.startswith("-") else 1
         value = metrics.get(name)
@@ -251,6 +265,8 @@ class Run:
         """The last checkpoint, the held-out tasks again, the exported model, the report."""
         self.save()
         self.after = self.evaluate()
+        if not self.first:
+            return
         if self.after is not None:
             self._write_comparison()
         export(self.policy, self.folder.export)
@@ -262,11 +278,10 @@ class Run:
 
 
 def _parts(judged: Judged) -> dict[str, float]:
-    """Means of the reward's named parts, where it has several."""
+    """Means of the reward's named parts over all ranks, where it has several."""
     tally = Tally()
-    if len(judged.parts) > 1:
-        judged.report(tally)
-    return tally.result()
+    judged.report(tally)
+    return distributed.pool(tally).result() if len(judged.parts) > 1 else {}
 
 
 def _pieces(tokenizer: Any) -> Callable[[list[int]], list[str]]:

@@ -9,6 +9,7 @@ for metrics in steps(...): ...          # the same, a step at a time
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from operant import __version__, machine
+from operant import __version__, distributed, machine
 from operant.build import build
 from operant.checkpoint import newest_whole
-from operant.config import as_mapping, configure
+from operant.config import Config, as_mapping, configure
 from operant.evaluate import Evaluation
 from operant.run import RunFolder, read_config
 from operant.running import Run
@@ -73,20 +74,44 @@ def runs(
     """
     out = Path(out or f"runs/{recipe or 'run'}")
     config = configure(_stored(out, given) | given if resume else given, recipe)
-    folder = RunFolder.open(out) if resume else RunFolder.create(out, as_mapping(config), environment=_environment())
-    try:
-        copies = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)]
-        built = build(config, tokenizer=tokenizer, env=env)
-    except BaseException:
-        folder.close()
-        if not resume:  # nothing has happened in it yet
-            shutil.rmtree(folder.path, ignore_errors=True)
-            with suppress(OSError):
-                folder.path.parent.rmdir()  # succeeds where nothing else lies there
-        raise
-    run = Run(config, built, folder, Trackers(folder, copies, say=folder.say))
-    with folder, _signals(run):
-        yield from _loop(run, resume)
+    with distributed.launched(), _folder(out, config, resume) as folder:
+        try:
+            copies = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)] if _first() else []
+            built = build(config, tokenizer=tokenizer, env=env)
+        except BaseException:
+            folder.close()
+            if not resume:  # nothing has happened in it yet
+                shutil.rmtree(folder.path, ignore_errors=True)
+                with suppress(OSError):
+                    folder.path.parent.rmdir()  # succeeds where nothing else lies there
+            raise
+        run = Run(config, built, folder, Trackers(folder, copies, say=folder.say))
+        with _signals(run):
+            yield from _loop(run, resume)
+
+
+def _first() -> bool:
+    return distributed.rank() == 0
+
+
+@contextmanager
+def _folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
+    """The run folder, open; of the ranks but the first, a scratch folder that looks for checkpoints in the run's."""
+    _enough_prompts(config)
+    if _first():
+        made = RunFolder.open(out) if resume else RunFolder.create(out, as_mapping(config), environment=_environment())
+        with made:
+            yield made
+        return
+    with tempfile.TemporaryDirectory() as scratch, RunFolder.create(Path(scratch) / "run", as_mapping(config)) as made:
+        made.checkpoints = out / "checkpoints"
+        yield made
+
+
+def _enough_prompts(config: Config) -> None:
+    prompts = config.train.batch // config.train.samples
+    if prompts < distributed.world():
+        raise OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")
 
 
 def _loop(run: Run, resume: bool) -> Iterator[Run]:
@@ -96,7 +121,7 @@ def _loop(run: Run, resume: bool) -> Iterator[Run]:
     try:
         run.start()
         yield run
-        while run.learner.progress.step < run.config.train.steps and not run.interrupted:
+        while run.learner.progress.step < run.config.train.steps and not _asked_to_stop(run):
             run.step()
             run.save_when_due()
             yield run
@@ -108,6 +133,12 @@ def _loop(run: Run, resume: bool) -> Iterator[Run]:
     else:
         run.finish()
     yield run
+
+
+def _asked_to_stop(run: Run) -> bool:
+    """Whether any rank was: all end after the same step."""
+    run.interrupted = bool(distributed.largest(int(run.interrupted)))
+    return run.interrupted
 
 
 def _go_on(run: Run) -> None:

@@ -90,6 +90,8 @@ class Rollout:
     """The first prompt as text."""
     following: list[int] | None = None
     """Of a cut episode: the prompt that would have come next, whose value is the bootstrap."""
+    place: int | None = None
+    """Where it stands among all rollouts of its step, on every rank; None where nobody has counted."""
 
     @property
     def reply(self) -> str:

@@ -61,20 +61,24 @@ def update(
     sampling: Sampling,
     seed: int = 0,
     step: int = 0,
+    places: Sequence[int | None] = (),
     closely: bool = False,
     budget: Budget | None = None,
 ) -> Tally:
     """Epochs over the batch; returns the metrics of all minibatches, of this rank.
 
-    `closely`: look at every gradient, weight and update, too (`blocks.Watch`).
+    `places`: where each episode stands among those of all ranks, which decides its minibatches; without, they are
+    counted as `distributed.shard` deals them. `closely`: look at every gradient, weight and update (`blocks.Watch`).
     """
     tally, first = Tally(), True
     watch = Watch(policy, tally, closely=closely)
     held = units(batch, objective.unit)
-    budget, together = budget or options.budget(), distributed.Together(policy)
+    numbers = _numbers([int(batch.episodes[rows[0]]) for rows in held], places)
+    budget = budget or options.budget()
+    together = distributed.Together(policy, idle=policy.critic is not None)  # its output head says nothing
     for epoch in range(options.epochs):
         so_far = Tally()
-        for mine in _cut(len(held), options.minibatch, seed, step, epoch):
+        for mine in _cut(numbers, options.minibatch, seed, step, epoch):
             whole = _minibatch(batch, [row for u in mine for row in held[u]], objective)
             seen, first = accumulate(together, whole, objective, sampling, budget, gap=first), False
             so_far.merge(seen)
@@ -92,10 +96,18 @@ def update(
     return tally
 
 
-def _cut(count: int, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """This rank's units of each minibatch. Units are numbered over all ranks as `distributed.shard` deals them."""
-    numbers = [distributed.rank() + distributed.world() * u for u in range(count)]
-    everyone = [n for part in distributed.gathered(numbers) for n in part]
+def _numbers(episodes: Sequence[int], places: Sequence[int | None]) -> list[int]:
+    """Of each unit, by its first episode: where it stands among the units of all ranks, each a number of its own."""
+    given = [places[e] for e in episodes] if places else [None] * len(episodes)
+    everyone = [n for part in distributed.gathered(given) for n in part]
+    if None in everyone or len(set(everyone)) < len(everyone):  # from elsewhere, or from several calls
+        return [distributed.rank() + distributed.world() * u for u in range(len(episodes))]
+    return [n for n in given if n is not None]
+
+
+def _cut(numbers: Sequence[int], size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
+    """This rank's units of each minibatch, which are cut from the units of all."""
+    everyone = [n for part in distributed.gathered(list(numbers)) for n in part]
     order = sorted(everyone, key=lambda n: (counter(seed, step, epoch, n), n))
     size = size or len(order)
     local = {n: u for u, n in enumerate(numbers)}

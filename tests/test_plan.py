@@ -1,0 +1,137 @@
+"""The memory of a run before anything is loaded: what it counts is what real tensors hold."""
+
+import pytest
+import torch
+from toys import letters, lm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from operant import OperantError, machine
+from operant.cli import main
+from operant.config import configure
+from operant.learner import Learner
+from operant.plan import plan
+from operant.plan.phantom import Memory, phantoms
+from operant.updates.optimizer import Mastered
+
+SMALL = {"tasks": [[3, 4, 5, 6]] * 8, "reward": len, "batch": 8, "max_tokens": 6, "minibatch": 4, "watch_every": 0}
+
+
+def deep() -> GPT2LMHeadModel:
+    shape = {"vocab_size": len(letters()), "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=2)).eval()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model of which nothing is there but its config and its tokenizer."""
+    model = deep()
+    model.config.save_pretrained(tmp_path)
+    letters().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def planned(policy, **options):
+    return plan(configure({"policy": str(policy), **SMALL, **options}))
+
+
+def sizes(learner: Learner) -> dict[str, int]:
+    """Bytes that a real learner holds after a step: of its weights, its reference's own, and its optimizer."""
+    replies = learner.generate([[3, 4, 5, 6]] * 4)
+    learner.step(replies, [0.0, 1.0, 2.0, 3.0])
+    mine = {p.data_ptr(): p for p in learner.policy.parameters()}
+    theirs = {p.data_ptr(): p for p in learner.reference.policy.parameters() if p.data_ptr() not in mine}
+    states = {t.data_ptr(): t for s in learner.optimizer.state.values() for t in s.values() if t.ndim}
+    assert isinstance(learner.optimizer, Mastered)
+    masters = [t for _, master in learner.optimizer.pairs for t in (master, master.grad)]
+    held = {"weights": mine.values(), "reference": theirs.values(), "optimizer": [*states.values(), *masters]}
+    return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in held.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model.train_layers": 2},
+        {"model.precision": "bfloat16"},
+        {"model.train_layers": 1, "model.train_head": False},
+    ],
+    ids=["full", "trunk", "bfloat16", "top"],
+)
+def test_what_is_held_is_what_a_real_learner_holds(folder, options):
+    model = deep()
+    real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0}, **options))
+    held = planned(folder, device="cpu", **options).held
+    for name, size in real.items():
+        assert held[name] == pytest.approx(size, rel=0.02, abs=200), name
+
+
+def test_an_adapter_is_all_that_is_copied_and_moved(folder):
+    pytest.importorskip("peft")
+    held = planned(folder, device="cpu", **{"lora.rank": 4}).held
+    model = deep()
+    real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0, "lora.rank": 4}))
+    for name, size in real.items():
+        assert held[name] == pytest.approx(size, rel=0.02, abs=200), name
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox", "t5"])
+def test_phantoms_hold_what_tensors_hold(kind):
+    """Forward and backward of the same model, counted in the same way, with and without contents."""
+
+    def most(memory: Memory) -> int:
+        model = lm(kind)
+        ids = torch.zeros(3, 7, dtype=torch.long)
+        given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        before = memory.peak().now
+        model(input_ids=ids, use_cache=False, **given).logits.float().logsumexp(-1).sum().backward()
+        return memory.most - before
+
+    with phantoms() as memory:
+        counted = most(memory)
+    with Memory() as memory:
+        assert counted == pytest.approx(most(memory), rel=0.02) and counted > 10_000
+
+
+def test_memory_is_counted_once_and_until_nobody_holds_it():
+    with Memory() as memory:
+        a = torch.empty(1000, dtype=torch.float32)
+        b = a.view(10, 100)[2:].t()
+        assert memory.now == 4000
+        b.add_(1)
+        assert memory.now == 4000
+        del a
+        assert memory.now == 4000  # a view of it lives
+        del b
+        assert memory.now == 0 and memory.most == 4000
+        assert memory.peak().most == 0
+
+
+def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):
+    more = {"batch": 64, "minibatch": 64}
+    few = planned(folder, **more, micro_tokens=10 * 10).phases["update"]["activations"]
+    many = planned(folder, **more, micro_tokens=10 * 40).phases["update"]["activations"]
+    again = planned(folder, **more, micro_tokens=10 * 40, **{"model.gradient_checkpointing": True})
+    assert 3 < many / few < 4.2
+    assert again.phases["update"]["activations"] < 0.75 * many
+
+
+def test_what_does_not_fit_is_said_with_its_remedy(folder, monkeypatch, capsys):
+    recipe = folder / "mine.yaml"
+    tasks = folder / "tasks.txt"
+    tasks.write_text("abc\nde\n", encoding="utf-8")
+    recipe.write_text(f"policy: {folder}\ntasks: {tasks}\nreward: letters:a\ndevice: cpu\n", encoding="utf-8")
+    assert main(["doctor", "--plan", str(recipe)]) == 0
+    said = capsys.readouterr().out
+    assert "prompts of up to 3 tokens, replies of 32" in said and "at the peak" in said and "not fit" not in said
+    monkeypatch.setattr(machine, "size_gb", lambda: 0.101)
+    assert main(["doctor", "--plan", str(recipe), "--batch", "64"]) == 1
+    assert "this does not fit: compute fewer tokens at once: --update.micro-tokens" in capsys.readouterr().out
+
+
+def test_mistakes_are_those_of_a_run(folder, tmp_path, capsys):
+    with pytest.raises(OperantError, match="no such folder"):
+        planned(tmp_path / "none")
+    with pytest.raises(OperantError, match="nothing would be left"):
+        planned(folder, **{"model.train_layers": 4})
+    assert main(["doctor", "sentiment"]) == 2
+    assert "operant doctor --plan sentiment" in capsys.readouterr().err

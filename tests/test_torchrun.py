@@ -1,0 +1,126 @@
+"""`torchrun --nproc-per-node 2 -m operant train`: two processes write the run of one, in one folder."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+from toys import letters, lm
+
+TASKS = ["ab", "cde", "fg", "h", "ijk", "lm", "no"]
+OPTIONS = """
+steps: 3
+batch: 8
+samples: 2
+probes: 2
+evaluate_every: 2
+max_tokens: 6
+minibatch: 3
+score: {scale: true}
+reward: {"letters:a": 1.0, "length:3": 0.5}
+kl: {control: adaptive, horizon: 50}
+optimizer: {lr: 1.0e-3, eps: 1.0}
+"""
+
+
+def started(folder: Path, out: str, ranks: int, *more: str) -> subprocess.CompletedProcess:
+    """A run from the command line, by one process or by several."""
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *(several if ranks > 1 else []), "-m", "operant", "train"]
+    given = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        [*command, *(more or (str(folder / "recipe.yaml"), "--out", str(folder / out)))],
+        cwd=folder,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model, tasks and a recipe; and the run of one process, and that of two."""
+    path = tmp_path_factory.mktemp("torchrun")
+    lm("gpt2", vocab=len(letters()), spread=0.3).save_pretrained(path / "model")
+    letters().save_pretrained(path / "model")
+    (path / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
+    text = f"policy: {path / 'model'}\ntasks: {path / 'tasks.txt'}\nevaluate: {path / 'tasks.txt'}\n{OPTIONS}"
+    (path / "recipe.yaml").write_text(text, encoding="utf-8")
+    for name, ranks in (("one", 1), ("two", 2)):
+        done = started(path, name, ranks)
+        assert done.returncode == 0, done.stderr[-2000:]
+        (path / f"{name}.txt").write_text(done.stdout, encoding="utf-8")
+    return path
+
+
+def told(run: Path) -> list[dict]:
+    lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    # The share of a rank's commonest word is no sum: of several ranks, the largest is told.
+    apart = ("time/", "tokens/", "memory/", "text/top_word")
+    return [{k: v for k, v in x.items() if not k.startswith(apart)} for x in lines]
+
+
+@pytest.mark.slow
+def test_two_ranks_write_the_metrics_of_one_process(folder):
+    """Replies, rewards, advantages, KL, controller and updates of three steps, to rounding."""
+    assert len(told(folder / "two")) == 3
+    for one, two in zip(told(folder / "one"), told(folder / "two"), strict=True):
+        assert one.keys() == two.keys()
+        assert not {k: (one[k], two[k]) for k in one if two[k] != pytest.approx(one[k], rel=2e-3, abs=1e-4)}
+
+
+@pytest.mark.slow
+def test_every_reply_of_every_rank_is_in_the_folder(folder):
+    one, two = (
+        sorted(map(tuple, (r["ids"] for r in pq.read_table(folder / n / "rollouts/step-00002.parquet").to_pylist())))
+        for n in ("one", "two")
+    )
+    assert len(two) == 8 and one == two
+
+
+@pytest.mark.slow
+def test_the_weights_are_those_of_one_process(folder):
+    one, two = (load_file(folder / n / "export/model.safetensors") for n in ("one", "two"))
+    start = load_file(folder / "model/model.safetensors")
+    moved = sum(float((one[k] - start[k]).double().square().sum()) for k in one) ** 0.5
+    apart = sum(float((one[k] - two[k]).double().square().sum()) for k in one) ** 0.5
+    assert moved > 0 and apart < 1e-3 * moved, (apart, moved)
+
+
+@pytest.mark.slow
+def test_only_the_first_rank_speaks_and_writes(folder):
+    said = (folder / "two.txt").read_text(encoding="utf-8")
+    assert said.count("step 3/3") == 1 and said.count("report:") == 1
+    assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == ["model", "one", "two"]
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_where_two_ranks_stopped(folder):
+    """The last checkpoint of three steps, and one step more of four."""
+    config = folder / "two/config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace("steps: 3", "steps: 4"), encoding="utf-8")
+    done = started(folder, "two", 2, "--resume", str(folder / "two"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [x["step"] for x in told(folder / "two")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_fewer_prompts_than_ranks_and_a_reward_that_fails_end_every_rank(folder):
+    recipe = str(folder / "recipe.yaml")
+    few = started(folder, "few", 2, recipe, "--batch", "2", "--out", str(folder / "few"))
+    assert few.returncode != 0 and "1 prompts a step for 2 ranks" in few.stderr
+    (folder / "odd.py").write_text(
+        "def odd(rs):\n    if any('h' in r.query for r in rs): raise ValueError('no')\n"
+        "    return [1.0] * len(rs)\n",
+        encoding="utf-8",
+    )
+    odd = started(folder, "odd", 2, recipe, "--reward", "odd.py:odd", "--probes", "0", "--evaluate", "none", "--out",
+                  str(folder / "odd"))  # fmt: skip
+    assert odd.returncode != 0 and "raised ValueError: no" in odd.stderr
+    assert not (folder / "few").exists()
