@@ -36,18 +36,21 @@ class Lookup(nn.Embedding):
         plain = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         if not _direct or plain or not self.weight.requires_grad or self.weight.device.type != "cpu":
             return super().forward(input)
-        return _Rows.apply(self.weight, input, self.padding_idx)
+        # With an edge to the weight, a tied head's gradient would wait for this one, and not be there to be added to.
+        anchor = torch.zeros((), requires_grad=True)
+        return _Rows.apply(anchor, input, (self.weight,), self.padding_idx)
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, ids: Tensor, held: tuple[Tensor], padding: int | None) -> Tensor:
+        (weight,) = held
         ctx.weight, ctx.padding = weight, padding
         ctx.save_for_backward(ids)
-        return nn.functional.embedding(ids, weight)
+        return nn.functional.embedding(ids, weight.detach())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
         (ids,), weight = ctx.saved_tensors, ctx.weight
         rows, flat = grad.reshape(-1, grad.shape[-1]), ids.flatten()
         if ctx.padding is not None:  # as nn.Embedding has it: its row learns nothing
@@ -55,7 +58,7 @@ class _Rows(torch.autograd.Function):
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
         weight.grad.index_add_(0, flat, rows.to(weight.grad.dtype))
-        return None, None, None
+        return None, None, None, None
 
 
 def look_up_directly(model: nn.Module) -> None:
