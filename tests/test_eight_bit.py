@@ -95,6 +95,18 @@ def test_what_is_packed_is_right_on_average():
         assert torch.equal(total.sign()[near], x.sign()[near].double())
 
 
+def test_small_second_moments_are_not_made_larger():
+    """Rounded by turns of the code alone, numbers of a millionth of the largest would gain 1.5 % in each step."""
+    x = torch.logspace(-7, -5, BLOCK).repeat(1, 1)
+    x[0, -1] = 1.0
+    codes, scale, total = torch.zeros(1, BLOCK, dtype=torch.uint8), torch.zeros(1, 1), torch.zeros(1, BLOCK).double()
+    for step in range(3000):
+        pack_second(x, _turn(step, x.device), codes, scale)
+        total += unpack_second(codes, scale)
+    gain = (total / 3000 / x.double() - 1)[0, :-1]
+    assert abs(float(gain.mean())) < 0.003
+
+
 def test_a_second_moment_decays_as_it_should():
     """By a thousandth a step, which is less than the distance between two codes."""
     p = torch.zeros(BLOCK, requires_grad=True)

@@ -249,7 +249,7 @@ def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
 
 
 def test_a_model_of_pefts_own_is_taken_as_it_is():
-    from peft import LoraConfig, get_peft_model
+    from peft import IA3Config, LoraConfig, get_peft_model
 
     given = get_peft_model(lm("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
     learner = Learner(given, **FAST)
@@ -259,6 +259,13 @@ def test_a_model_of_pefts_own_is_taken_as_it_is():
         f"transformer.h.{i}.attn.c_attn.lora_{x}.default.weight" for i in range(2) for x in "AB"
     }
     assert equal(base_of(learner.policy.model), before)
+    two = get_peft_model(lm("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    two.add_adapter("second", LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    with pytest.raises(OperantError, match="adapters default, second: keep one"):
+        Learner(two, **FAST)
+    other = IA3Config(target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True)
+    with pytest.raises(OperantError, match="of kind IA3"):
+        Learner(get_peft_model(lm("gpt2"), other), **FAST)
 
 
 def test_a_critic_network_is_exported_merged(tmp_path, folders):

@@ -260,7 +260,6 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OperantError(f"{folder} is damaged: {str(error).splitlines()[0][:160]}") from error
     _check(config, str(folder))
-    config.inference_mode = False
     config.init_lora_weights = True  # the numbers come from the file; other ways of starting would look at the base
     return config, weights
 
