@@ -50,6 +50,30 @@ def limit() -> str:
     return table
 
 
+def frontier() -> str:
+    """One row a coefficient of KL, and one for the policy before."""
+    told = json.loads((RESULTS / "letters-frontier.json").read_text(encoding="utf-8"))
+    before = [group["final"]["before"]["mean"] for group in told["groups"]]
+    table = "| `kl.coef` | e's, held out | KL | empty | the diagnosis |\n|---|---|---|---|---|\n"
+    table += f"| before | {sum(before) / len(before):.1f} | 0 | | |\n"
+    for group in told["groups"]:
+        final, runs = group["final"], group["runs"]
+        said = [
+            f["name"].replace("_", " ") + (f" ({f['runs']} of {runs})" if f["runs"] < runs else "")
+            for f in group["findings"]
+            if f["level"] != "note"
+        ]
+        table += (
+            f"| {group['kl.coef']:g} | {_interval(final['reward'])} | {_interval(final['kl'])} "
+            f"| {100 * final['empty']['mean']:.0f} % | {', '.join(said)} |\n"
+        )
+    return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{told['command']}`.\n"
+
+
+def _interval(told: dict[str, float]) -> str:
+    return f"{told['mean']:.1f} ± {told['half']:.1f}"
+
+
 def _works(rows: list[dict[str, Any]]) -> str:
     about = dict.fromkeys((row["work"], row["about"]) for row in rows)
     return "".join(f"- **{work}**: {said}.\n" for work, said in about)

@@ -1,6 +1,7 @@
 """The pages say what the code does: generated parts are up to date, names exist, links lead somewhere, snippets run."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -52,9 +53,17 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["metrics.md", "options.md", "ppo.md", "from-trl.md", "fast.md", "../README.md"])
+@pytest.mark.parametrize("name", ["metrics.md", "options.md", "ppo.md", "from-trl.md", "fast.md", "how-to-train.md", "../README.md"])
 def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:
     assert page(ROOT / "docs" / name) == generate.pages()[name], "run `make docs`"
+
+
+def test_the_findings_that_readme_quotes_were_told() -> None:
+    told = json.loads((ROOT / "benchmarks/results/kl-samples.json").read_text(encoding="utf-8"))
+    without = next(run for run in told["runs"] if run["run"] == "without")
+    quoted = page(ROOT / "README.md")
+    assert f"{without['before']:.3f} -> {without['after']:.3f} in 72 steps" in quoted
+    assert any(f"problem: {said}" in quoted for said in without["findings"])
 
 
 def test_every_option_has_its_sentence(generate: ModuleType) -> None:

@@ -1,0 +1,39 @@
+"""What the coefficient of KL does to `letters`: `python -m benchmarks.letters_frontier`, twenty minutes on two cores.
+
+Sweeps six coefficients over three seeds into `runs/letters-sweep` (what is there is not made again), and writes
+`benchmarks/results/letters-frontier.json`; docs/how-to-train.md shows it.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from operant.tracking.compare import comparison
+
+ROOT = Path(__file__).parents[1]
+RUNS, RESULT = ROOT / "runs/letters-sweep", ROOT / "benchmarks/results/letters-frontier.json"
+COEFFICIENTS, SEEDS = "0,0.02,0.1,0.2,0.5,2", "1,2,3"
+
+
+def main() -> int:
+    sweep = ["sweep", "letters", "--kl.coef", COEFFICIENTS, "--seed", SEEDS, "--out", str(RUNS)]
+    code = subprocess.run([sys.executable, "-m", "operant", *sweep], check=False).returncode
+    if not code:
+        write()
+    return code
+
+
+def write() -> None:
+    """What the runs came to."""
+    rows = []
+    for group in comparison([RUNS])["groups"]:
+        final = {name: told for name, told in group["final"].items() if name in ("before", "reward", "kl", "empty")}
+        findings = [{"name": f["name"], "level": f["level"], "runs": f["runs"]} for f in group["findings"]]
+        rows.append({"kl.coef": group["number"], "runs": group["n"], "final": final, "findings": findings})
+    told = {"command": "python -m benchmarks.letters_frontier", "groups": rows}
+    RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
