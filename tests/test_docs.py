@@ -53,7 +53,9 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["metrics.md", "options.md", "ppo.md", "from-trl.md", "fast.md", "how-to-train.md", "../README.md"])
+@pytest.mark.parametrize(
+    "name", ["metrics.md", "options.md", "ppo.md", "from-trl.md", "fast.md", "how-to-train.md", "../README.md"]
+)
 def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:
     assert page(ROOT / "docs" / name) == generate.pages()[name], "run `make docs`"
 
