@@ -5,10 +5,12 @@ then micro-batches bound its memory. Weights are known for the whole minibatch b
 are summed, so neither micro-batches nor padding nor ranks change what the optimizer sees.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from operant import distributed
 from operant.batch import token_weights, units
@@ -134,13 +136,12 @@ def _apply(
     watch: Watch, optimizer: torch.optim.Optimizer, options: UpdateOptions, steering: OptimizerOptions, seen: Tally
 ) -> None:
     """Clip and step; a gradient that is not finite, or a ratio beyond its threshold, never reaches the weights."""
-    norms = {name: torch.linalg.vector_norm(p.grad) for name, p in watch.held.items() if p.grad is not None}
-    whole = torch.linalg.vector_norm(torch.stack(list(norms.values()))) if norms else torch.zeros(())
-    norm, bound = float(whole), steering.max_grad_norm or float("inf")
+    norms, bound = _norms(watch.held), steering.max_grad_norm or float("inf")
+    norm = math.hypot(*norms.values())
     finite = norm == norm and norm != float("inf")
     refused = not finite or _ratio_beyond(seen, options.ratio_threshold)
     if not refused:
-        watch.gradients({name: float(x) for name, x in norms.items()})
+        watch.gradients(norms)
         seen.add("update/grad_norm", norm)
         seen.add("update/grad_norm_clipped", min(norm, bound))
         seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
@@ -150,6 +151,16 @@ def _apply(
     seen.add("policy/skipped_steps", float(refused))
     seen.add("update/not_finite", float(not finite))
     optimizer.zero_grad()
+
+
+def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
+    """The length of each gradient, in float32 at least; all leave the device at once."""
+    held = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    if not held:
+        return {}
+    wide = {torch.promote_types(g.dtype, torch.float32) for g in held.values()}
+    found = torch._foreach_norm(list(held.values()), dtype=max(wide, key=lambda kind: kind.itemsize))
+    return dict(zip(held, torch.stack(found).tolist(), strict=True))
 
 
 def _ratio_beyond(seen: Tally, threshold: float | None) -> bool:
