@@ -65,7 +65,7 @@ def config(name: str, tiny: bool) -> Any:
     family = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
     match name:
         case "neo-1.3b":
-            kinds = [[["global", "local"], layers // 2]]
+            kinds = [[["global", "local"], layers // 2]] + [[["global"], 1]] * (layers % 2)
             shape = {"num_layers": layers, "hidden_size": width, "num_heads": heads, "attention_types": kinds}
             return t.GPTNeoConfig(**shape, **common)
         case "llama-1b":

@@ -53,7 +53,7 @@ def main(place: Place, tell: Any) -> None:
                 told |= {f"{name}/plain_{k}": v for k, v in plain(place, work).items()}
             if work.algorithm == "ppo":
                 told[f"{name}/speed_ratio"] = told[f"{twin}/plain_seconds"] / told[f"{name}/seconds"]
-                told[f"{name}/memory_ratio"] = told[f"{name}/gb"] / told[f"{twin}/plain_gb"]
+                told[f"{name}/memory_ratio"] = told[f"{name}/gb"] / max(told[f"{twin}/plain_gb"], 1e-9)
         except Exception as error:
             told[f"{name}/error"], good = f"{type(error).__name__}: {error}"[:300], False
         tell(**told, good=good)
