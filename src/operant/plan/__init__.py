@@ -20,8 +20,10 @@ from operant.settings import find_device
 
 SAMPLED = 512
 """Tasks whose prompts are measured."""
-PROGRAM = 0.1e9
+PROGRAM = 0.08e9
 """Bytes that the program itself takes while it runs, beyond its imports."""
+HEAP = 1.25
+"""Times the memory of activations that the C library's heap takes for them, with the holes between."""
 FULL = 0.9
 """Share of the memory above which a run is told not to fit: the system and the reward's models want some, too."""
 
@@ -103,6 +105,7 @@ def plan(config: Config, *, tokenizer: Any = None) -> Plan:
             "update": sketch.update(shape.rows, shape.prompt, shape.reply, again=shape.micro_batches > 1),
         }
     held = {name: size for name, size in held.items() if size} | ({"the program": PROGRAM} if on_cpu else {})
+    phases["update"]["activations"] *= HEAP if on_cpu else 1.0
     loading = PROGRAM + 2 * held["weights"] if on_cpu else 0.0
     return Plan(shape, held, phases, str(device), _limit(device), loading)
 
