@@ -5,6 +5,7 @@ declared(sampling, {"top_k": 50, "temperature": 0.7})                           
 """
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -97,3 +98,21 @@ def declared(base: Sampling, generation: Mapping[str, Any]) -> tuple[Sampling, d
     scored = {k: v for k, v in generation.items() if k not in UNSCORED and k != "max_length"}
     sampling = from_generation_kwargs(base, scored)
     return replace(sampling, top_k=0, top_p=1.0, min_p=0.0), unscored
+
+
+def warned(sampling: Sampling) -> Sampling:
+    """Say what truncation does to the KL that is told and paid; the sampling itself."""
+    said = sampling.warning()
+    if said is not None:
+        warnings.warn(said, stacklevel=4)
+    return sampling
+
+
+def warn_of_unscored(unscored: Mapping[str, Any]) -> None:
+    """Say that replies are scored as what they are not."""
+    named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
+    warnings.warn(
+        f"replies sampled with {named} are scored as pure sampling, for no score can know what could not be drawn: "
+        "ratios and KL are biased; sample with Learner.generate, or without it",
+        stacklevel=3,
+    )

@@ -8,10 +8,8 @@
 The trainer is written with this class; a loop of one's own can be, too.
 """
 
-import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +21,7 @@ from operant.algorithms import find
 from operant.batch import collate
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
-from operant.generation import declared, from_generation_kwargs
+from operant.generation import declared, from_generation_kwargs, warn_of_unscored, warned
 from operant.kl import KLOptions, controller
 from operant.lessons import Learnt, Lesson, Progress, choose
 from operant.observe import bootstrap, observe, pay
@@ -97,7 +95,7 @@ class Learner:
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
         self.budget = self.options["update"].budget()
-        self.clock: dict[str, float] = {}
+        self.clock = machine.Clock()
         self.spoken = self.sampling
         """What the last replies were sampled with."""
         self.learnt: Learnt | None = None
@@ -108,7 +106,7 @@ class Learner:
 
     def _sampling(self) -> Sampling:
         """The configured sampling; without stop tokens of its own, with the model's."""
-        sampling: Sampling = _warned(self.options["sampling"])
+        sampling: Sampling = warned(self.options["sampling"])
         return sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
 
     # --- play ---------------------------------------------------------------------------------------------------------
@@ -122,7 +120,7 @@ class Learner:
         """
         sampling = from_generation_kwargs(self.sampling, generation).for_training()
         if sampling != self.sampling:
-            _warned(sampling)
+            warned(sampling)
         if self.policy.tokenizer is None and sampling.stop_strings:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
@@ -187,7 +185,7 @@ class Learner:
             return self.learn(list(first), list(second), self.spoken)
         sampling, unscored = declared(self.sampling, generation or {})
         if unscored:
-            _say_unscored(unscored)
+            warn_of_unscored(unscored)
         told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
         given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
         given["declared"] = dict(generation or {})
@@ -324,8 +322,7 @@ class Learner:
         self.engine.sync(self.policy, self.policy.version)
 
     def _told(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
-        clock, self.clock = self.clock, {}
-        times = {f"time/{name}": seconds for name, seconds in clock.items()}
+        times = self.clock.take()
         known = {"step": self.progress.step, "episodes": self.progress.episodes, "update/lr": lr}
         known["update/micro_tokens"] = self.budget.tokens
         if self.reference is not None:
@@ -334,14 +331,9 @@ class Learner:
             known["kl/loss_coef"] = self.kl.loss_coef
         return known | metrics | times
 
-    @contextmanager
-    def timing(self, phase: str) -> Iterator[None]:
+    def timing(self, phase: str) -> AbstractContextManager[None]:
         """Count the seconds of a phase of this step."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.clock[phase] = self.clock.get(phase, 0.0) + time.perf_counter() - start
+        return self.clock.timing(phase)
 
     def parts(self) -> dict[str, Any]:
         """Everything that changes, by the name under which it registers in `RunState`."""
@@ -357,23 +349,6 @@ class Learner:
             **reference,
             **shadows,
         }
-
-
-def _warned(sampling: Sampling) -> Sampling:
-    """Say what truncation does to the KL that is told and paid."""
-    said = sampling.warning()
-    if said is not None:
-        warnings.warn(said, stacklevel=4)
-    return sampling
-
-
-def _say_unscored(unscored: Mapping[str, Any]) -> None:
-    named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
-    warnings.warn(
-        f"replies sampled with {named} are scored as pure sampling, for no score can know what could not be drawn: "
-        "ratios and KL are biased; sample with Learner.generate, or without it",
-        stacklevel=3,
-    )
 
 
 def _task(query: Any) -> Task:

@@ -1,12 +1,36 @@
-"""What a run runs on: versions, machine, memory."""
+"""What a run runs on: versions, machine, memory, and how long its phases take."""
 
 import ctypes
 import os
 import platform
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+class Clock:
+    """Seconds of the phases of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        """Add what passes while this lasts to the phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """The metrics `time/...`; the clock begins anew."""
+        taken, self.seconds = self.seconds, {}
+        return {f"time/{name}": seconds for name, seconds in taken.items()}
 
 
 def about() -> dict[str, Any]:

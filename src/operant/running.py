@@ -125,8 +125,7 @@ class Run:
         metrics |= self._look(step)
         now = time.perf_counter()
         metrics |= {"time/track": looked - begun, "time/step": now - start} | machine.memory()
-        metrics |= {f"time/{name}": seconds for name, seconds in learner.clock.items()}
-        learner.clock.clear()
+        metrics |= learner.clock.take()
         metrics["tokens/per_second"] = metrics["rollout/reply_tokens"] * metrics["rollout/count"] / (now - start)
         self.metrics.append(metrics)
         self.trackers.log(step, metrics)
@@ -172,7 +171,7 @@ class Run:
         if not self.started:
             self.before = self.evaluate()
             self._first_probe()
-            self.learner.clock.clear()
+            self.learner.clock.take()
             self.started = True
 
     def _first_probe(self) -> None:

@@ -106,7 +106,7 @@ class Sampling:
         return ", ".join(f"{name}={getattr(self, name)}" for name in on if on[name])
 
     def adjust(self, logits: Tensor, places: Tensor | int) -> Tensor:
-        """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32 at least, untruncated."""
+        """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32 at least, not cut."""
         out = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1:
             out = out / self.temperature

@@ -27,7 +27,7 @@ BLOCK = 1 << 18
 Head = Callable[[Tensor], Tensor]
 """[N, D] -> [N, V]."""
 
-NAMES = ("logprobs", "logsumexp", "entropy", "reverse", "forward")
+NAMES: tuple[str, ...] = ("logprobs", "logsumexp", "entropy", "reverse", "forward")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def score(
 
 def _score(head: Head, states: Tensor, told: Swept, allowed: Sequence[Tensor] | None) -> dict[str, Tensor]:
     logits = head(states)
-    out = dict(zip(NAMES, Sweep.apply(logits, told), strict=False))
+    out: dict[str, Tensor] = dict(zip(NAMES, Sweep.apply(logits, told), strict=False))
     out["raw_logprobs"] = out["logprobs"]
     if allowed is not None:  # the chosen token's share of what could be drawn
         among = _among(told.sampling.adjust(logits, told.places), allowed)

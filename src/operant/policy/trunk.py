@@ -131,9 +131,11 @@ class Trunk:
 
         Raises: OperantError where the head is asked for and is also the embedding, which lies below.
         """
-        held = dict(model.named_parameters())
+        # Quantised weights are whole numbers, and frozen as they are.
+        held = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         before = {name: p.requires_grad for name, p in held.items()}
-        model.requires_grad_(True)
+        for p in held.values():
+            p.requires_grad_(True)
         with torch.enable_grad():
             reached = _reached(self, list(held.values()), run)
         below = {name for name, hit in zip(held, reached, strict=True) if hit}
