@@ -1,5 +1,7 @@
 """The schedule of generation: whatever it does, the same replies, and less work."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ KINDS = ("gpt2", "llama", "gpt_neox", "opt", "bloom", "t5", "bart", "mistral")
 POOLED = ("gpt2", "llama", "gpt_neox", "opt", "bloom")
 
 
-def model_of(kind: str, **more):
+def model_of(kind: str, window: int = 5, **more):
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
     ids = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -35,10 +37,20 @@ def model_of(kind: str, **more):
             return BloomForCausalLM(config).eval()
         case "mistral":  # a sliding window, shorter than the rows
             config = MistralConfig(
-                intermediate_size=48, num_key_value_heads=1, sliding_window=5, initializer_range=0.3, **shape, **ids
+                intermediate_size=48,
+                num_key_value_heads=1,
+                sliding_window=window,
+                initializer_range=0.3,
+                **shape,
+                **ids,
             )
             return MistralForCausalLM(config).eval()
     return lm(kind, **more)
+
+
+def any_model(x: Any) -> Any:
+    """What has more than its type says."""
+    return x
 
 
 def policy_of(kind: str) -> Policy:
@@ -77,6 +89,27 @@ def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, adm
     monkeypatch.setattr("operant.engines.native.COMPACT_AT", compact)
     monkeypatch.setattr("operant.engines.native.ADMIT_AT", admit)
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=5), whole)
+
+
+@pytest.mark.parametrize("shapes", ["growing", "fixed"])
+@pytest.mark.parametrize("rows", [4, 256])
+def test_looking_seldom_at_which_replies_have_ended_changes_nothing(shapes, rows, monkeypatch):
+    policy = policy_of("gpt2")
+    whole = replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1])
+    monkeypatch.setattr("operant.engines.native.look_every", lambda device: 5)
+    policy = fixed(policy) if shapes == "fixed" else policy
+    same(replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1], batch=rows), whole)
+
+
+def test_a_sliding_window_that_holds_whole_rows_is_none():
+    """Mistral's: wide enough for what the probe reads; rows of 9 fit into it, rows of 10 do not."""
+    policy = Policy(model_of("mistral", window=9), value=ValueOptions(init="normal"))
+    assert isinstance(policy.decode(4, 9), Pooled) and isinstance(policy.decode(4, 10), Cached)
+    short = Sampling(max_tokens=2, stop_tokens=(2, 7))
+    for prompt, c in zip(GROUPS, replies(policy, short, GROUPS, KEYS, batch=4), strict=True):
+        truth = bare_logprobs(policy.model, prompt, c.action)
+        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-4)
+    assert static(policy, 4, 9, moves=False) is not None and static(policy, 4, 10, moves=False) is None
 
 
 @pytest.mark.parametrize("kind", POOLED)
@@ -197,8 +230,8 @@ def test_the_last_rows_fill_the_holes():
 
 
 def test_only_plain_keys_and_values_are_kept_in_one_buffer():
-    assert plain_layers(model_of("gpt2")) == 2
-    assert plain_layers(model_of("mistral")) is None and plain_layers(model_of("t5")) is None
+    assert plain_layers(model_of("gpt2"), 20) == 2 and plain_layers(model_of("t5"), 20) is None
+    assert plain_layers(model_of("mistral"), 20) is None and plain_layers(model_of("mistral"), 5) == 2
 
 
 def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():
@@ -253,14 +286,14 @@ def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
             assert c.action == plain.action
             assert c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
             assert c.values == pytest.approx(plain.values, abs=1e-5)
-    assert len(policy.decode(rows, 8).kept.graphs) == 0
+    assert not any_model(policy.decode(rows, 8)).kept.graphs
     truth = bare_logprobs(policy.model, prompts[0], grown[0].action)
     assert torch.allclose(torch.tensor(grown[0].logprobs).double(), truth, atol=1e-5)
 
 
 def test_fewer_rows_are_computed_as_replies_end_and_states_at_the_cut_are_kept():
     policy = policy_of("gpt2")
-    policy.trunk = Below(policy.model.transformer.h[1])
+    any_model(policy).trunk = Below(policy.model.transformer.h[1])
     prompts, keys = [[4 + i % 11, 5, 3] for i in range(64)], list(range(64))
     long = Sampling(max_tokens=30, stop_tokens=(2, 7, 11))
     plain = replies(policy, long, prompts, keys)
@@ -305,9 +338,9 @@ def test_where_a_step_cannot_be_captured_generation_goes_on_without(caplog):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
 def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
-    policy = Policy(model_of(kind).cuda(), value=ValueOptions(init="normal"))
+    policy = Policy(any_model(model_of(kind)).cuda(), value=ValueOptions(init="normal"))
     said = replies(policy, RAGGED, GROUPS, KEYS, batch=4)
-    assert policy.decode(4, 19).kept.graphs
+    assert any_model(policy.decode(4, 19)).kept.graphs
     policy.model.cpu()
     for prompt, c in zip(GROUPS, said, strict=True):
         assert torch.allclose(
@@ -333,12 +366,12 @@ def test_states_at_the_cut_are_collected_of_every_token_but_the_last(mode):
         object.__setattr__(policy.modes, "pooled", False)
         object.__setattr__(policy.modes, "cached", mode == "cached")
     block = policy.model.transformer.h[1]
-    policy.trunk = Below(block)
+    any_model(policy).trunk = Below(block)
     said = NativeEngine(policy, batch=4).generate(GROUPS, RAGGED, KEYS)
     for prompt, c in zip(GROUPS, said, strict=True):
         policy.model(torch.tensor([prompt + c.action[:-1]]))
         assert c.states.shape == (len(prompt) + len(c.action) - 1, 32)
-        assert torch.allclose(c.states, policy.trunk.last[0], atol=1e-4)
+        assert torch.allclose(c.states, any_model(policy).trunk.last[0], atol=1e-4)
 
 
 def test_without_a_trunk_there_are_no_states():

@@ -106,7 +106,7 @@ class _Speech:
         self.waiting = in_turn(prompts)
         device = self.policy.device
         self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=exact(self.policy), device=device)
-        self.ahead_by = 1 if device.type == "cpu" else LOOK_EVERY
+        self.ahead_by = look_every(device)
         self.patience = 1 if record.table is not None else self.ahead_by
         self._seat(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
@@ -190,6 +190,11 @@ class _Speech:
             self.record.below.append((live, places.clone(), self.decodings[0].below))
         self.places += 1
         places += 1
+
+
+def look_every(device: torch.device) -> int:
+    """Tokens between two looks at the device."""
+    return 1 if device.type == "cpu" else LOOK_EVERY
 
 
 def in_turn(prompts: Sequence[list[int]]) -> list[int]:

@@ -16,20 +16,27 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 START_WITH = 64
 """Columns for replies to begin with; a buffer that is full doubles them."""
 
 
-def plain_layers(model: Any) -> int | None:
-    """How many layers of plain keys and values the model caches; None where its cache is of another kind."""
+def plain_layers(model: Any, columns: int) -> int | None:
+    """How many layers of plain keys and values the model caches; None where its cache is of another kind.
+
+    A sliding window is plain as long as rows of `columns` tokens fit into it.
+    """
     try:
         layers = DynamicCache(config=model.config).layers
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    plain = layers and all(type(layer) is DynamicLayer for layer in layers)
+    plain = layers and all(type(x) is DynamicLayer or _window_of(x) >= columns for x in layers)
     return len(layers) if plain and not getattr(model.config, "is_encoder_decoder", False) else None
+
+
+def _window_of(layer: Any) -> int:
+    return int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else 0
 
 
 class _Layer(CacheLayerMixin):

@@ -32,7 +32,8 @@ def decode(policy: "Policy", rows: int, columns: int, *, moves: bool = True) -> 
     `moves`: whether prompts will step in beside live rows.
     """
     modes = policy.modes
-    if policy.device.type == "cuda":
+    pooled = modes.pooled and plain_layers(policy.model, columns) is not None
+    if pooled and policy.device.type == "cuda":
         from operant.policy.static import static
 
         fixed = static(policy, rows, columns, moves=moves)
@@ -40,7 +41,7 @@ def decode(policy: "Policy", rows: int, columns: int, *, moves: bool = True) -> 
             return fixed
     if not (modes.cached and (modes.left or policy.encoder_decoder)):
         return Whole(policy)
-    return Pooled(policy, rows, columns) if modes.pooled else Cached(policy)
+    return Pooled(policy, rows, columns) if pooled else Cached(policy)
 
 
 class Decoding:
@@ -109,7 +110,7 @@ class Pooled(Decoding):
 
     def __init__(self, policy: "Policy", rows: int, columns: int):
         super().__init__(policy)
-        layers = plain_layers(policy.model)
+        layers = plain_layers(policy.model, columns)
         if layers is None:
             raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
         self.cache = Window(layers, rows, columns)

@@ -90,7 +90,7 @@ class Kept:
     """What outlives a call: the buffer and the graphs that read and write it, by their number of rows."""
 
     def __init__(self, policy: "Policy", rows: int, columns: int, moves: bool):
-        layers = plain_layers(policy.model)
+        layers = plain_layers(policy.model, columns)
         if layers is None:
             raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
         self.window = StaticWindow(layers, rows, columns, moves, policy.device)
@@ -170,7 +170,7 @@ def static(policy: "Policy", rows: int, columns: int, *, moves: bool, capture: b
 
     `moves`: prompts will step in, so that the window travels.
     """
-    if _not_at_all.setdefault(policy, False) or not policy.modes.pooled:
+    if _not_at_all.setdefault(policy, False) or not policy.modes.pooled or plain_layers(policy.model, columns) is None:
         return None
     if policy not in _kept and not agrees(policy):
         log.warning("decoding without graphs: %s gives other numbers over a fixed buffer", type(policy.model).__name__)
@@ -180,6 +180,8 @@ def static(policy: "Policy", rows: int, columns: int, *, moves: bool, capture: b
     if kept is None or not kept.fits(policy, rows, columns, moves):
         _kept.pop(policy, None)
         limit = -(-columns // ALIGN) * ALIGN
+        if plain_layers(policy.model, limit) is None:  # a sliding window between the two
+            limit = columns
         kept = Kept(policy, rows, min(limit, policy.context or limit), moves)
         _kept[policy] = kept
     return Static(policy, kept, capture)
