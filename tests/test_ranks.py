@@ -33,6 +33,8 @@ UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 OPTIONS = {"epochs": 2, "micro_tokens": 30, "score.scale": True, "stop_tokens": (2,), "lr": 1e-3, "max_grad_norm": 1.0}
 
 MINIBATCHES = {"minibatch": 3, "advantage.whiten_scope": "minibatch"}
+PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
+"""Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
 
 
 def learnt(which: list[int], **more) -> tuple[dict, dict]:
@@ -48,6 +50,21 @@ def learnt(which: list[int], **more) -> tuple[dict, dict]:
         told |= {f"{step}/{k}": v for k, v in metrics.items() if not k.startswith("time/")}
     held = {"coef": learner.controller.coef, "mean": learner.moments.mean, "var": learner.moments.var}
     return told, held | {"weights": torch.cat([p.detach().flatten() for p in policy.parameters()])}
+
+
+def learnt_in_parts(which: list[int]) -> dict[str, torch.Tensor]:
+    """How far one step moves what is trained; with so large an eps, as the gradient says."""
+    moved = {}
+    for name, more in PARTS.items():
+        model = lm("llama")  # its output head is a matrix of its own
+        options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,), "minibatch": 4}
+        learner = Learner(model, **options, **more, micro_tokens=20)
+        before = [p.detach().clone() for p in learner.policy.trainable()]
+        queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
+        learner.step(queries, replies, [SCORES[i] for i in which])
+        after = learner.policy.trainable()
+        moved[name] = torch.cat([(a.detach() - b).flatten() for a, b in zip(after, before, strict=True)])
+    return moved
 
 
 def numbers() -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,6 +94,7 @@ def ranks_work(rank: int, world: int) -> dict:
         "used": judged.used if hasattr(judged, "used") else judged.scores,
         "learnt": learnt(DEALT[rank]),
         "minibatches": learnt(DEALT[rank], **MINIBATCHES),
+        "parts": learnt_in_parts(DEALT[rank]),
     }
 
 
@@ -143,3 +161,11 @@ def test_two_ranks_tell_and_learn_what_one_process_does(ranks, how):
         for name in ("coef", "mean", "var"):
             assert mine[name] == pytest.approx(held[name], rel=1e-5), name
         assert torch.equal(mine["weights"], ranks[0][how][1]["weights"])
+
+
+def test_two_ranks_move_what_one_process_moves_where_some_parameters_have_no_gradient(ranks):
+    truth = learnt_in_parts(list(range(7)))
+    for name, right in truth.items():
+        for rank in (0, 1):
+            apart = (ranks[rank]["parts"][name] - right).norm() / right.norm()
+            assert float(apart) < 1e-4, (name, rank, float(apart))
