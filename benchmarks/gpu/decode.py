@@ -30,6 +30,8 @@ def measured(place: Place, name: str, rate: float) -> dict[str, float]:
         asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None}
         return place.seconds(lambda: learner.generate(prompts, **asked))
 
+    said = learner.generate(prompts, max_new_tokens=short, min_new_tokens=short, eos_token_id=None)
+    assert all(len(reply.ids) == short for reply in said)
     for tokens in (short, long):  # whatever is captured or compiled is, now
         generate(tokens)
     a, b = (min(generate(tokens) for _ in range(place.sized(4, 1))) for tokens in (short, long))
