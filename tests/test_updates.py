@@ -8,7 +8,9 @@ from rigs import said
 from toys import lm
 
 from operant import Learner, OperantError, losses
+from operant.tally import Tally
 from operant.types import Batch, Outputs
+from operant.updates.blocks import Watch
 from operant.updates.optimizer import OptimizerOptions, rate
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
@@ -136,3 +138,22 @@ def test_a_reply_for_each_score():
 def test_a_device_that_is_not_there_is_a_sentence():
     with pytest.raises(OperantError, match="operant doctor"):
         learner(device="cuda:99")
+
+
+def test_norms_of_large_tensors_are_estimated_and_small_ones_exact():
+    torch.manual_seed(0)
+    model = torch.nn.Module()
+    model.wide = torch.nn.Parameter(torch.randn(700, 768))
+    model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+    tally = Tally()
+    watch = Watch(model, tally, closely=True)
+    moves = {"wide": torch.randn(700, 768) * torch.arange(1, 769), "layers.0.weight": torch.ones(8, 8)}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(moves.get(name, torch.zeros(())))
+    watch.weights()
+    told = {name.split("/", 1)[1]: x for name, x in tally.result().items()}
+    assert told["update/embedding"] == pytest.approx(float(moves["wide"].norm()), rel=0.02)
+    assert told["weight/embedding"] == pytest.approx(float(model.wide.detach().norm()), rel=0.02)
+    assert told["update/block 0"] == pytest.approx(8.0)
+    assert sum(x.numel() for x in watch.before.values()) < 70_000

@@ -39,8 +39,8 @@ class LearnerOptions:
     """On Linux processors: have the C library keep freed memory for the next step rather than give it back, page by
     page. For the whole process."""
     watch_every: int = 10
-    """Steps between close looks: histograms of every gradient, norms of weights and updates by block; 0: none. Each
-    holds a copy of the trained weights while it lasts."""
+    """Steps between close looks: histograms of every gradient, norms of weights and updates by block; 0: none. Of
+    tensors above 65,536 numbers they see a sample."""
 
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):

@@ -11,7 +11,7 @@ from operant.measure import BLOCKS, GRADIENTS
 from operant.tally import Tally
 
 SAMPLE = 1 << 16
-"""Numbers of one tensor that its histogram looks at, evenly over it."""
+"""Numbers of one tensor that a close look sees, evenly over it: of larger ones, norms are estimated from these."""
 
 
 def block_names(parameters: Iterable[str]) -> dict[str, str]:
@@ -39,12 +39,12 @@ class Watch:
     """The parts of a policy that are looked at: made once a step, before its update."""
 
     def __init__(self, policy: nn.Module, tally: Tally, *, closely: bool = False):
-        """`closely`: also histograms of every gradient, and norms of weights and of their change. Costs a copy."""
+        """`closely`: also histograms of every gradient, and norms of weights and of their change."""
         self.tally = tally
         self.held = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self.blocks = block_names(self.held)
         self.closely = closely
-        self.before = {name: p.detach().clone() for name, p in self.held.items()} if closely else {}
+        self.before = {name: _sample(p).clone() for name, p in self.held.items()} if closely else {}
 
     def gradients(self, norms: dict[str, float]) -> None:
         """Note the gradients of an optimizer step, whose norms by parameter are known."""
@@ -52,16 +52,17 @@ class Watch:
         if self.closely and distributed.rank() == 0:  # they are the same on every rank
             for name, p in self.held.items():
                 if p.grad is not None:
-                    flat = p.grad.flatten()
-                    self.tally.histogram(GRADIENTS + name, flat[:: -(-len(flat) // SAMPLE)])
+                    self.tally.histogram(GRADIENTS + name, _sample(p.grad))
         self.closely = False  # the first optimizer step stands for all
 
     def weights(self) -> None:
         """Note the weights after the update, and how far they have moved in it."""
         if not self.before:
             return
-        self._note("weight", {name: _norm(p) for name, p in self.held.items()})
-        self._note("update", {name: _norm(p.detach() - self.before[name]) for name, p in self.held.items()})
+        now = {name: _sample(p) for name, p in self.held.items()}
+        whole = {name: p.numel() / max(len(now[name]), 1) for name, p in self.held.items()}
+        self._note("weight", {name: _norm(x, whole[name]) for name, x in now.items()})
+        self._note("update", {name: _norm(x - self.before[name], whole[name]) for name, x in now.items()})
 
     def _note(self, kind: str, norms: dict[str, float]) -> None:
         squares: dict[str, float] = {}
@@ -71,5 +72,13 @@ class Watch:
             self.tally.add(f"{BLOCKS}{kind}/{block}", square**0.5)
 
 
-def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float32))
+def _sample(x: Tensor) -> Tensor:
+    """Numbers evenly over a tensor; at odd distances, so that they do not all stand in the same few columns."""
+    flat = x.detach().flatten()
+    step = -(-len(flat) // SAMPLE)
+    return flat[:: step | 1 if step > 1 else 1]
+
+
+def _norm(x: Tensor, times: float) -> float:
+    """Of a tensor of which x is one number in so many."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float32)) * times**0.5
