@@ -76,7 +76,6 @@ REMEDIES = {
     "reference": TRAIN_LESS,
     "optimizer": TRAIN_LESS,
     "gradients": TRAIN_LESS,
-    "close look": "--watch-every 0 leaves out the copy of the weights that close looks take",
     "activations": "compute fewer tokens at once: --update.micro-tokens 2048; or --model.gradient-checkpointing true",
     "a pass": "compute fewer tokens at once: --update.micro-tokens 2048",
     "cache": "decode fewer or shorter replies at once: --batch, --sampling.max-tokens",

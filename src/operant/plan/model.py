@@ -20,6 +20,7 @@ from operant.policy.policy import Policy
 from operant.policy.probe import Modes
 from operant.policy.trunk import Trunk
 from operant.types import OperantError
+from operant.updates.blocks import SAMPLE
 
 
 def config_of(name: Any) -> Any:
@@ -95,13 +96,14 @@ class Sketch:
     def held(self) -> dict[str, float]:
         """Bytes by name."""
         low = [p for p in self.trained if p.element_size() < 4]  # these have a master and its gradient beside them
+        watched = self.run.learner["learner"].watch_every
         moments = 2.1 if self.run.learner["optimizer"].states == "8bit" else 8.0
         return {
             "weights": _bytes(self.policy.parameters()) + _bytes(self.policy.buffers()),
             "critic network": _bytes(self.critic.parameters()) if self.critic is not None else 0.0,
             "reference": self._reference(),
             "optimizer": moments * _count(self.trained) + 8.0 * _count(low),
-            "close look": _bytes(self.trained) if self.run.learner["learner"].watch_every else 0.0,
+            "close look": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) if watched else 0.0,
         }
 
     def _reference(self) -> float:
