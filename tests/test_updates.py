@@ -11,7 +11,7 @@ from operant import Learner, OperantError, losses
 from operant.tally import Tally
 from operant.types import Batch, Outputs
 from operant.updates.blocks import Watch
-from operant.updates.optimizer import OptimizerOptions, rate
+from operant.updates.optimizer import OptimizerOptions, apply, make_optimizer, rate
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -157,3 +157,23 @@ def test_norms_of_large_tensors_are_estimated_and_small_ones_exact():
     assert told["weight/embedding"] == pytest.approx(float(model.wide.detach().norm()), rel=0.02)
     assert told["update/block 0"] == pytest.approx(8.0)
     assert sum(x.numel() for x in watch.before.values()) < 70_000
+
+
+@pytest.mark.parametrize("states", ["float32", "8bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shrunk_step_is_the_step_of_the_shrunk_gradient(states, dtype):
+    """Gradients a hundred and a thousand times too long by turns: Adam forgets a constant factor, and not this one."""
+    torch.manual_seed(0)
+    twins = [torch.nn.Linear(40, 30, dtype=dtype) for _ in range(2)]
+    twins[1].load_state_dict(twins[0].state_dict())
+    options = OptimizerOptions(lr=1e-2, states=states)
+    optimizers = [make_optimizer(twin, options) for twin in twins]
+    for i in range(6):
+        shrink = 0.01 if i % 2 else 0.001
+        for p, q in zip(*(twin.parameters() for twin in twins), strict=True):
+            p.grad = torch.randn(p.shape, dtype=dtype)
+            q.grad = p.grad * shrink
+        apply(optimizers[0], options, shrink=shrink)
+        apply(optimizers[1], options)
+    for p, q in zip(*(twin.parameters() for twin in twins), strict=True):
+        assert float((p - q).abs().max()) < (1e-5 if dtype == torch.float32 else 0.01)

@@ -27,11 +27,13 @@ class EightBit(Mastered):
     """AdamW as torch computes it, with moments of 8 bits. Its state goes on to the bit."""
 
     @torch.no_grad()
-    def move(self) -> None:
-        """One step of every parameter that has a gradient."""
+    def move(self, shrink: float) -> None:
+        """One step of every parameter that has a gradient, times `shrink`."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
+                    if shrink != 1:
+                        p.grad.mul_(shrink)
                     _step(p, self.state[p] or _fresh(self.state[p], p), group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

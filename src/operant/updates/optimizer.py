@@ -83,8 +83,7 @@ class Mastered(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None, *, shrink: float = 1.0) -> None:
-        """One step, with the gradients times `shrink`."""
-        """Gradients to the masters, one step of AdamW, and the masters' new values to what computes."""
+        """Gradients to the masters, a step with them times `shrink`, and the masters' values to what computes."""
         for p, master in self.pairs:
             if p.grad is None:
                 master.grad = None
@@ -92,12 +91,15 @@ class Mastered(torch.optim.AdamW):
                 master.grad = p.grad.float()
             else:
                 master.grad.copy_(p.grad)
-        self.move()
+        self.move(shrink)
         if self.pairs:
             torch._foreach_copy_([p for p, _ in self.pairs], [master for _, master in self.pairs])
 
-    def move(self) -> None:
+    def move(self, shrink: float) -> None:
         """One step of what the optimizer holds."""
+        # torch's fused kernel divides by a scale while it reads the gradients: a pass over them less.
+        self.grad_scale = None if shrink == 1 else torch.tensor(1 / shrink)
+        self.found_inf = None if shrink == 1 else torch.zeros(())
         super().step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
