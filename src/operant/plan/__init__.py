@@ -95,9 +95,10 @@ def plan(config: Config, *, tokenizer: Any = None) -> Plan:
     on_cpu = device.type == "cpu"
     with phantoms() as memory:
         sketch = Sketch(model_config, config, memory)
-        held = sketch.held()
+        held, frozen = sketch.held(), 0.0
         if sketch.policy.trunk is not None:
             held["trunk states"] = _states(config, sketch, shape)
+            frozen = held["weights"] - held["reference"]
         phases = {
             "generation": sketch.generation(min(shape.batch, 256), shape.prompt, shape.reply),
             "observation": sketch.observation(shape.rows, shape.prompt, shape.reply),
@@ -105,7 +106,9 @@ def plan(config: Config, *, tokenizer: Any = None) -> Plan:
         }
     held = {name: size for name, size in held.items() if size} | ({"the program": PROGRAM} if on_cpu else {})
     phases["update"]["activations"] *= HEAP if on_cpu else 1.0
-    loading = PROGRAM + 2 * held["weights"] if on_cpu else 0.0
+    # A trunk finds out what lies below it by one gradient of all of that.
+    beside = max(held["weights"], HEAP * frozen) if on_cpu else 0.0
+    loading = PROGRAM + held["weights"] + beside if on_cpu else 0.0
     return Plan(shape, held, phases, str(device), _limit(device), loading)
 
 
