@@ -155,7 +155,7 @@ class Static(Pooled):
                     self._compute(rows)
             now.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 states, below = self._compute(rows)
             self.kept.graphs[rows] = (graph, states, below)
         except RuntimeError as error:

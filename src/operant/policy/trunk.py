@@ -164,8 +164,17 @@ def _reached(trunk: Trunk, parameters: list[nn.Parameter], run: Callable[[], Any
         trunk.below(run)
     finally:
         hook.remove()
-    gradients = torch.autograd.grad(kept[0].float().sum(), parameters, allow_unused=True)
-    return [g is not None for g in gradients]
+    # The graph alone says so: computing the gradient would take a model's worth of memory.
+    leaves, todo, seen = set[int](), [kept[0].grad_fn], set[Any]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        todo += [following for following, _ in node.next_functions]
+    return [id(p) in leaves for p in parameters]
 
 
 def find_blocks(model: Any) -> nn.ModuleList:
