@@ -16,7 +16,7 @@ from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
-from operant.policy.logprobs import Sweep, Swept, _slope, _statistics, compiled, score
+from operant.policy.logprobs import Sweep, Swept, _spread, _statistics, compiled, score
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, uniforms
 from operant.types import Batch, OperantError, Task
@@ -299,7 +299,7 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
     logits = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
     other = torch.randn(6, 9, dtype=torch.float64) * 2 if beside else None
     ids, places = torch.tensor([1, 3, 4, 6, 7, 8]), torch.arange(6)
-    told = Swept(ids, places, Sampling(**how), other)
+    told = Swept(ids, places, Sampling(**how), other, True)
     assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, told), (logits,))
     z = told.sampling.adjust(logits.detach(), places)
     p = z.softmax(-1)

@@ -21,7 +21,7 @@ from operant.sampling import Sampling
 BUDGET = 48_000_000
 """Logits held at once, in numbers."""
 
-BLOCK = 1 << 18
+BLOCK = 1 << 20
 """Logits swept at once on a processor, in numbers: few enough to stay in a core's cache between the passes."""
 
 Head = Callable[[Tensor], Tensor]
@@ -41,6 +41,13 @@ class Swept:
     sampling: Sampling
     other: Tensor | None = None
     """[N, V] logits of another model, for the exact divergences."""
+    entropy_gradient: bool = False
+    """Whether the entropy is part of what is descended on."""
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a gradient may be asked for of more than log-prob and logsumexp."""
+        return self.entropy_gradient or self.other is not None
 
     @property
     def masks(self) -> bool:
@@ -60,25 +67,41 @@ class Sweep(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, told: Swept) -> tuple[Tensor, ...]:
         wide = torch.promote_types(logits.dtype, torch.float32)
         out = torch.zeros(5 if told.other is not None else 3, len(logits), dtype=wide, device=logits.device)
+        probs = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         for part in _blocks(logits):
             z, other = _adjusted(logits, told, part)
-            for row, x in zip(out, _fused(_statistics, z, other, told.ids[part], told.masks), strict=True):
+            *numbers, p = _fused(_statistics, z, other, told.ids[part], told.masks)
+            for row, x in zip(out, numbers, strict=True):
                 row[part] = x
+            if probs is not None:
+                probs[part] = p
         ctx.told = told
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, out)
+        # The logits themselves are needed again only where the gradient of an entropy or a divergence is.
+        ctx.save_for_backward(probs, logits if told.spreads else None, out)
         return out.unbind(0)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor, None]:
-        (logits, out), told = ctx.saved_tensors, ctx.told
-        grad = torch.empty_like(logits)
-        for part in _blocks(logits):
-            z, other = _adjusted(logits, told, part)
-            weights = [None if w is None else w[part, None] for w in slopes]
-            slope = _fused(_slope, z, other, told.ids[part], out[:, part, None], weights, told.masks)
-            grad[part] = slope / told.sampling.temperature if told.sampling.temperature != 1 else slope
-        return grad, None
+        (probs, logits, out), told = ctx.saved_tensors, ctx.told
+        weights = [None if w is None else w[:, None] for w in slopes]
+        chosen, factor = weights[0], _sum(weights[1], weights[0], -1)
+        grad = probs * factor.to(probs.dtype)
+        if logits is not None and any(w is not None for w in weights[2:]):
+            for part in _blocks(logits):
+                z, other = _adjusted(logits, told, part)
+                some = [None if w is None else w[part] for w in weights[2:]]
+                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, told.masks).to(grad.dtype)
+        if chosen is not None:
+            grad.scatter_add_(-1, told.ids[:, None], chosen.to(grad.dtype))
+        return (grad if told.sampling.temperature == 1 else grad.div_(told.sampling.temperature)), None
+
+
+def _sum(x: Tensor | None, y: Tensor | None, times: int) -> Tensor:
+    """x + times * y, of which either may be nothing."""
+    if y is None:
+        return torch.zeros(()) if x is None else x
+    return times * y if x is None else x + times * y
 
 
 def _blocks(logits: Tensor) -> list[slice]:
@@ -116,46 +139,35 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, masks: bool) -> tuple[Tensor, ...]:
-    """In the order of `NAMES`, each [n]; a token that is masked (-inf) counts 0."""
-    top = z.amax(-1, keepdim=True)
-    shifted = z - top
-    weights = shifted.exp()
-    mass = weights.sum(-1)
-    log_mass = mass.log()
-    chosen = shifted.gather(-1, ids[:, None]).squeeze(-1) - log_mass
-    spread = log_mass - torch.linalg.vecdot(weights, _finite(shifted, masks)) / mass
-    told = (chosen, log_mass + top.squeeze(-1), spread)
-    if other is None:
-        return told
-    mine, theirs = shifted - log_mass[:, None], other.log_softmax(-1)
-    return (*told, divergence(mine, theirs), divergence(theirs, mine))
-
-
-def _slope(
-    z: Tensor, other: Tensor | None, ids: Tensor, out: Tensor, weights: Sequence[Tensor | None], masks: bool
-) -> Tensor:
-    """[n, V] the gradient with respect to the adjusted logits z; `weights` [n, 1] are those of the numbers `out`."""
-    chosen, normaliser, spread, reverse, forward = [*weights, None, None][:5]
-    mine = z - out[1]
+    """In the order of `NAMES`, each [n], and then the probabilities [n, V]; a token that is masked (-inf) counts 0."""
+    mine = z.log_softmax(-1)
+    chosen = mine.gather(-1, ids[:, None])
+    normaliser = (z.gather(-1, ids[:, None]) - chosen).squeeze(-1)
+    if masks:  # the chosen token may be one of those, in a row that is not looked at
+        normaliser = torch.where(normaliser.isfinite(), normaliser, z.logsumexp(-1))
     p = mine.exp()
-    factor: Tensor | float = 0.0
-    if chosen is not None:
-        factor = factor - chosen
-    if normaliser is not None:
-        factor = factor + normaliser
+    spread = -torch.linalg.vecdot(p, _finite(mine, masks))
+    if other is None:
+        return chosen.squeeze(-1), normaliser, spread, p
+    theirs = other.log_softmax(-1)
+    return chosen.squeeze(-1), normaliser, spread, divergence(mine, theirs), divergence(theirs, mine), p
+
+
+def _spread(z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], masks: bool) -> Tensor:
+    """[n, V] what entropy and divergences `out` add to the gradient by z; `weights` [n, 1] are their gradients."""
+    spread, reverse, forward = [*weights, None, None][:3]
+    mine = z.log_softmax(-1)
+    p, known = mine.exp(), _finite(mine, masks)
+    grad = torch.zeros_like(p)
     if spread is not None:
-        factor = factor - spread * (_finite(mine, masks) + out[2])
-    theirs = None
-    if other is not None and (reverse is not None or forward is not None):
+        grad = grad - p * spread * (known + out[0])
+    if other is not None:
         theirs = other.log_softmax(-1)
         if reverse is not None:
-            factor = factor + reverse * (_finite(mine, masks) - _finite(theirs, masks) - out[3])
+            grad = grad + p * reverse * (known - _finite(theirs, masks) - out[1])
         if forward is not None:
-            factor = factor + forward
-    grad = p.mul_(factor)
-    if theirs is not None and forward is not None:
-        grad = grad - forward * theirs.exp()
-    return grad if chosen is None else grad.scatter_add_(-1, ids[:, None], chosen)
+            grad = grad + forward * (p - theirs.exp())
+    return grad
 
 
 def _finite(z: Tensor, masks: bool) -> Tensor:
@@ -173,6 +185,7 @@ def score(
     vocabulary: int,
     allowed: tuple[Tensor, Tensor] | None = None,
     against: tuple[Head, Tensor] | None = None,
+    entropy_gradient: bool = False,
     budget: int = BUDGET,
 ) -> dict[str, Tensor]:
     """What is known of chosen tokens `ids` [N] in `states` [N, D]: named tensors [N], float32 at least.
@@ -185,7 +198,7 @@ def score(
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
-        told = Swept(ids[part], places[part], sampling, other)
+        told = Swept(ids[part], places[part], sampling, other, entropy_gradient)
         if len(ids) > size and torch.is_grad_enabled():
             pieces.append(checkpoint(_score, head, states[part], told, _cut(allowed, part), use_reentrant=False))
         else:
@@ -200,6 +213,8 @@ def _score(head: Head, states: Tensor, told: Swept, allowed: Sequence[Tensor] | 
     logits = head(states)
     out: dict[str, Tensor] = dict(zip(NAMES, Sweep.apply(logits, told), strict=False))
     out["raw_logprobs"] = out["logprobs"]
+    if not told.entropy_gradient:
+        out["entropy"] = out["entropy"].detach()
     if allowed is not None:  # the chosen token's share of what could be drawn
         among = _among(told.sampling.adjust(logits, told.places), allowed)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among

@@ -152,9 +152,8 @@ class Policy(nn.Module):
             vocabulary=self.vocabulary,
             allowed=_at_actions(batch),
             against=other,
+            entropy_gradient=entropy_gradient,
         )
-        if not entropy_gradient:
-            scored["entropy"] = scored["entropy"].detach()
         spread = {k: _scatter(v, batch.actions) for k, v in scored.items()}
         kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
         if batch.allowed is None:
