@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
-from operant.batch import given_rows
 from operant.checkpoint import RunState
 from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
 from operant.policy.shadow import digest, fingerprint
+from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 FAST = {"optimizer.lr": 3e-2, "kl.coef": 0.1}
@@ -64,7 +64,7 @@ def folders(tmp_path):
 
 def scores(policy):
     with torch.no_grad():
-        return policy.forward(given_rows([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+        return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
 
 
 # --- what starts, and what stays --------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_a_trunk_below_it_and_blocks_computed_again_change_no_gradient(gradient_
 
     def gradients(options):
         policy = Policy(shaken(lm("llama")), options=options)
-        policy.forward(given_rows([[3, 4, 5, 6]], [[9, 10, 11]])).logprobs.sum().backward()
+        policy.forward(Batch.given([[3, 4, 5, 6]], [[9, 10, 11]])).logprobs.sum().backward()
         return {n: p.grad for n, p in policy.model.named_parameters() if p.requires_grad}
 
     whole = gradients(ModelOptions())
@@ -273,7 +273,7 @@ def test_a_critic_network_is_exported_merged(tmp_path, folders):
     learner.step(*REPLIES)
     export(learner.policy, tmp_path / "out")
     again = load_policy(str(tmp_path / "out"), value=ValueOptions())
-    rows = given_rows([[3, 4, 5, 6]], [[9, 10]])
+    rows = Batch.given([[3, 4, 5, 6]], [[9, 10]])
     assert torch.allclose(again.values(rows), learner.policy.values(rows), atol=1e-5)
 
 

@@ -1,9 +1,12 @@
 """Memory that runs out: the optimizer step is made anew with smaller micro-batches, and its gradient is the same."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from test_gradient import batch_of, caught, gap, made_policy
 
+from operant.batch import cut, units
 from operant.types import Batch, OperantError
 from operant.updates.gradient import UpdateOptions
 
@@ -49,3 +52,29 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
     monkeypatch.setattr(type(policy), "forward", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         caught(policy, batch_of(list(range(9)), policy))
+
+
+def partitions(count: int):
+    """Every way to cut a row of `count` things into pieces."""
+    for marks in range(2 ** (count - 1)):
+        edges = [0, *(i + 1 for i in range(count - 1) if marks >> i & 1), count]
+        yield list(pairwise(edges))
+
+
+@pytest.mark.parametrize("setup", [0, 7, 64, 10_000])
+@pytest.mark.parametrize("budget", [30, 60, 8192])
+def test_the_cut_is_the_cheapest_of_all(budget, setup):
+    """Padding and passes together, against every way to cut eight rows in order of length."""
+    lengths = [3, 9, 4, 17, 9, 30, 5, 12]
+    batch = Batch.given([[1]] * 8, [[2] * (n - 1) for n in lengths])
+    cuts = cut(batch, units(batch), budget, setup)
+    assert sorted(r for rows in cuts for r in rows) == list(range(8))
+
+    def cost(pieces):
+        widths = [max(piece) * len(piece) for piece in pieces]
+        allowed = all(w <= budget or len(piece) == 1 for w, piece in zip(widths, pieces, strict=True))
+        return sum(widths) + setup * len(pieces) if allowed else float("inf")
+
+    ordered = sorted(lengths)
+    best = min(cost([ordered[a:b] for a, b in edges]) for edges in partitions(8))
+    assert cost([[lengths[r] for r in rows] for rows in cuts]) == best

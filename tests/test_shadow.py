@@ -7,9 +7,9 @@ import torch
 from toys import lm
 
 from operant import Learner, OperantError, ValueOptions
-from operant.batch import given_rows
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow, fingerprint
+from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 RULES = ["frozen", ("polyak", 0.25), ("every", 1)]
@@ -31,7 +31,7 @@ def frozen_below(kind="gpt2", *, trained, **more):
 def scores(policy):
     """[B, T] log-probs of two rows."""
     with torch.no_grad():
-        return policy.forward(given_rows([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
+        return policy.forward(Batch.given([[3, 4, 5, 6], [7, 8]], [[9, 10], [11, 12]])).logprobs
 
 
 def move(policy):

@@ -116,8 +116,7 @@ def test_fewer_prompts_than_ranks_and_a_reward_that_fails_end_every_rank(folder)
     few = started(folder, "few", 2, recipe, "--batch", "2", "--out", str(folder / "few"))
     assert few.returncode != 0 and "1 prompts a step for 2 ranks" in few.stderr
     (folder / "odd.py").write_text(
-        "def odd(rs):\n    if any('h' in r.query for r in rs): raise ValueError('no')\n"
-        "    return [1.0] * len(rs)\n",
+        "def odd(rs):\n    if any('h' in r.query for r in rs): raise ValueError('no')\n    return [1.0] * len(rs)\n",
         encoding="utf-8",
     )
     odd = started(folder, "odd", 2, recipe, "--reward", "odd.py:odd", "--probes", "0", "--evaluate", "none", "--out",

@@ -2,7 +2,7 @@
 
 import torch
 
-from operant.batch import cut, given_rows, units
+from operant.batch import cut, units
 from operant.kl import EXACT, SAMPLED, KLOptions, estimate
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
@@ -115,7 +115,7 @@ def bootstrap(batch: Batch, rollouts: list[Rollout], policy: Policy, *, lengths_
 
 def _value_after(policy: Policy, ids: list[int]) -> float:
     """The value of the state after `ids`: before a token that is never looked at."""
-    return float(policy.values(given_rows([ids], [[0]]))[0, -1])
+    return float(policy.values(Batch.given([ids], [[0]]))[0, -1])
 
 
 def _fits(batch: Batch, policy: Policy) -> None:
