@@ -42,7 +42,7 @@ def collate(rollouts: Sequence[Rollout], scores: Sequence[float | Sequence[float
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
 
 
-SETUP = {"cpu": 64, "cuda": 4096}
+SETUP = {"cpu": 128, "cuda": 4096}
 """What a forward and backward pass costs besides its tokens, in tokens."""
 
 
