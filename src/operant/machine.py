@@ -84,8 +84,9 @@ def command() -> str:
 def keep_memory() -> bool:
     """Have the C library keep what is freed for the next allocation; returns whether it could be asked.
 
-    Half a gigabyte of gradients that is given back every step is cleared by the system every step, page by page: that
-    took 40 % of an update of GPT-2 124M on two cores. Of glibc only; GPUs have an allocator of their own.
+    Half a gigabyte of gradients that is given back every step is cleared by the system every step, page by page: a few
+    per cent of an update of GPT-2 124M, and up to 40 % on a virtual machine whose host takes pages back. Of glibc only;
+    GPUs have an allocator of their own.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4  # of glibc's malloc.h
     if platform.libc_ver()[0] != "glibc":
