@@ -35,7 +35,8 @@ def pieces() -> str:
             f"| {row['says']} | {row['work']} | {row['phase']} | {row['seconds']:.3g} | {row['without']:.3g} "
             f"| {row['ratio']:.2f} | {row['step_ratio']:.2f} |\n"
         )
-    return f"{table}\nMade by `python -m benchmarks.pieces` on {_machines(rows)}.\n"
+    made = "One epoch a step. Made by `python -m benchmarks.pieces`"
+    return f"{table}\n{made} on {_machines(rows)}.\n"
 
 
 def limit() -> str:
