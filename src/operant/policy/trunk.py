@@ -165,7 +165,8 @@ def _reached(trunk: Trunk, parameters: list[nn.Parameter], run: Callable[[], Any
     finally:
         hook.remove()
     # The graph alone says so: computing the gradient would take a model's worth of memory.
-    leaves, todo, seen = set[int](), [kept[0].grad_fn], set[Any]()
+    leaves, seen = set[int](), set[Any]()
+    todo: list[Any] = [kept[0].grad_fn]
     while todo:
         node = todo.pop()
         if node is None or node in seen:
