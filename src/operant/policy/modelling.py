@@ -81,18 +81,22 @@ def fuse_activations(model: nn.Module) -> None:
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
-class _Recomputed(nn.Module):
-    """Stands where a block stood and keeps only what entered it; the backward pass computes it again."""
+class StandIn(nn.Module):
+    """Stands where a block stood: its attributes are the block's, whose weights stay where they were."""
 
     def __init__(self, block: nn.Module):
         super().__init__()
-        object.__setattr__(self, "block", block)
+        object.__setattr__(self, "block", block)  # no submodule
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(object.__getattribute__(self, "block"), name)
+
+
+class _Recomputed(StandIn):
+    """Keeps only what entered the block; the backward pass computes it again."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(object.__getattribute__(self, "block"), *args, use_reentrant=False, **kwargs)

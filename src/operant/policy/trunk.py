@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.policy.modelling import ModelOptions
+from operant.policy.modelling import ModelOptions, StandIn
 from operant.types import OperantError
 
 
@@ -24,19 +24,12 @@ class Reached(Exception):
     """The first trained block was reached, and nothing above it is asked for."""
 
 
-class Skip(nn.Module):
-    """Stands where a block stood and hands its input on, in the shape in which the block returned it."""
+class Skip(StandIn):
+    """Hands a block's input on, in the shape in which the block returned it."""
 
     def __init__(self, block: nn.Module, extras: list[int | str | None] | None):
-        super().__init__()
-        object.__setattr__(self, "block", block)  # no submodule: its weights stay where they were
+        super().__init__(block)
         self.extras = extras
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(object.__getattribute__(self, "block"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
