@@ -1,7 +1,6 @@
 """RunState: in memory, to disk and back to the bit, whole or not at all."""
 
 import json
-import os
 import resource
 import shutil
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from operant import files
 from operant.checkpoint import RunState, newest_whole
 from operant.types import OperantError
 
@@ -225,14 +225,12 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch)
     box = state.register("x", Box("old"))
     path = state.save(tmp_path, 5)
     box.state = "new"
-    rename = os.rename
 
-    def killed(source, target):
-        if target == path:
+    def killed(when, operation, where):
+        if (when, operation, where) == ("before", "rename", path):
             raise KeyboardInterrupt
-        rename(source, target)
 
-    monkeypatch.setattr(os, "rename", killed)
+    monkeypatch.setattr(files, "seam", killed)
     with pytest.raises(KeyboardInterrupt):
         state.save(tmp_path, 5)
     monkeypatch.undo()

@@ -15,11 +15,10 @@ of the two, versions, machine). It gets its name only once it lies on the disk w
 """
 
 import copy
-import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,14 +73,15 @@ class RunState:
         content = {"parts": body, "extra": encode(extra, "extra", bag)}
         path, temporary = folder / files.step_name(step), folder / f".{files.step_name(step)}.tmp"
         with files.explained(path, "save the checkpoint"):
-            folder.mkdir(parents=True, exist_ok=True)
+            files.mkdir(folder)
             for left in folder.glob(".step-*.tmp"):  # by a save that was killed; the run's lock keeps others out
-                shutil.rmtree(left)
+                files.remove_tree(left)
             try:
                 write_folder(temporary, bag, content, _about(step))
-                _put(temporary, path)
+                files.put_folder(temporary, path)
             finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+                with suppress(OSError):
+                    files.remove_tree(temporary)
             _prune(folder, step, keep)
         return path
 
@@ -132,23 +132,12 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: (files.step_of(p) or 0, p.suffix == ""), reverse=True)
 
 
-def _put(temporary: Path, path: Path) -> None:
-    """Give a finished folder its name. One of the same step stays until the new one stands."""
-    aside = path.with_name(path.name + ".old")
-    if path.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(path, aside)
-    os.rename(temporary, path)
-    files.sync_folder(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _prune(folder: Path, step: int, keep: int) -> None:
     """Delete all but the newest whole ones. Those after `step` are of a future that was given up by an older resume."""
     whole = [p for p in _newest_first(folder) if (files.step_of(p) or 0) <= step and verify(p, hashes=False) is None]
     for path in _newest_first(folder):
         if path not in whole[:keep]:
-            shutil.rmtree(path)
+            files.remove_tree(path)
 
 
 def _about(step: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _not_finite(name: str) -> OperantError:
 
 def write_folder(folder: Path, bag: Bag, content: Any, about: dict[str, Any]) -> None:
     """Write the three files and bring them to the disk, the manifest last. Raises `OSError`."""
-    folder.mkdir()
+    files.mkdir(folder, exist_ok=False)
     _write_tensors(folder / _TENSORS, bag.tensors)
     files.write(folder / _STATE, json.dumps(content, allow_nan=False))
     written = [folder / _TENSORS, folder / _STATE]
@@ -100,12 +100,12 @@ def write_folder(folder: Path, bag: Bag, content: Any, about: dict[str, Any]) ->
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        save_file(_separate(tensors), path)
+        with files.operation("write", path):
+            save_file(_separate(tensors), path)
     except SafetensorError as error:  # it hides the number of the system's error in its text
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else None, str(error)) from error
-    with open(path, "rb") as file:
-        files.sync(file.fileno())
+    files.sync(path)
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Writing to disk: a file is whole or it is not there, and a write that is refused says so in a sentence.
 
 `explained(path)` turns an `OSError` of its block into an `OperantError`; `write` replaces a file as a whole; `append`
-adds one strict JSON object as a line, and `records` reads such lines.
+adds one strict JSON object as a line, and `records` reads such lines. Every change to the disk goes through the one
+place `operation`, so that a test can stop the process, or refuse the disk, before and after each.
 """
 
 import errno
@@ -9,8 +10,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from operant.types import OperantError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NO_FOLDER = {errno.ENOTDIR, errno.ENOENT, errno.EEXIST}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP}
+"""What file systems say that cannot bring a folder to the disk (some of a network's): there it cannot be helped."""
 
 
 @contextmanager
@@ -42,6 +46,25 @@ def _remedy(code: int | None) -> str:
     return "check that disk, or choose another folder with --out"
 
 
+def _nothing(when: str, operation: str, path: Path) -> None:
+    pass
+
+
+seam: Callable[[str, str, Path], None] = _nothing
+"""Called as `seam("before" | "after", operation, path)` around whatever is done to the disk; a test puts its own here,
+which may raise `OSError` (a full disk) or end the process. A rename or link is told by the name that comes to be."""
+
+
+@contextmanager
+def operation(name: str, path: str | Path) -> Iterator[None]:
+    """The block does one thing to the disk: mkdir, write, append, truncate, fsync, fsync_folder, rename, link, remove
+    or remove_tree. Whatever writes by itself (safetensors, transformers) stands in a block `operation("write", path)`.
+    """
+    seam("before", name, Path(path))
+    yield
+    seam("after", name, Path(path))
+
+
 def write(path: str | Path, data: str | bytes) -> None:
     """Replace the file at `path` as a whole: a reader, or a crash, finds the old content or the new."""
     path = Path(path)
@@ -50,29 +73,93 @@ def write(path: str | Path, data: str | bytes) -> None:
     content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
     with explained(path):
         try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                sync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+            with operation("write", temporary):
+                temporary.write_bytes(content)
+            sync(temporary)
+            rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                remove(temporary)
+            raise
         sync_folder(path.parent)
 
 
-def sync(descriptor: int) -> None:
-    """Ask the system to bring an open file to the disk itself."""
-    os.fsync(descriptor)
+def sync(path: str | Path) -> None:
+    """Bring a file to the disk itself. Raises: OSError."""
+    with operation("fsync", path), open(path, "r+b") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Bring the names in a folder to the disk: without it a rename may be lost with the power."""
+    """Bring the names in a folder to the disk: without it a rename may be lost with the power. Raises: OSError."""
     if os.name == "nt":  # folders cannot be opened there, and renames are journalled
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with operation("fsync_folder", folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def mkdir(path: str | Path, *, exist_ok: bool = True) -> None:
+    """Make a folder and what is missing above it, and bring their names to the disk. Raises: OSError."""
+    path = Path(path)
+    if exist_ok and path.is_dir():
+        return
+    if not path.parent.is_dir():
+        mkdir(path.parent)
+    with operation("mkdir", path):
+        path.mkdir(exist_ok=exist_ok)
+    sync_folder(path.parent)
+
+
+def rename(source: str | Path, target: str | Path) -> None:
+    """Give a file or folder its name; a file of that name is replaced. Raises: OSError."""
+    with operation("rename", target):
+        os.replace(source, target)
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name. Raises: OSError, where the file system has no such thing too."""
+    with operation("link", target):
+        os.link(source, target)
+
+
+def remove(path: str | Path) -> None:
+    """Delete a file; one that is not there is no error. Raises: OSError."""
+    if Path(path).exists() or Path(path).is_symlink():
+        with operation("remove", path):
+            Path(path).unlink(missing_ok=True)
+
+
+def remove_tree(path: str | Path) -> None:
+    """Delete a folder with all that is in it; one that is not there is no error. Raises: OSError."""
+    if Path(path).exists():
+        with operation("remove_tree", path):
+            shutil.rmtree(path)
+
+
+def put_folder(made: str | Path, path: str | Path) -> None:
+    """Give a folder that is whole its name. One that stands there is `path.old` until then. Raises: OSError."""
+    path = Path(path)
+    aside = path.with_name(f"{path.name}.old")
+    if path.exists():
+        remove_tree(aside)
+        rename(path, aside)
+    rename(made, path)
+    sync_folder(path.parent)
+    remove_tree(aside)
+
+
+def truncate(path: str | Path, size: int) -> None:
+    """Cut a file back to its first `size` bytes, on the disk itself. Raises: OSError."""
+    with operation("truncate", path):
+        os.truncate(path, size)
+    sync(path)
 
 
 def strict_json(record: Mapping[str, Any]) -> str:
@@ -98,7 +185,7 @@ def append(path: str | Path, record: Mapping[str, Any]) -> None:
 
 def append_text(path: str | Path, text: str) -> None:
     """Add text at the end of a file."""
-    with explained(path), open(path, "a", encoding="utf-8", errors="replace") as file:
+    with explained(path), operation("append", path), open(path, "a", encoding="utf-8", errors="replace") as file:
         file.write(text)
 
 

@@ -21,6 +21,7 @@ import io
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class RunFolder:
             if environment is not None:
                 files.write(path / "environment.json", files.strict_json(environment) + "\n")
         except OperantError:
-            shutil.rmtree(path, ignore_errors=True)
+            _discard(path)
             raise
         return cls(path, config)
 
@@ -125,7 +126,7 @@ class RunFolder:
         for file in [*self.rollouts_path.glob("step-*.parquet"), *self.probes_path.glob("step-*.parquet")]:
             if (files.step_of(file) or 0) > step:
                 with files.explained(file, "delete"):
-                    file.unlink()
+                    files.remove(file)
 
     def say(self, text: str) -> None:
         """Add a line with the time to `log.txt`."""
@@ -174,9 +175,9 @@ def _claim(out: Path) -> Path:
     while True:
         path = out if number == 1 else out.with_name(f"{out.name}-{number}")
         with files.explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            files.mkdir(path.parent)
             try:
-                path.mkdir()
+                files.mkdir(path, exist_ok=False)
             except FileExistsError:
                 if not path.is_dir() or any(path.iterdir()):
                     number += 1
@@ -185,9 +186,14 @@ def _claim(out: Path) -> Path:
             if lock.take_free(path / "lock"):  # another run may have been quicker
                 return path
         except OperantError:
-            shutil.rmtree(path, ignore_errors=True)
+            _discard(path)
             raise
         number += 1
+
+
+def _discard(path: Path) -> None:
+    with suppress(OSError):
+        files.remove_tree(path)
 
 
 def _probe(path: Path, needs: int) -> None:
@@ -195,7 +201,7 @@ def _probe(path: Path, needs: int) -> None:
     probe = path / "probe"
     files.write(probe, bytes(_PROBE))
     free = shutil.disk_usage(path).free
-    probe.unlink()
+    files.remove(probe)
     if free < needs:
         raise OperantError(
             f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
@@ -205,7 +211,7 @@ def _probe(path: Path, needs: int) -> None:
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with files.explained(path.parent):
-        path.parent.mkdir(exist_ok=True)
+        files.mkdir(path.parent)
     files.write(path, _parquet(rows))
 
 

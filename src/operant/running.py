@@ -5,7 +5,6 @@ A step changes the run as a whole or not at all: where a reward fails, the state
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -254,11 +253,10 @@ class Run:
             return
         self.best = {"metric": name, "value": value, "step": int(metrics["step"])}
         new = self.folder.best.with_name(".best.tmp")
-        shutil.rmtree(new, ignore_errors=True)
         with files.explained(self.folder.best):
+            files.remove_tree(new)
             files.write(export(self.policy, new) / "best.json", json.dumps(self.best))
-            shutil.rmtree(self.folder.best, ignore_errors=True)
-            new.rename(self.folder.best)
+            files.put_folder(new, self.folder.best)
 
     def finish(self) -> None:
         """The last checkpoint, the held-out tasks again, the exported model, the report."""

@@ -197,9 +197,10 @@ def save(model: Any, folder: str | Path) -> Path:
     held = {PREFIX + k: v.detach().cpu().contiguous() for k, v in tensors(model).items()}
     config = replace(next(iter(model.peft_config.values())), inference_mode=True)
     with files.explained(folder, "save the adapter"):
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
-        config.save_pretrained(str(folder))
+        files.mkdir(folder)
+        with files.operation("write", folder):
+            save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
+            config.save_pretrained(str(folder))
     return folder
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from operant import files
 from operant.hub import find_model, quietly
 from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
@@ -188,7 +189,8 @@ def export(policy: Policy, folder: str | Path) -> Path:
     if adapters.adapted(policy.model):
         adapters.save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
-        policy.tokenizer.save_pretrained(folder)
+        with files.operation("write", folder):
+            policy.tokenizer.save_pretrained(folder)
     if policy.has_values:
         _save_critic(policy, folder / "critic")
     return folder
@@ -201,18 +203,18 @@ def _save_plain(model: Any, folder: Path) -> None:
             base = next(iter(model.peft_config.values())).base_model_name_or_path
             model = adapters.transplant(model, _model(Path(find_model(base)), model.dtype))
         model = adapters.merged(model)
-    with quietly():
+    with quietly(), files.operation("write", folder):
         model.save_pretrained(folder)
 
 
 def _save_critic(policy: Policy, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    files.mkdir(folder)
     owner: Any = policy.critic or policy
-    save_file({k: v.contiguous() for k, v in owner.value_head.state_dict().items()}, folder / "head.safetensors")
-    options = asdict(owner.value_options)
-    (folder / "critic.json").write_text(json.dumps(options, indent=1), encoding="utf-8")
+    with files.operation("write", folder / "head.safetensors"):
+        save_file({k: v.contiguous() for k, v in owner.value_head.state_dict().items()}, folder / "head.safetensors")
+    files.write(folder / "critic.json", json.dumps(asdict(owner.value_options), indent=1))
     if policy.critic is not None:
         _save_plain(policy.critic.model, folder / "network")
 
