@@ -1,15 +1,20 @@
 """The nouns of the library. Everything else is a function between two of them.
 
+torch is imported where a tensor is touched, so that a worker that judges text has none of it.
+
 Shape letters, the same in every file:
 B rows, T tokens of a row, E episodes, A actions of an episode, V vocabulary.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 End = Literal["stop", "length", "world", "cut"]
 """Why a reply or an episode ended.
@@ -207,8 +212,10 @@ class Batch:
     """[B, T, D] what a frozen trunk has computed of every token, for `policy/` alone."""
 
     @staticmethod
-    def given(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> "Batch":
+    def given(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> Batch:
         """Given replies as rows of their own, one an episode: what has to be known to score them, and nothing else."""
+        import torch
+
         rows = [torch.tensor([*p, *r], dtype=torch.long) for p, r in zip(prompts, replies, strict=True)]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         column = torch.arange(tokens.shape[1])
@@ -229,26 +236,30 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def with_(self, **updates: Any) -> "Batch":
+    def with_(self, **updates: Any) -> Batch:
         return replace(self, **updates)
 
-    def to(self, device: Any) -> "Batch":
+    def to(self, device: Any) -> Batch:
         """The batch on a device; the ragged `allowed` stays where it is, being read piece by piece."""
+        import torch
+
         if self.tokens.device == torch.device(device):
             return self
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, torch.Tensor)})
 
-    def rows(self, index: Tensor | slice) -> "Batch":
+    def rows(self, index: Tensor | slice) -> Batch:
         """Some rows of the batch, trimmed to the longest of them.
 
         `episodes` keep their numbers, and `bootstrap` stays whole, so that an episode is known wherever it lies.
         """
+        import torch
+
         width = int(self.mask[index].any(0).nonzero().max()) + 1 if len(self.mask[index]) else 0
         picked: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, Tensor) and f.name != "bootstrap":
+            if isinstance(value, torch.Tensor) and f.name != "bootstrap":
                 value = value[index]
                 picked[f.name] = value[:, :width] if value.ndim > 1 else value
         if self.allowed is not None:
@@ -257,6 +268,8 @@ class Batch:
 
 
 def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, width: int) -> tuple[Tensor, Tensor]:
+    import torch
+
     ids, offsets = ragged
     places = torch.arange(shape[0] * shape[1]).view(shape)[index][:, :width].flatten()
     pieces = [ids[offsets[p] : offsets[p + 1]] for p in places.tolist()]
@@ -283,4 +296,4 @@ class Outputs:
 
 
 AdvantageFn = Callable[[Batch], Batch]
-LossFn = Callable[[Outputs, Batch], dict[str, Tensor]]
+LossFn = Callable[[Outputs, Batch], dict[str, "Tensor"]]
