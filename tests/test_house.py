@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = [
     "types tally",
     "files machine",
-    "sampling kl chat distributed workers hub lock encoding options",
+    "sampling kl chat distributed workers hub lock signals watchdog encoding options",
     "policy data batch labels measure triplets generation",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",
@@ -25,7 +25,7 @@ LEVELS = [
     "learner",
     "evaluate probes attempts",
     "config",
-    "build plan",
+    "build plan resume",
     "running",
     "trainer label doctor sweep",
     "commands",

@@ -17,14 +17,18 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.under_way: list[tuple[str, float]] = []
+        """Phases that have begun and not ended, by name and beginning; of those inside others, the last."""
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
         """Add what passes while this lasts to the phase."""
         start = time.perf_counter()
+        self.under_way.append((phase, start))
         try:
             yield
         finally:
+            self.under_way.pop()
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, OperantError
 from operant.updates.objective import Objective, backward
+from operant.watchdog import beat
 
 LEAST = 64
 """Tokens below which halving has not helped: something else holds the memory."""
@@ -54,6 +55,7 @@ def accumulate(
             with direct_gradients(distributed.world() == 1):
                 pieces = micro_batches(whole, objective.unit, budget.tokens)
                 for number, piece in enumerate(pieces, 1):
+                    beat()
                     with policy.gathering(last=number == len(pieces)):
                         backward(policy, piece, objective, sampling, tally, gap=gap)
             return tally

@@ -1,0 +1,1 @@
+"""What a run goes on with: its checkpoint, changed options, what was found out by measuring."""
