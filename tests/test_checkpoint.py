@@ -68,7 +68,7 @@ def state_of(model, optimizer, box=None):
 
 def test_adam_comes_back_to_the_bit_and_goes_on_as_if_nothing_had_happened(tmp_path):
     model, optimizer = trained()
-    path = state_of(model, optimizer).save(tmp_path, 3, extra={"best": (0.1 + 0.2, 2)})
+    path = state_of(model, optimizer).save(tmp_path, 3, extra={"best": (0.1 + 0.2, 2)}).path
     other, other_optimizer = trained(seed=1, steps=1)
     assert state_of(other, other_optimizer).load(path, quiet) == (3, {"best": (0.1 + 0.2, 2)})
     assert same(dict(optimizer.state_dict()), dict(other_optimizer.state_dict()))
@@ -93,7 +93,7 @@ def test_nested_state_is_lossless(tmp_path):
     }
     state = RunState()
     box = state.register("box", Box(given))
-    path = state.save(tmp_path, 0)
+    path = state.save(tmp_path, 0).path
     box.state = None
     state.load(path, quiet)
     assert same(given, box.state)
@@ -103,7 +103,7 @@ def test_tied_weights_are_written_once(tmp_path):
     weight = nn.Parameter(torch.randn(1000, 10))
     state = RunState()
     state.register("model", Box({"embed": weight, "head": weight.detach()}))
-    path = state.save(tmp_path, 0)
+    path = state.save(tmp_path, 0).path
     assert 40_000 < (path / "tensors.safetensors").stat().st_size < 41_000
 
 
@@ -137,7 +137,7 @@ def test_registering_twice_or_without_methods_is_an_error():
 def test_a_part_that_is_missing_or_unknown_is_an_error_and_nothing_is_loaded(tmp_path):
     state = RunState()
     first = state.register("first", Box(1))
-    path = state.save(tmp_path, 1)
+    path = state.save(tmp_path, 1).path
     first.state = 2
     state.register("second", Box(1))
     with pytest.raises(OperantError, match="lacks second"):
@@ -150,7 +150,7 @@ def test_a_part_that_is_missing_or_unknown_is_an_error_and_nothing_is_loaded(tmp
 def test_a_part_that_does_not_fit_is_named(tmp_path):
     state = RunState()
     state.register("critic", nn.Linear(2, 3))
-    path = state.save(tmp_path, 1)
+    path = state.save(tmp_path, 1).path
     other = RunState()
     other.register("critic", nn.Linear(2, 4))
     with pytest.raises(OperantError, match=r"part 'critic' of .* does not fit"):
@@ -181,7 +181,7 @@ def cut_tensors(path):
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, said):
     state = RunState()
     state.register("x", Box(torch.randn(5)))
-    older, newer = state.save(tmp_path, 9), state.save(tmp_path, 10)
+    older, newer = state.save(tmp_path, 9).path, state.save(tmp_path, 10).path
     assert newest_whole(tmp_path) == newer
     damage(newer)
     heard = []
@@ -215,7 +215,7 @@ def test_a_step_can_be_saved_again(tmp_path):
     box = state.register("x", Box("old"))
     state.save(tmp_path, 5)
     box.state = "new"
-    path = state.save(tmp_path, 5)
+    path = state.save(tmp_path, 5).path
     assert [p.name for p in tmp_path.iterdir()] == ["step-00005"]
     assert state.load(path, quiet) and box.state == "new"
 
@@ -223,7 +223,7 @@ def test_a_step_can_be_saved_again(tmp_path):
 def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch):
     state = RunState()
     box = state.register("x", Box("old"))
-    path = state.save(tmp_path, 5)
+    path = state.save(tmp_path, 5).path
     box.state = "new"
 
     def killed(when, operation, where):
@@ -250,7 +250,7 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch)
 def test_what_is_not_finite_never_reaches_the_disk(tmp_path, poison):
     state = RunState()
     box = state.register("policy", Box({"head": {"weight": torch.ones(2)}}))
-    whole = state.save(tmp_path, 1)
+    whole = state.save(tmp_path, 1).path
     box.state["head"]["weight"] = poison
     with pytest.raises(OperantError, match=r"policy\.head\.weight holds NaN or infinity"):
         state.save(tmp_path, 2)
@@ -267,7 +267,7 @@ def test_what_cannot_be_written_is_named(tmp_path):
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     state = RunState()
     box = state.register("x", Box(torch.randn(10)))
-    whole = state.save(tmp_path, 1)
+    whole = state.save(tmp_path, 1).path
     box.state = torch.randn(100_000)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old[1]))
@@ -282,7 +282,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
 def test_another_version_or_thread_count_is_said(tmp_path, monkeypatch):
     state = RunState()
     state.register("x", Box(1))
-    path = state.save(tmp_path, 1)
+    path = state.save(tmp_path, 1).path
     heard = []
     state.load(path, heard.append)
     assert heard == []

@@ -154,7 +154,7 @@ def test_a_run_goes_on_to_the_bit(precision, tmp_path):
 
     first = Learner(lm("gpt2", 40), **options)
     first.step(*replies)
-    path = registered(first).save(tmp_path, 1)
+    path = registered(first).save(tmp_path, 1).path
     first.step(*replies)
     second = Learner(lm("gpt2", 40), **options)
     registered(second).load(path)

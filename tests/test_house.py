@@ -16,7 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = [
     "types tally",
     "files machine",
-    "sampling kl chat distributed workers hub lock signals watchdog encoding options",
+    "manifest",
+    "sampling kl chat distributed workers hub lock signals watchdog encoding shelf options",
     "policy data batch labels measure triplets generation",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",

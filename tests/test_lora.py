@@ -292,7 +292,7 @@ def test_a_checkpoint_holds_what_is_trained_and_goes_on_to_the_bit(options, tmp_
     first = Learner(folders[0], **options)
     state = registered(first)
     first.step(*REPLIES)
-    path = state.save(tmp_path / "checkpoints", 1)
+    path = state.save(tmp_path / "checkpoints", 1).path
     trained = sum(p.numel() * 4 for p in first.policy.trainable())
     assert (path / "tensors.safetensors").stat().st_size < 3 * trained + 20_000  # weights and Adam's two moments
     first.step(*REPLIES)
@@ -308,7 +308,7 @@ def test_a_checkpoint_holds_what_is_trained_and_goes_on_to_the_bit(options, tmp_
 
 def test_a_checkpoint_of_other_frozen_weights_is_refused(tmp_path, folders):
     first = Learner(folders[0], **LORA, reference=None)
-    path = registered(first).save(tmp_path / "checkpoints", 1)
+    path = registered(first).save(tmp_path / "checkpoints", 1).path
     other = Learner(lm("gpt2", vocab=40, seed=1), **LORA, reference=None)
     with pytest.raises(OperantError, match="frozen weights have the hash"):
         registered(other).load(path)

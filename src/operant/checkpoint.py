@@ -7,26 +7,53 @@
     before = state.snapshot()                 # a step happens as a whole:
     state.restore(before)                     # where it fails, it never was
 
-    path = state.save("runs/x/checkpoints", step=12)
+    path = state.save("runs/x/checkpoints", step=12).path
     step, extra = state.load(newest_whole("runs/x/checkpoints"))
 
 A checkpoint is a folder `step-00012/` with `tensors.safetensors`, `state.json` and `manifest.json` (sizes and hashes
 of the two, versions, machine). It gets its name only once it lies on the disk whole. Nothing in it is unpickled.
+One of kind `light` holds what is trained, and nothing else (`light-00012/`).
 """
 
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from operant import files, machine
-from operant.encoding import Bag, decode, encode, read_folder, verify, write_folder
+from operant.encoding import Bag, decode, encode, read_folder, write_folder
+from operant.shelf import (
+    SCHEMA,
+    Retention,
+    about,
+    clean,
+    light_refused,
+    newest_whole,
+    path_of,
+    prune,
+    to_resume,
+    verify,
+)
 from operant.types import OperantError
 
-SCHEMA = 1
+__all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "to_resume"]
+
+LIGHT = {"policy"}
+"""Parts of a light checkpoint: of a policy, `Kept` writes what is trained alone."""
+OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was written."""
+
+    path: Path
+    bytes: int
+    seconds: float
 
 
 class Part(Protocol):
@@ -62,88 +89,107 @@ class RunState:
         for name, state in snapshot.items():
             self.parts[name].load_state_dict(copy.deepcopy(state))
 
-    def save(self, folder: str | Path, step: int, extra: Any = None, *, keep: int = 2) -> Path:
-        """Write `folder/step-00012` and keep the `keep` newest whole ones up to it; returns its path.
+    def save(
+        self,
+        folder: str | Path,
+        step: int,
+        extra: Any = None,
+        *,
+        kind: str = "resume",
+        lengths: Mapping[str, int] | None = None,
+        keep: int = 2,
+        keep_every: int = 0,
+        spare: Iterable[int] = (),
+    ) -> Saved:
+        """Write `folder/step-00012`, or of kind `light` `folder/light-00012` with what is trained alone.
 
-        extra: anything that a part's state may be. Raises `OperantError` for a tensor or number that is not finite
-        (by its name), and when the disk refuses; what stood there before stays.
+        extra: anything that a part's state may be. lengths: bytes of the run's growing files, which stand in the
+        manifest. Of each kind the newest `keep` stay, those of every `keep_every`-th step, and those of `spare`; what
+        else there is goes once the new one stands.
+        Raises: OperantError for a tensor or number that is not finite (by its name), and when the disk refuses; what
+        stood there before stays.
         """
-        folder, bag = Path(folder), Bag()
-        body = {name: encode(part.state_dict(), name, bag) for name, part in self.parts.items()}
+        begun, folder, bag = time.perf_counter(), Path(folder), Bag()
+        parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
+        body = {name: encode(part.state_dict(), name, bag) for name, part in parts.items()}
         content = {"parts": body, "extra": encode(extra, "extra", bag)}
-        path, temporary = folder / files.step_name(step), folder / f".{files.step_name(step)}.tmp"
+        path = path_of(folder, kind, step)
+        temporary = path.with_name(f".{path.name}.tmp")
         with files.explained(path, "save the checkpoint"):
             files.mkdir(folder)
-            for left in folder.glob(".step-*.tmp"):  # by a save that was killed; the run's lock keeps others out
-                files.remove_tree(left)
+            clean(folder)
             try:
-                write_folder(temporary, bag, content, _about(step))
+                write_folder(temporary, bag, content, _about(kind, step, lengths or {}))
                 files.put_folder(temporary, path)
             finally:
                 with suppress(OSError):
                     files.remove_tree(temporary)
-            _prune(folder, step, keep)
-        return path
+            size = sum(file.stat().st_size for file in path.iterdir())
+            prune(folder, step, Retention(keep, keep_every, frozenset(spare)))
+        return Saved(path, size, time.perf_counter() - begun)
 
-    def load(self, path: str | Path, say: Callable[[str], None] = warnings.warn) -> tuple[int, Any]:
+    def load(
+        self, path: str | Path, say: Callable[[str], None] = warnings.warn, *, fresh_optimizer: bool = False
+    ) -> tuple[int, Any]:
         """Put the checkpoint at `path` into the parts; returns its step and `extra`.
 
-        Raises `OperantError` where it is damaged, or where its parts are not exactly the registered ones. Says
-        through `say` where another machine or version wrote it: the run then goes on, though not to the same bits.
+        `fresh_optimizer`: leave the optimizer as it is now; of a light checkpoint, everything that it does not hold. A
+        part that is left so and has a `renew()` is told that the weights have changed under it.
+        Raises: OperantError where it is damaged, where its parts are not exactly the registered ones, or where it is
+        light and the optimizer is to go on. Says through `say` where another machine or version wrote it: the run then
+        goes on, though not to the same bits.
         """
         path = Path(path)
         if wrong := verify(path):
-            raise OperantError(f"{path} is damaged: {wrong}; resume from an older checkpoint, or start anew")
-        with files.explained(path, "read"):
-            manifest, content, tensors = read_folder(path)
-        if manifest["schema"] != SCHEMA:
-            raise OperantError(f"{path} has schema {manifest['schema']}, this operant reads {SCHEMA}; use its version")
-        self._match(path, set(content["parts"]))
-        for difference in _differences(manifest["made_by"]):
+            raise _damaged(path, wrong)
+        told = about(path)
+        if told["kind"] == "light" and not fresh_optimizer:
+            raise light_refused(path)
+        extra, states = _read(path)
+        left = set() if not fresh_optimizer else {OPTIMIZER} if told["kind"] == "resume" else set(self.parts) - LIGHT
+        self._match(path, set(states) - left, set(self.parts) - left)
+        for difference in _differences(told["made_by"]):
             say(f"{path}: {difference}; the run goes on, but not to the same bits")
-        for name, part in self.parts.items():
+        for name in (name for name in self.parts if name not in left):
             try:
-                part.load_state_dict(decode(content["parts"][name], tensors))
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                self.parts[name].load_state_dict(states[name])
+            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise OperantError(f"part {name!r} of {path} does not fit: {error}; resume with its options") from error
-        return manifest["step"], decode(content["extra"], tensors)
+        for name in left & set(self.parts):
+            getattr(self.parts[name], "renew", _nothing)()
+        return told["step"], extra
 
-    def _match(self, path: Path, found: set[str]) -> None:
-        absent, unknown = sorted(set(self.parts) - found), sorted(found - set(self.parts))
+    def _match(self, path: Path, found: set[str], wanted: set[str]) -> None:
+        absent, unknown = sorted(wanted - found), sorted(found - wanted)
         if absent:
             raise OperantError(f"{path} lacks {', '.join(absent)}; resume with the options that it was made with")
         if unknown:
             raise OperantError(f"{path} holds {', '.join(unknown)}, which this run lacks; resume with its own options")
 
 
-def newest_whole(folder: str | Path, say: Callable[[str], None] = warnings.warn) -> Path | None:
-    """The newest checkpoint of `folder` that is whole, or None. Says through `say` which ones it passes over."""
-    for path in _newest_first(Path(folder)):
-        wrong = verify(path)
-        if wrong is None:
-            return path
-        say(f"passing over the damaged checkpoint {path}: {wrong}")
-    return None
+def _read(path: Path) -> tuple[Any, dict[str, Any]]:
+    """`extra`, and the states of the parts by name, decoded."""
+    try:
+        with files.explained(path, "read"):
+            content, tensors = read_folder(path)
+        return decode(content["extra"], tensors), {k: decode(v, tensors) for k, v in content["parts"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, str(error) if type(error) is ValueError else "its state is none") from error
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """Checkpoints by step; of one step, the finished one before the one that it replaces."""
-    found = [p for p in folder.glob("step-*") if p.is_dir() and files.step_of(p) is not None]
-    return sorted(found, key=lambda p: (files.step_of(p) or 0, p.suffix == ""), reverse=True)
+def _damaged(path: Path, wrong: str) -> OperantError:
+    return OperantError(f"{path} is damaged: {wrong}; resume from an older checkpoint, or start anew")
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
-    """Delete all but the newest whole ones. Those after `step` are of a future that was given up by an older resume."""
-    whole = [p for p in _newest_first(folder) if (files.step_of(p) or 0) <= step and verify(p, hashes=False) is None]
-    for path in _newest_first(folder):
-        if path not in whole[:keep]:
-            files.remove_tree(path)
+def _about(kind: str, step: int, lengths: Mapping[str, int]) -> dict[str, Any]:
+    told = {"schema": SCHEMA, "kind": kind, "step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    return told | {"made_by": machine.about(), "lengths": dict(lengths)}
 
 
-def _about(step: int) -> dict[str, Any]:
-    return {"schema": SCHEMA, "step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S"), "made_by": machine.about()}
-
-
-def _differences(made_by: dict[str, Any]) -> list[str]:
+def _differences(made_by: Mapping[str, Any]) -> list[str]:
     here = machine.about()
     return [f"made with {k} {made_by.get(k)}, here is {here[k]}" for k in here if made_by.get(k) != here[k]]
+
+
+def _nothing() -> None:
+    pass

@@ -4,7 +4,6 @@ Lists stand as themselves, dicts as `{"dict": [[key, value], ...]}` (so that the
 back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor that has two names is written once.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -16,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from operant import files
+from operant import files, manifest
 from operant.types import OperantError
 
-_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+TENSORS, STATE = "tensors.safetensors", "state.json"
 
 
 class Bag:
@@ -89,13 +88,12 @@ def _not_finite(name: str) -> OperantError:
 
 
 def write_folder(folder: Path, bag: Bag, content: Any, about: dict[str, Any]) -> None:
-    """Write the three files and bring them to the disk, the manifest last. Raises `OSError`."""
+    """Write the three files and bring them to the disk, the manifest last. Raises: OSError."""
     files.mkdir(folder, exist_ok=False)
-    _write_tensors(folder / _TENSORS, bag.tensors)
-    files.write(folder / _STATE, json.dumps(content, allow_nan=False))
-    written = [folder / _TENSORS, folder / _STATE]
-    facts = {path.name: {"size": path.stat().st_size, "sha256": _hash(path)} for path in written}
-    files.write(folder / _MANIFEST, json.dumps(about | {"files": facts}, indent=2))
+    _write_tensors(folder / TENSORS, bag.tensors)
+    files.fill(folder / STATE, json.dumps(content, allow_nan=False))
+    manifest.write(folder, about, (TENSORS, STATE))
+    files.sync_folder(folder)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -121,31 +119,13 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
-    """Manifest, content and tensors of a folder that `verify` found whole."""
-    content = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-    return _manifest(folder), content, load_file(folder / _TENSORS)
-
-
-def verify(folder: Path, *, hashes: bool = True) -> str | None:
-    """What is wrong with a written folder; None where it is whole. `hashes=False` looks at sizes alone."""
+def read_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Content and tensors of a folder. Raises: OSError; ValueError where they are not what their names say."""
     try:
-        for name, fact in _manifest(folder)["files"].items():
-            if (folder / name).stat().st_size != fact["size"]:
-                return f"{name} has {(folder / name).stat().st_size} bytes, not {fact['size']}"
-            if hashes and _hash(folder / name) != fact["sha256"]:
-                return f"{name} was changed since it was written"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{_MANIFEST} cannot be read"
-    return None
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        content = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{STATE} is no JSON of a checkpoint") from error
+    try:
+        return content, load_file(folder / TENSORS)
+    except SafetensorError as error:
+        raise ValueError(f"{TENSORS} is no safetensors file ({error})") from error

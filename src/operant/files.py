@@ -69,19 +69,25 @@ def write(path: str | Path, data: str | bytes) -> None:
     """Replace the file at `path` as a whole: a reader, or a crash, finds the old content or the new."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # A lone surrogate in somebody's text is no reason to lose the file.
-    content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
     with explained(path):
         try:
-            with operation("write", temporary):
-                temporary.write_bytes(content)
-            sync(temporary)
+            fill(temporary, data)
             rename(temporary, path)
         except BaseException:
             with suppress(OSError):
                 remove(temporary)
             raise
         sync_folder(path.parent)
+
+
+def fill(path: str | Path, data: str | bytes) -> None:
+    """Write a file and bring it to the disk, where nobody looks for it before it, or its folder, is named. Raises:
+    OSError."""
+    # A lone surrogate in somebody's text is no reason to lose the file.
+    content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
+    with operation("write", path):
+        Path(path).write_bytes(content)
+    sync(path)
 
 
 def sync(path: str | Path) -> None:
@@ -150,7 +156,13 @@ def put_folder(made: str | Path, path: str | Path) -> None:
     if path.exists():
         remove_tree(aside)
         rename(path, aside)
-    rename(made, path)
+    try:
+        rename(made, path)
+    except OSError:
+        if aside.exists():
+            with suppress(OSError):
+                rename(aside, path)
+        raise
     sync_folder(path.parent)
     remove_tree(aside)
 
@@ -206,12 +218,12 @@ def records(path: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def step_name(step: int) -> str:
+def step_name(step: int, before: str = "step") -> str:
     """`step-00012`: sorts as text in the order of steps."""
-    return f"step-{step:05d}"
+    return f"{before}-{step:05d}"
 
 
-def step_of(path: str | Path) -> int | None:
+def step_of(path: str | Path, before: str = "step") -> int | None:
     """The step in a name that `step_name` began; None for any other name."""
-    found = re.match(r"step-(\d+)(\.\w+)?$", Path(path).name)
+    found = re.match(rf"{before}-(\d{{1,18}})(\.\w+)?$", Path(path).name)
     return int(found[1]) if found else None

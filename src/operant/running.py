@@ -217,11 +217,11 @@ class Run:
         """Write a checkpoint of everything that changes."""
         if not self.first:
             return self.folder.checkpoints
-        path = self.state.save(
+        saved = self.state.save(
             self.folder.checkpoints, self.learner.progress.step, extra=self._extra(), keep=self.config.train.keep
         )
         self._saved = time.monotonic()
-        return path
+        return saved.path
 
     def _extra(self) -> dict[str, Any]:
         before = self.before.as_plain() if self.before is not None else None

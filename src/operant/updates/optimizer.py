@@ -97,10 +97,19 @@ class Mastered(torch.optim.AdamW):
 
     def move(self, shrink: float) -> None:
         """One step of what the optimizer holds."""
+        if shrink != 1 and any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
+            torch._foreach_mul_(_gradients(self), shrink)
+            shrink = 1.0  # the scale below has the digits of float32
         # torch's fused kernel divides by a scale while it reads the gradients: a pass over them less.
         self.grad_scale = None if shrink == 1 else torch.tensor(1 / shrink)
         self.found_inf = None if shrink == 1 else torch.zeros(())
         super().step()
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """The weights have come from elsewhere: the masters are what they are now."""
+        for p, master in self.pairs:
+            master.copy_(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Of the parameters that compute; the masters' gradients keep their memory for the next step."""
@@ -153,6 +162,9 @@ def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink
     elif isinstance(optimizer, Mastered):
         optimizer.step(shrink=shrink)
     else:
-        held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        torch._foreach_mul_(held, shrink)
+        torch._foreach_mul_(_gradients(optimizer), shrink)
         optimizer.step()
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
