@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from operant import advantages, losses
-from operant.types import AdvantageFn, LossFn, OperantError, Rollout
+from operant.types import AdvantageFn, LossFn, OperantError, Rollout, shown
 from operant.updates import gradient
 
 
@@ -138,7 +138,7 @@ PRESETS: dict[str, dict[str, object]] = {
 
 def preset(name: str | None) -> dict[str, object]:
     """The options of a preset, or of several by comma, later over earlier. Raises: OperantError with the nearest."""
-    names = [part.strip() for part in (name or "").split(",") if part.strip()]
+    names = [part.strip() for part in str(name or "").split(",") if part.strip()]
     return {k: v for part in names for k, v in _row(PRESETS, part, "preset").items()}
 
 
@@ -148,8 +148,8 @@ def find(name: str) -> Algorithm:
 
 
 def _row(table: Mapping, name: str, what: str):
-    if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
+    if not isinstance(name, str) or name not in table:
+        near = difflib.get_close_matches(str(name)[:100], table, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(table)}"
-        raise OperantError(f"{what} {name!r} is unknown; {hint}")
+        raise OperantError(f"{what} {shown(name)} is unknown; {hint}")
     return table[name]

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from operant import options as named
 from operant.algorithms import find, preset
 from operant.data import DataOptions
 from operant.evaluate import EvaluationOptions
-from operant.hub import BUILTIN
+from operant.hub import BUILTIN, found
 from operant.settings import learner_options, schema
 from operant.tracking.registry import METRICS
 from operant.tracking.registry import describe as describe_metric
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 
 @dataclass(frozen=True)
@@ -138,18 +136,12 @@ def recipes() -> dict[str, Path]:
 
 def load_recipe(name: str) -> dict[str, Any]:
     """A recipe by name, or a YAML file. Raises: OperantError with the nearest name."""
-    path = recipes().get(name, Path(name))
-    if not path.is_file():
-        near = difflib.get_close_matches(name, recipes(), 1)
+    path = recipes().get(name) or found(name)
+    if path is None or not path.is_file():
+        near = difflib.get_close_matches(str(name)[:100], recipes(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipes())}, and any YAML file"
-        raise OperantError(f"recipe {name!r} is unknown; {hint}")
-    try:
-        held = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise OperantError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(held, dict):
-        raise OperantError(f"{path} holds no options: a recipe is a YAML mapping of option names to values")
-    return held
+        raise OperantError(f"recipe {shown(name)} is unknown; {hint}")
+    return named.read_mapping(path)
 
 
 def as_mapping(config: Config) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 BUILTIN = Path(__file__).parent / "builtin"
 CONNECT_SECONDS = 3.0
 """How long the Hub may take to answer the first request."""
-_HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
+_HUB_NAME = r"(?=.{1,96}$)(?!.*(--|\.\.))(\w[\w.-]*/)?\w([\w.-]*\w)?"
+"""As the Hub checks it, so that nothing else is asked for."""
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 """Files of a model that are downloaded: no pickles, no code."""
 CONFIGS = ("config.json", "adapter_config.json")
@@ -35,20 +36,20 @@ def find_model(name: str | os.PathLike[str]) -> str:
 
     Raises: OperantError where there is none, within five seconds.
     """
-    text = os.fspath(name)
+    text = _name(name)
     if text.startswith("builtin:"):
         return str(_builtin_model(text.removeprefix("builtin:")))
-    if Path(text).expanduser().exists():
-        return str(_own_folder(Path(text).expanduser()))
-    if not re.fullmatch(_HUB_NAME, text) or text.startswith("."):
-        raise OperantError(f"model {text!r}: there is no such folder; {_what_can('model')}")
+    if (path := found(text)) is not None:
+        return str(_own_folder(path))
+    if not re.fullmatch(_HUB_NAME, text):
+        raise OperantError(f"model {shown(text)}: there is no such folder; {_what_can('model')}")
     return _cached(text) or _download(text)
 
 
 def find_config(name: str | os.PathLike[str]) -> str:
     """As `find_model`, of a model whose weights are not wanted: the folder that holds its config.json."""
-    text = os.fspath(name)
-    if Path(text).expanduser().exists() or not re.fullmatch(_HUB_NAME, text) or text.startswith("."):
+    text = _name(name)
+    if found(text) is not None or not re.fullmatch(_HUB_NAME, text):
         return find_model(text)
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
@@ -60,6 +61,22 @@ def find_config(name: str | os.PathLike[str]) -> str:
         with suppress(OSError):  # a model may lack them
             hf_hub_download(text, file)
     return str(Path(hf_hub_download(text, "config.json")).parent)
+
+
+def found(name: str | os.PathLike[str]) -> Path | None:
+    """The file or folder of that name; None where nothing is there, or it can be no name of any."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, the home of nobody
+        return None
+
+
+def _name(given: Any) -> str:
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(text, str):
+        raise OperantError(f"model {shown(given)} is no name: {_what_can('model')}, a Hub name, or a model from Python")
+    return text
 
 
 def builtin_models() -> list[str]:
@@ -140,8 +157,12 @@ def _builtin_model(name: str) -> Path:
 def _own_folder(path: Path) -> Path:
     if not path.is_dir():
         raise OperantError(f"model {str(path)!r} is a file; give the folder that holds config.json")
-    if not any((path / name).exists() for name in CONFIGS):
+    if not any((path / name).is_file() for name in CONFIGS):
         raise OperantError(f"model {str(path)!r}: the folder has no config.json, so it is no transformers model")
+    if odd := [p.name for p in path.iterdir() if p.exists() and not p.is_file() and not p.is_dir()]:
+        raise OperantError(
+            f"model {str(path)!r}: {odd[0]!r} is a pipe or device, and reading it may never end; remove it"
+        )
     return path
 
 

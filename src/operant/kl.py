@@ -59,7 +59,8 @@ class KLOptions:
         check("coef", self.coef >= 0, "at least 0")
         check("loss_coef", self.loss_coef >= 0, "at least 0")
         check("target", self.target > 0, "above 0")
-        check("horizon", self.horizon > 0, "above 0")
+        check("horizon", self.horizon >= 1, "at least 1 reply")
+        check("end_coef", self.end_coef >= 0, "at least 0")
 
     @property
     def exact(self) -> tuple[str, ...]:

@@ -7,15 +7,21 @@ The group "" has names without a prefix. An unknown name, a wrong type or a valu
 
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 Schema = Mapping[str, type | Callable]
+LARGEST = 3.4e38
+"""Of float32, in which almost everything is computed."""
+MOST = 100_000
+"""Values of a YAML text, its aliases written out."""
 
 
 def names(schema: Schema) -> dict[str, tuple[str, str]]:
@@ -37,11 +43,15 @@ def resolve(schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
     known = names(schema)
     flat: dict[str, Any] = {}
     for key, value in given.items():
+        if not isinstance(key, str):
+            raise OperantError(f"option {shown(key)} has no name: a name is text (YAML takes an unquoted on for true)")
         key = key.replace("-", "_")
-        if key in schema and isinstance(value, Mapping) and key not in known:
+        if not key or key not in schema or key in known:
+            flat[_full(known, key)] = value
+        elif isinstance(value, Mapping):
             flat |= {_full(known, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
-            flat[_full(known, key)] = value
+            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {', '.join(_fields(schema[key]))}")
     return flat
 
 
@@ -55,9 +65,9 @@ def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
     if same:
         raise OperantError(f"option {key!r} is ambiguous: say {' or '.join(same)}")
     short = {name: full for full, (_, name) in known.items()}
-    near = difflib.get_close_matches(key, [*known, *short], 1)
+    near = difflib.get_close_matches(key[:100], [*known, *short], 1)
     hint = f"did you mean {near[0]!r}?" if near else "`--help` lists all"
-    raise OperantError(f"option {key!r} is unknown; {hint}")
+    raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 
 def defaults(made: type | Callable) -> dict[str, Any]:
@@ -87,13 +97,50 @@ def _hints(made: type | Callable) -> dict[str, Any]:
 def read(text: Any) -> Any:
     """A mapping that is written in YAML's braces becomes one; all else is read where its type is known."""
     if isinstance(text, str) and text.startswith("{"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise OperantError(f"{text!r} is no mapping: write {{name: weight, ...}}") from error
+        return parse(text, f"{shown(text)} (a mapping is written {{name: weight, ...}})")
     return text
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The names and values of a YAML file, from whomever it comes.
+
+    Raises: OperantError for a file that cannot be read, or is no YAML mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperantError(f"{path} cannot be read as YAML: {error}; it must be a text file in UTF-8") from error
+    held = parse(text, str(path))
+    if not isinstance(held, dict):
+        raise OperantError(f"{path} holds no options: it must be a YAML mapping of names to values")
+    return held
+
+
+def parse(text: str, what: str) -> Any:
+    """Plain data from YAML. Raises: OperantError that begins with `what`; aliases of aliases never grow in memory."""
+    import yaml
+
+    loader, size = yaml.SafeLoader(""), 0.0
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        size = _size(node, {})
+        if size <= MOST:
+            return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise OperantError(f"{what} is no YAML that can be read: {why}; mend it by hand") from error
+    raise OperantError(f"{what} stands for more than {MOST:,} values, by aliases of aliases: write out what is meant")
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """How many values a YAML node stands for, each alias counted as what it names; infinite where one holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inner = node.value if isinstance(getattr(node, "value", None), list) else []
+        pairs = (part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,)))
+        known[id(node)] = 1 + sum(_size(part, known) for part in pairs)
+    return known[id(node)]
 
 
 def kinds(schema: Schema) -> dict[str, Any]:
@@ -112,12 +159,12 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         return _tuple(value, inside, name)
     if origin in (dict, Mapping) or (inspect.isclass(kind) and issubclass(kind, Mapping)):
         if not isinstance(value, Mapping):
-            raise OperantError(f"{name}={value!r}: give a mapping")
+            raise OperantError(f"{name}={shown(value)}: give a mapping")
         return dict(value)
     if isinstance(kind, type) and kind in _PLAIN:
         made = _PLAIN[kind](value)
         if made is None:
-            raise OperantError(f"{name}={value!r}: it must be {_WORDS[kind]}")
+            raise OperantError(f"{name}={shown(value)}: it must be {_WORDS[kind]}")
         return made
     return value
 
@@ -148,24 +195,33 @@ def _tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple:
     if kinds[-1] is Ellipsis:
         return tuple(convert(p, kinds[0], name) for p in parts)
     if len(parts) != len(kinds):
-        raise OperantError(f"{name}={value!r}: give {len(kinds)} values")
+        raise OperantError(f"{name}={shown(value)}: give {len(kinds)} values")
     return tuple(convert(p, k, name) for p, k in zip(parts, kinds, strict=True))
 
 
 def _bool(value: Any) -> bool | None:
     if isinstance(value, bool):
         return value
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
+    text = str(value).lower() if isinstance(value, str) or (isinstance(value, int) and value in (0, 1)) else ""
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text)
 
 
 def _int(value: Any) -> int | None:
+    """Exactly: a float holds no more than 53 bits."""
     if isinstance(value, bool):
         return None
     try:
-        number = float(value)
-        return int(number) if number == int(number) else None
+        number = int(value) if isinstance(value, int) else _whole(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+        return int(value)
+    number = float(value)
+    return int(number) if number == int(number) else None
 
 
 def _float(value: Any) -> float | None:
@@ -173,9 +229,9 @@ def _float(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    return number if number == number and abs(number) != float("inf") else None
+    return number if abs(number) <= LARGEST else None
 
 
 def _str(value: Any) -> str | None:
@@ -183,4 +239,9 @@ def _str(value: Any) -> str | None:
 
 
 _PLAIN: dict[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str}
-_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number of at most 64 bits",
+    float: f"a finite number (up to {LARGEST:g}, as float32 has)",
+    str: "text",
+}

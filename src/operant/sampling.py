@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 BLOCK = 256
 """Tokens of the vocabulary whose probability is summed first, in drawing."""
@@ -56,7 +56,8 @@ class Sampling:
             alone = isinstance(value, (int, str)) and not isinstance(value, bool)
             object.__setattr__(self, name, (value,) if alone else tuple(value or ()))
         checks = [
-            ("temperature", self.temperature > 0, "must be above 0; top_k=1 is greedy decoding"),
+            # Below, logits are so large that float32 has no digits left for log-probs.
+            ("temperature", self.temperature >= 1e-3, "must be at least 0.001; top_k=1 is greedy decoding"),
             ("max_tokens", self.max_tokens >= 1, "must be at least 1: every reply has an action"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"must lie in 0..max_tokens={self.max_tokens}"),
             ("top_k", self.top_k >= 0, "must be 0 (off) or a number of tokens"),
@@ -100,6 +101,18 @@ class Sampling:
             f"replies come from a distribution truncated by {self._cuts()}, and KL is measured between the whole ones: "
             "its estimate is biased and may be negative"
         )
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Raises: OperantError for ids that a model of so many tokens has not, or where none is left to draw."""
+        for name in ("stop_tokens", "banned"):
+            odd = [token for token in getattr(self, name) if not 0 <= token < vocabulary]
+            if odd:
+                raise OperantError(f"sampling.{name}: the model has no id {odd[0]}; its ids are 0 to {vocabulary - 1}")
+        early = self.stops if self.min_tokens else frozenset()
+        if len(early | set(self.banned)) >= vocabulary:
+            raise OperantError(
+                f"sampling.banned={shown(self.banned)} leaves none of {vocabulary} ids to draw; ban fewer"
+            )
 
     def _cuts(self) -> str:
         on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}

@@ -17,7 +17,7 @@ from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.rewards.scaling import ScoreOptions
 from operant.sampling import Sampling
-from operant.types import OperantError
+from operant.types import OperantError, shown
 from operant.updates.gradient import UpdateOptions
 from operant.updates.optimizer import OptimizerOptions
 
@@ -100,8 +100,10 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # "meta" is a device, and has no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).strip().splitlines()[0]
-        raise OperantError(f"device={name!r} cannot be used here ({why}); `operant doctor` lists what can") from error
+        raise OperantError(
+            f"device={shown(name)} cannot be used here ({why}); `operant doctor` lists what can"
+        ) from error
     return device

@@ -28,6 +28,16 @@ class OperantError(ValueError):
     """A mistake that the user can mend: the message names the value, the reason and the remedy."""
 
 
+def shown(value: Any, most: int = 100) -> str:
+    """A value as a message quotes it: on one line, and not longer than so many characters."""
+    try:
+        text = " ".join(repr(value[:most] if isinstance(value, (str, bytes, list, tuple)) else value).split())
+        cut = text[most:] or (isinstance(value, (str, bytes, list, tuple)) and value[most:])
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, or something that holds itself
+        return f"<a very large {type(value).__name__}>"
+    return text[:most] + "..." if cut else text
+
+
 @dataclass(frozen=True)
 class Task:
     """One thing to attempt: `Task("imdb/17", "The film was", target=1)`."""

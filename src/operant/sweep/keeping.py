@@ -15,7 +15,7 @@ import yaml
 
 from operant import files, lock
 from operant.config import as_mapping, configure
-from operant.options import read
+from operant.options import read, read_mapping
 from operant.run import read_config
 from operant.sweep.points import Axis, Point, divide, draw, grid
 from operant.tracking.compared import FILE
@@ -83,13 +83,7 @@ def remember(folder: Path, plan: Plan) -> None:
 def recorded(folder: Path) -> dict[str, Any] | None:
     """What sweep.yaml says; None where there is none."""
     path = folder / FILE
-    if not path.is_file():
-        return None
-    with files.explained(path, "read"), open(path, encoding="utf-8") as file:
-        try:
-            return yaml.safe_load(file)
-        except yaml.YAMLError as error:
-            raise OperantError(f"{path} is no YAML: {error}; mend it by hand") from error
+    return read_mapping(path) if path.is_file() else None
 
 
 def _same(folder: Path, kept: Mapping[str, Any], plan: Plan) -> None:

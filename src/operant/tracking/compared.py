@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from operant import files, measure
+from operant import measure
+from operant.options import read_mapping
 from operant.tracking.diagnosis import Finding, History, diagnose, read_history
 from operant.tracking.diagnosis.history import RECENT
 from operant.types import OperantError
@@ -122,9 +121,7 @@ def swept(places: Sequence[str | Path]) -> list[str]:
     """The axes of the sweep, where there is one and nothing else."""
     if len(places) != 1 or not is_sweep(places[0]):
         return []
-    path = Path(places[0]) / FILE
-    with files.explained(path, "read"), open(path, encoding="utf-8") as file:
-        return list((yaml.safe_load(file) or {}).get("axes", {}))
+    return list(read_mapping(Path(places[0]) / FILE).get("axes") or {})
 
 
 # --- what differs -----------------------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from operant import files, measure
+from operant.options import read_mapping
 from operant.types import OperantError
 
 RECENT = 5
@@ -148,13 +147,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _config(path: Path) -> Any:
-    if not path.is_file():
-        return {}
-    with files.explained(path, "read"), open(path, encoding="utf-8") as file:
-        try:
-            return yaml.safe_load(file)
-        except yaml.YAMLError as error:
-            raise OperantError(f"{path} is no YAML: {error}; mend it by hand") from error
+    return read_mapping(path) if path.is_file() else {}
 
 
 def _json(path: Path) -> Any:
