@@ -15,7 +15,7 @@ from operant.tracking.console import Console, before_after
 from operant.tracking.registry import COLUMNS, METRICS, describe, markdown
 from operant.tracking.rows import rows
 from operant.tracking.sink import Trackers
-from operant.types import Batch, OperantError, Rollout, Task, Turn
+from operant.types import Batch, Rollout, Task, Turn
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -103,11 +103,19 @@ def test_a_tracker_that_raises_is_dropped_once_and_nothing_stops(tmp_path, fails
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
 
 
-def test_the_record_is_no_copy_and_its_failure_stops(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
+def test_a_record_that_cannot_be_written_is_said_once_and_written_later(tmp_path, capsys):
+    folder, said, listener = RunFolder.create(tmp_path / "x", {}), [], Listener()
+    trackers = Trackers(folder, [listener], said.append)
     folder.metrics_path.symlink_to("/dev/full")
-    with pytest.raises(OperantError, match="no space left"):
-        Trackers(folder).log(1, {"a": 1.0})
+    for step in (1, 2):
+        trackers.log(step, {"a": float(step)})
+    assert len(said) == 1 and "no space left on device" in said[0] and "metrics are kept in memory" in said[0]
+    assert said[0] in capsys.readouterr().err
+    folder.metrics_path.unlink()
+    trackers.log(3, {"a": 3.0})
+    assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
+    assert listener.heard == [("log", 1), ("log", 2), ("log", 3)]
+    assert len(said) == 2 and said[1] == "metrics can be written again"
 
 
 def test_ctrl_c_in_a_tracker_is_heard():

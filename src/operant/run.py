@@ -14,7 +14,9 @@
         folder.log(1, {"reward/mean": 0.52})
         folder.rollouts(1, rows)
 
-Trackers are copies of this folder; the folder is the record.
+Trackers are copies of this folder; the folder is the record. A disk that refuses stops no training: each call raises,
+`tracking.sink` says so and goes on. Lines (metrics, distributions, the log) then wait in memory and are written, in
+order, as soon as the disk takes them; of a step's replies, which are large, the file is missing.
 """
 
 import io
@@ -28,6 +30,8 @@ from typing import Any
 import yaml
 
 from operant import files, lock
+from operant.journal import Journal
+from operant.options import read_mapping
 from operant.types import OperantError
 
 _PROBE = 1 << 20  # bytes: a disk with less room than this could not hold a report
@@ -49,6 +53,8 @@ class RunFolder:
         self.report = path / "report.html"
         self.log_path = path / "log.txt"
         self._reference: list[dict[str, Any]] | None = None
+        lines = (self.metrics_path, self.distributions_path, self.log_path)
+        self._metrics, self._distributions, self._log = map(Journal, lines)
 
     @classmethod
     def create(
@@ -84,21 +90,25 @@ class RunFolder:
         config = read_config(path)
         left = lock.take(path / "lock")
         folder = cls(path, config)
+        folder._sweep()
         if left:
             folder.say(f"took over from process {left['pid']}, which ended without closing this run")
         return folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one step to `metrics.jsonl`. A number that is not finite is written as null."""
-        files.append(self.metrics_path, {"step": step} | {k: v for k, v in metrics.items() if k != "step"})
+        """Append one step to `metrics.jsonl`. A number that is not finite is written as null.
+
+        Raises: OperantError where the disk refuses; the line then waits, and is written with the next that it takes.
+        """
+        self._metrics.add(_line({"step": step} | {k: v for k, v in metrics.items() if k != "step"}))
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged so far, one mapping a step."""
         return files.records(self.metrics_path)
 
     def distributions(self, step: int, told: Mapping[str, Any]) -> None:
-        """Append one step's histograms and norms to `distributions.jsonl`."""
-        files.append(self.distributions_path, {"step": step} | dict(told))
+        """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError as `log`."""
+        self._distributions.add(_line({"step": step} | dict(told)))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write what was said at a step: one row a turn, as `tracking.rows.rows` makes them."""
@@ -118,22 +128,65 @@ class RunFolder:
                 self._reference = pq.read_table(path).to_pylist() if path.exists() else []
         return self._reference
 
-    def cut_after(self, step: int) -> None:
-        """Forget the steps after `step`: on resume they are played again, and must not stand there twice."""
+    def lengths(self) -> dict[str, int]:
+        """Bytes of the files that grow, for a checkpoint's manifest: what comes after them is cut on resume."""
+        return {journal.path.name: journal.size() for journal in (self._metrics, self._distributions)}
+
+    def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
+        """Forget the steps after `step`: on resume they are played again, and must not stand there twice.
+
+        lengths: as `lengths` gave them when the checkpoint was written; {}: it is of a time that did not know them.
+        Raises: OperantError where the disk refuses.
+        """
         for path in (self.metrics_path, self.distributions_path):
-            kept = [record for record in files.records(path) if record["step"] <= step]
-            files.write(path, "".join(files.strict_json(record) + "\n" for record in kept))
-        for file in [*self.rollouts_path.glob("step-*.parquet"), *self.probes_path.glob("step-*.parquet")]:
-            if (files.step_of(file) or 0) > step:
-                with files.explained(file, "delete"):
-                    files.remove(file)
+            if not path.exists():
+                if (lengths or {}).get(path.name):
+                    self.say(f"{path.name} is gone: what it told of the steps up to {step} is lost")
+            elif step == 0 or path.name in (lengths or {}):
+                self._cut(path, 0 if step == 0 else (lengths or {})[path.name])
+            else:
+                kept = [record for record in files.records(path) if record["step"] <= step]
+                files.write(path, "".join(map(_line, kept)))
+        for folder in (self.rollouts_path, self.probes_path, self.path / "refused"):
+            for left in folder.glob("step-*"):
+                if (files.step_of(left) or 0) > step:
+                    with files.explained(left, "delete"):
+                        (files.remove_tree if left.is_dir() else files.remove)(left)
+
+    def _cut(self, path: Path, length: int) -> None:
+        """Cut a file of lines back to `length` bytes; one that is shorter, to its last whole line."""
+        size = path.stat().st_size
+        if size < length:
+            self.say(f"{path.name} has {size} bytes, the checkpoint knew {length}: lines of earlier steps are lost")
+            with files.explained(path, "read"):
+                length = path.read_bytes().rfind(b"\n") + 1
+        if size > length:
+            with files.explained(path):
+                files.truncate(path, length)
+
+    def _sweep(self) -> None:
+        """Take away what writes left that were killed."""
+        for folder in (self.path, self.rollouts_path, self.probes_path):
+            for left in folder.glob(".*.tmp"):
+                with suppress(OSError):
+                    (files.remove_tree if left.is_dir() else files.remove)(left)
+
+    def change(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+        """The run goes on with another configuration: `changes.jsonl` says which names changed, from what to what."""
+        files.append_text(self.path / "changes.jsonl", "".join(map(_line, changes)))
+        files.write(self.path / "config.yaml", _dump(config))
+        self.config = dict(config)
 
     def say(self, text: str) -> None:
-        """Add a line with the time to `log.txt`."""
-        files.append_text(self.log_path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        """Add a line with the time to `log.txt`. A log that cannot be written stops nothing: its lines wait."""
+        with suppress(OperantError):
+            self._log.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
         """Let go of the folder, so that another process may open it."""
+        for journal in (self._metrics, self._distributions, self._log):
+            with suppress(OperantError):
+                journal.flush()
         lock.release(self.path / "lock")
 
     def __enter__(self) -> "RunFolder":
@@ -151,11 +204,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         runs = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))
         have = f"runs in {path.parent}: {', '.join(runs)}" if runs else f"no run lies in {path.parent}"
         raise OperantError(f"{path} is no run folder: it has no config.yaml; {have}")
-    with files.explained(file, "read"), open(file, encoding="utf-8") as opened:
-        try:
-            return yaml.safe_load(opened)
-        except yaml.YAMLError as error:
-            raise OperantError(f"{file} is no YAML: {error}; mend it by hand") from error
+    return read_mapping(file)
 
 
 def _dump(config: Mapping[str, Any]) -> str:
@@ -207,6 +256,10 @@ def _probe(path: Path, needs: int) -> None:
             f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
             "or choose a folder on another disk with --out"
         )
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return files.strict_json(record) + "\n"
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

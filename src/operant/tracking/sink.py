@@ -4,13 +4,19 @@
     trackers.start(config)
     trackers.log(1, {"reward/mean": 0.52})
 
-The folder is the record: when it cannot be written, the run must stop and say so. A tracker is a copy: one that raises
-is dropped with one warning, and training goes on.
+The folder is the record, and training does not die of it either: what cannot be written is said once, on standard
+error and in the log, and once more when it can be written again. Metrics wait in memory until then, so that none is
+lost while the process lives; of a step's replies the file is missing. A tracker is a copy: one that raises is dropped
+with one warning.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
+
+from operant.types import OperantError
 
 
 class Record(Protocol):
@@ -50,6 +56,8 @@ class Trackers:
         self.record = record
         self.copies = list(copies)
         self._say = say
+        self._refused: set[str] = set()
+        """What of the record could not be written the last time."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Tell the trackers what runs."""
@@ -57,20 +65,17 @@ class Trackers:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One step's numbers."""
-        if self.record is not None:
-            self.record.log(step, metrics)
+        self._keep("metrics", lambda record: record.log(step, metrics))
         self._each(lambda tracker: tracker.log(step, metrics))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One step's replies."""
-        if self.record is not None:
-            self.record.rollouts(step, rows)
+        self._keep("replies", lambda record: record.rollouts(step, rows))
         self._each(lambda tracker: tracker.rollouts(step, rows))
 
     def distributions(self, step: int, told: Mapping[str, Any]) -> None:
         """One step's histograms and norms."""
-        if self.record is not None:
-            self.record.distributions(step, told)
+        self._keep("distributions", lambda record: record.distributions(step, told))
         self._each(lambda tracker: tracker.distributions(step, told))
 
     def note(self, text: str) -> None:
@@ -80,6 +85,29 @@ class Trackers:
     def close(self) -> None:
         """Tell the trackers that it is over."""
         self._each(lambda tracker: tracker.close())
+
+    def warn(self, text: str) -> None:
+        """A sentence that must be seen, whatever can be written: standard error, and the log."""
+        with suppress(OSError):
+            print(f"operant: {text}", file=sys.stderr, flush=True)
+        self._say(text)
+
+    def _keep(self, what: str, write: Callable[[Any], None]) -> None:
+        """The record's part, `what` it is: said where it cannot be written, and where it can again."""
+        if self.record is None:
+            return
+        try:
+            write(self.record)
+        except Exception as error:
+            if what not in self._refused:
+                self._refused.add(what)
+                reason = str(error) if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
+                until = "left out" if what == "replies" else "kept in memory"
+                self.warn(f"{reason}; training goes on, {what} are {until} until then")
+            return
+        if what in self._refused:
+            self._refused.discard(what)
+            self.warn(f"{what} can be written again")
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self.copies):
