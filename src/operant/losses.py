@@ -7,7 +7,7 @@ names are metrics; each is averaged over action tokens.
 import torch
 from torch import Tensor
 
-from operant.types import Batch, Outputs
+from operant.types import Batch, OperantError, Outputs
 
 
 def total(x: Tensor, batch: Batch) -> Tensor:
@@ -15,6 +15,12 @@ def total(x: Tensor, batch: Batch) -> Tensor:
     weights = batch.weights if x.ndim == 2 else batch.weights.sum(1)
     # Off actions a tensor may hold anything; 0 * nan is nan, so it is cut out rather than multiplied away.
     return (torch.where(weights != 0, x, 0.0) * weights).sum()
+
+
+def _above(least: float, **options: float | None) -> None:
+    for name, value in options.items():
+        if value is not None and value <= least:
+            raise OperantError(f"loss.{name}={value}: it must be above {least:g}")
 
 
 def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
@@ -29,6 +35,8 @@ def clipped(
 
     `dual_clip` c > 1 bounds the loss of a bad action that became likely by -A c (arXiv:1912.09729, equation 5).
     """
+    _above(0, clip=min(low, high))
+    _above(1, dual_clip=dual_clip)
     log_ratio = out.logprobs - batch.logprobs
     ratio = torch.exp(log_ratio)
     free, held = -batch.advantages * ratio, -batch.advantages * ratio.clamp(1 - low, 1 + high)
@@ -65,6 +73,7 @@ def surrogate(
 
 def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -> dict[str, Tensor]:
     """Half the squared error of the critic, clipped around the old value (arXiv:1707.06347's code; None: plain)."""
+    _above(0, value_clip=value_clip)
     error = (out.values - batch.returns) ** 2
     held = error
     if value_clip is not None:

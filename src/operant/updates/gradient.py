@@ -45,6 +45,10 @@ class UpdateOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OperantError(f"update.{name}={value}: it must be at least 1")
+        for name in ("target_kl", "ratio_threshold"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise OperantError(f"update.{name}={value}: it must be above 0, or none; else no step would be taken")
         if self.micro_batch not in ("auto", "fixed"):
             raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
 

@@ -29,8 +29,17 @@ class OptimizerOptions:
     """float32, or 8bit: Adam's two moments in a byte each, 2 bytes a trained weight in place of 8; slower."""
 
     def __post_init__(self) -> None:
-        if self.lr < 0:
-            raise OperantError(f"optimizer.lr={self.lr}: it must be at least 0")
+        checks = [
+            ("lr", 0 <= self.lr <= 10, "in [0, 10]: it is about what Adam moves every weight by"),
+            ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
+            # What has no gradient yet is moved by 0 / (0 + eps).
+            ("eps", self.eps >= 1e-30, "at least 1e-30"),
+            ("weight_decay", 0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0, "in [0, 1 / lr]"),
+            ("max_grad_norm", (self.max_grad_norm or 1.0) >= 1e-20, "above 0 (1e-20 at least), or none"),
+        ]
+        for name, good, rule in checks:
+            if not good:
+                raise OperantError(f"optimizer.{name}={getattr(self, name)}: it must be {rule}")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise OperantError(f"optimizer.schedule={self.schedule!r}: it must be constant, linear or cosine")
         if self.eps_placement not in ("torch", "tensorflow"):
@@ -39,8 +48,8 @@ class OptimizerOptions:
             raise OperantError(f"optimizer.states={self.states!r}: it must be float32 or 8bit")
         if not 0 <= self.warmup < 1:
             raise OperantError(f"optimizer.warmup={self.warmup}: it must lie in [0, 1)")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
-            raise OperantError(f"optimizer.max_grad_norm={self.max_grad_norm}: it must be above 0, or none")
+        if self.max_grad_norm == 0:
+            raise OperantError("optimizer.max_grad_norm=0: it must be above 0, or none")
 
 
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
