@@ -11,8 +11,9 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
+from operant.options import convert, kinds
 from operant.sampling import Sampling
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 _NEUTRAL = {
     "num_beams": (1,),
@@ -47,25 +48,27 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
     Raises: OperantError for an unknown name (with the nearest) and for what could not be scored exactly.
     """
     changes: dict[str, Any] = {}
+    types = kinds({"": Sampling})
     for name, value in kwargs.items():
         if name not in _known_names():
-            near = difflib.get_close_matches(name, _known_names(), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise OperantError(f"generation argument {name!r} is unknown{hint}")
+            near = difflib.get_close_matches(str(name)[:100], _known_names(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_known_names())}"
+            raise OperantError(f"generation argument {shown(name)} is unknown{hint}")
         if name in _NEUTRAL:
             if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
-                raise OperantError(f"{name}={value!r} changes the distribution in a way that cannot be scored; drop it")
+                raise OperantError(f"{name}={shown(value)} changes the distribution in a way that cannot be scored; drop it")
         elif name == "do_sample":
             changes |= {} if value else {"top_k": 1}
         elif name == "min_length":
-            if value is not None and value > 0:
+            if (convert(value, int | None, name) or 0) > 0:
                 raise OperantError(f"min_length={value} counts the prompt too; say min_new_tokens, or min_length=-1")
         elif name in ("padding_side", "dropout"):
-            raise OperantError(f"{name}={value!r} is nothing that sampling here can do; it may be declared to `step`")
+            raise OperantError(f"{name}={shown(value)} is nothing that sampling here can do; it may be declared to `step`")
         elif name == "max_length":
-            raise OperantError(f"max_length={value} counts the prompt too; say max_new_tokens")
+            raise OperantError(f"max_length={shown(value)} counts the prompt too; say max_new_tokens")
         elif value is not None:
-            changes[_RENAMED.get(name, name)] = int(value) if name in ("top_k", "max_new_tokens") else value
+            own = _RENAMED.get(name, name)
+            changes[own] = convert(value, types[own], name)
     return replace(base, **changes)
 
 

@@ -107,7 +107,10 @@ class Learner:
     def _sampling(self) -> Sampling:
         """The configured sampling; without stop tokens of its own, with the model's."""
         sampling: Sampling = warned(self.options["sampling"])
-        return sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
+        own = tuple(token for token in self.policy.stop_tokens if 0 <= token < self.policy.vocabulary)
+        sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=own)
+        sampling.check_ids(self.policy.vocabulary)
+        return sampling
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
@@ -188,7 +191,7 @@ class Learner:
             warn_of_unscored(unscored)
         told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
         given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
-        given["declared"] = dict(generation or {})
+        given |= {"declared": dict(generation or {}), "vocabulary": self.policy.vocabulary}
         if episodes is None:
             return self.learn(to_rollouts(first, second, **given), told, sampling)
         rollouts = to_rollouts(first, second, episodes=episodes, rewards=told, **given)

@@ -105,9 +105,7 @@ class Sampling:
     def check_ids(self, vocabulary: int) -> None:
         """Raises: OperantError for ids that a model of so many tokens has not, or where none is left to draw."""
         for name in ("stop_tokens", "banned"):
-            odd = [token for token in getattr(self, name) if not 0 <= token < vocabulary]
-            if odd:
-                raise OperantError(f"sampling.{name}: the model has no id {odd[0]}; its ids are 0 to {vocabulary - 1}")
+            check_ids(getattr(self, name), vocabulary, f"sampling.{name}")
         early = self.stops if self.min_tokens else frozenset()
         if len(early | set(self.banned)) >= vocabulary:
             raise OperantError(
@@ -222,6 +220,15 @@ def uniforms(keys: Sequence[int] | np.ndarray, place: int | np.ndarray) -> Tenso
     start = np.asarray(keys, dtype=np.uint64)
     bits = _mix(start ^ _mix(np.broadcast_to(np.asarray(place, dtype=np.uint64), start.shape).copy()))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+
+def check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
+    """Raises: OperantError where `ids` hold one that a model of so many tokens has not."""
+    if ids and not (0 <= min(ids) and max(ids) < vocabulary):
+        odd = next(token for token in ids if not 0 <= token < vocabulary)
+        raise OperantError(
+            f"{what} holds the id {odd}, and the model has 0 to {vocabulary - 1}: give it the tokenizer that it came with"
+        )
 
 
 # --- stop strings and text --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.rewards.scaling import ScoreOptions
 from operant.sampling import Sampling
-from operant.types import OperantError, shown
+from operant.types import Batch, OperantError, Outputs, shown
 from operant.updates.gradient import UpdateOptions
 from operant.updates.optimizer import OptimizerOptions
 
@@ -74,7 +74,18 @@ def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mappin
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
     _possible(composed)
+    _rehearse(algorithm, composed)
     return composed
+
+
+def _rehearse(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
+    """Call the pure functions once, on a reply of two tokens: what they refuse is refused now, and not in a step."""
+    batch = Batch.given([[0]], [[0, 0]])
+    zeros = torch.zeros(batch.tokens.shape)
+    batch = batch.with_(logprobs=zeros, values=zeros, advantages=zeros, returns=zeros)
+    if algorithm.advantage is not None:
+        algorithm.advantage(batch, **options["advantage"])
+    algorithm.loss(Outputs(zeros, zeros, entropy=zeros, values=zeros), batch, **options["loss"])
 
 
 def _possible(options: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from operant.chat import encode_more, encode_prompt
-from operant.sampling import Sampling, reply_text
+from operant.sampling import Sampling, check_ids, reply_text
 from operant.types import End, OperantError, Rollout, Task, Turn
 
 
@@ -34,13 +34,14 @@ def to_rollouts(
     rewards: Sequence[float] | None = None,
     next_values: Sequence[float] | None = None,
     declared: Mapping[str, Any] | None = None,
+    vocabulary: int | None = None,
 ) -> list[Rollout]:
     """One rollout an episode, in order of first appearance; without `episodes` every triplet is one.
 
     Turns of an episode follow each other in the order given, each paid its own of `rewards`. `next_values`: what the
     state after a turn is worth; that of an episode's last turn is its bootstrap, so 0 means that the episode has ended.
     `declared`, how they were sampled, stands in `info["declared"]` of each.
-    Raises: OperantError for lists of different length, or an empty response.
+    Raises: OperantError for lists of different length, an empty response, or an id that is not below `vocabulary`.
     """
     count = len(queries)
     names = list(range(count)) if episodes is None else [int(e) for e in episodes]
@@ -53,6 +54,8 @@ def to_rollouts(
     held: dict[int, list[tuple[Turn, str]]] = {}
     for i in range(count):
         turn = _turn(to_ids(tokenizer, queries[i]), to_ids(tokenizer, responses[i], reply=True), sampling, i)
+        if vocabulary is not None:
+            check_ids([*turn.prompt, *turn.action], vocabulary, f"triplet {i}")
         turn = Turn(turn.prompt, turn.action, end=turn.end, reward=paid[i], next_value=ahead[i])
         text = reply_text(tokenizer, turn.prompt, turn.action, sampling) if tokenizer is not None else ""
         held.setdefault(names[i], []).append((turn, text))

@@ -13,7 +13,7 @@ from torch import Tensor
 from operant.engines.record import Record, exact
 from operant.policy.decoding import Decoding
 from operant.policy.policy import Policy
-from operant.sampling import Sampling, uniforms
+from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError
 
 COMPACT_AT = 1.0
@@ -74,9 +74,11 @@ class NativeEngine:
 
     def _check(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         limit = self.policy.context
+        sampling.check_ids(self.policy.vocabulary)
         for i, prompt in enumerate(prompts):
             if not prompt:
                 raise OperantError(f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
+            check_ids(prompt, self.policy.vocabulary, f"prompt {i}")
             if limit is not None and len(prompt) + sampling.max_tokens > limit:
                 raise OperantError(
                     f"prompt {i} has {len(prompt)} tokens; with max_tokens={sampling.max_tokens} it does not fit into "

@@ -35,7 +35,7 @@ class OptimizerOptions:
             # What has no gradient yet is moved by 0 / (0 + eps).
             ("eps", self.eps >= 1e-30, "at least 1e-30"),
             ("weight_decay", 0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0, "in [0, 1 / lr]"),
-            ("max_grad_norm", (self.max_grad_norm or 1.0) >= 1e-20, "above 0 (1e-20 at least), or none"),
+            ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm >= 1e-20, "at least 1e-20, or none"),
         ]
         for name, good, rule in checks:
             if not good:
@@ -48,8 +48,6 @@ class OptimizerOptions:
             raise OperantError(f"optimizer.states={self.states!r}: it must be float32 or 8bit")
         if not 0 <= self.warmup < 1:
             raise OperantError(f"optimizer.warmup={self.warmup}: it must lie in [0, 1)")
-        if self.max_grad_norm == 0:
-            raise OperantError("optimizer.max_grad_norm=0: it must be above 0, or none")
 
 
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
