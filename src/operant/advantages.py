@@ -26,10 +26,11 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, discounts: Tensor,
     return advantages
 
 
-def by_turn(turns: Tensor, inside: float, between: float) -> Tensor:
+def by_turn(turns: Tensor, inside: float, between: float, numbers: torch.dtype = torch.float32) -> Tensor:
     """A rate for each action [E, A]: `inside` before another token of its turn, `between` at the end of a turn."""
+    rates = torch.tensor([inside, between, 0.0], dtype=numbers, device=turns.device)
     following = torch.cat([turns[:, 1:], torch.full_like(turns[:, :1], -1)], 1)
-    return torch.where(turns < 0, 0.0, torch.where(following == turns, inside, between))
+    return torch.where(turns < 0, rates[2], torch.where(following == turns, rates[0], rates[1]))
 
 
 def whiten(x: Tensor, where: Tensor, *, unbiased: bool = False, shift_mean: bool = True) -> Tensor:
@@ -129,12 +130,12 @@ def with_gae(
         rewards = whiten(rewards, batch.actions, unbiased=unbiased, shift_mean=False)
     index = episode_index(batch)
     turns, values = gather(batch.turns, index, -1), gather(batch.values, index)
-    lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam)
+    lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam, values.dtype)
     advantages = gae(
         gather(rewards, index),
         values,
         next_values(values, (index >= 0).sum(1), batch.bootstrap),
-        by_turn(turns, gamma, gamma * turn_gamma),
+        by_turn(turns, gamma, gamma * turn_gamma, values.dtype),
         lambdas,
     )
     shape = batch.tokens.shape

@@ -11,32 +11,39 @@ from operant import distributed
 from operant.types import Batch, OperantError, Rollout, Turn
 
 
-def collate(rollouts: Sequence[Rollout], scores: Sequence[float | Sequence[float]], *, joined: bool = True) -> Batch:
+def collate(
+    rollouts: Sequence[Rollout],
+    scores: Sequence[float | Sequence[float]],
+    *,
+    joined: bool = True,
+    numbers: torch.dtype = torch.float32,
+) -> Batch:
     """Lay rollouts out as rows, paying each score on the episode's last action (a list: one float per action).
 
     A turn whose prompt extends the row so far joins that row (never where `joined` is False: encoder-decoders); any
-    other turn, after a memory that forgets, opens a new row of the same episode.
+    other turn, after a memory that forgets, opens a new row of the same episode. `numbers`: what rewards, log-probs and
+    values come in.
     """
     if not rollouts:
         raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
     rows: list[dict[str, Any]] = []
     for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
         _lay(rows, episode, rollout, _paid(rollout, score), joined)
-    turns = _rectangle(rows, "turns", -1)
+    turns = _rectangle(rows, "turns", -1, torch.long)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
     sampled = all(turn.logprobs is not None for r in rollouts for turn in r.turns)
     valued = all(turn.values is not None for r in rollouts for turn in r.turns)
     batch = Batch(
-        tokens=_rectangle(rows, "tokens", 0),
+        tokens=_rectangle(rows, "tokens", 0, torch.long),
         mask=torch.arange(turns.shape[1]) < lengths[:, None],
         actions=turns >= 0,
-        rewards=_rectangle(rows, "rewards", 0.0),
+        rewards=_rectangle(rows, "rewards", 0.0, numbers),
         turns=turns,
         episodes=torch.tensor([row["episode"] for row in rows]),
         groups=torch.tensor([row["group"] for row in rows]),
-        bootstrap=torch.tensor([r.turns[-1].next_value for r in rollouts], dtype=torch.float32),
-        logprobs=_rectangle(rows, "logprobs", 0.0) if sampled else None,
-        values=_rectangle(rows, "values", 0.0) if valued else None,
+        bootstrap=torch.tensor([r.turns[-1].next_value for r in rollouts], dtype=numbers),
+        logprobs=_rectangle(rows, "logprobs", 0.0, numbers) if sampled else None,
+        values=_rectangle(rows, "values", 0.0, numbers) if valued else None,
     )
     batch = batch.with_(states=_kept_states(rows, turns.shape[1]))
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
@@ -100,8 +107,7 @@ def _check(turn: Turn, rollout: Rollout) -> None:
             )
 
 
-def _rectangle(rows: list[dict[str, Any]], name: str, fill: float) -> Tensor:
-    dtype = torch.float32 if isinstance(fill, float) else torch.long
+def _rectangle(rows: list[dict[str, Any]], name: str, fill: float, dtype: torch.dtype) -> Tensor:
     pieces = [torch.tensor(row[name], dtype=dtype) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True, padding_value=fill)
 
@@ -183,4 +189,4 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
             weights = actions / (episodes * (horizon or 1))
         case _:
             raise OperantError(f"per={per!r} is unknown: token, episode, sequence or horizon")
-    return weights.float()
+    return weights.to(batch.rewards.dtype)

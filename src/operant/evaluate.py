@@ -124,7 +124,7 @@ def divergence(
     rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling, micro_tokens: int = 8192
 ) -> float:
     """Mean over replies of the summed log-ratio to the reference, in nats."""
-    batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder)
+    batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:
         raw = passed(batch, policy, sampling, micro_tokens).raw_logprobs

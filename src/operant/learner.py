@@ -255,7 +255,9 @@ class Learner:
         return batch
 
     def _observe(self, lesson: Lesson, sampling: Sampling) -> Batch:
-        batch = collate(lesson.rollouts, lesson.scores, joined=not self.policy.encoder_decoder).to(self.policy.device)
+        joined = not self.policy.encoder_decoder
+        batch = collate(lesson.rollouts, lesson.scores, joined=joined, numbers=self.policy.numbers)
+        batch = batch.to(self.policy.device)
         reference = self.reference.policy if self.reference is not None else None
         micro = self.budget.tokens
         if batch.values is None and not self.policy.has_values:

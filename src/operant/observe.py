@@ -82,7 +82,7 @@ def passed(
     def whole(pick) -> torch.Tensor | None:
         if pick(pieces[0][1]) is None:
             return None
-        full = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+        full = pick(pieces[0][1]).new_zeros(batch.tokens.shape)
         for rows, out in pieces:
             piece = pick(out)
             full[torch.tensor(rows), : piece.shape[1]] = piece

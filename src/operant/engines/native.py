@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.engines.record import Record, exact
+from operant.engines.record import Record
 from operant.policy.decoding import Decoding
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, check_ids, uniforms
@@ -107,7 +107,7 @@ class _Speech:
         ]
         self.waiting = in_turn(prompts)
         device = self.policy.device
-        self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=exact(self.policy), device=device)
+        self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=self.policy.numbers, device=device)
         self.ahead_by = look_every(device)
         self.patience = 1 if record.table is not None else self.ahead_by
         self._seat(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -19,8 +19,8 @@ class Record:
         self.sampling, self.version = sampling, version
         self.prompts = prompts
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(shape, dtype=exact(policy), device=device)
-        self.values = torch.zeros(shape, device=device) if policy.value_head is not None else None
+        self.logprobs = torch.zeros(shape, dtype=policy.numbers, device=device)
+        self.values = torch.zeros_like(self.logprobs) if policy.value_head is not None else None
         self.lengths = torch.full(shape[:1], sampling.max_tokens, device=device)
         self.ended = torch.zeros(shape[0], dtype=torch.bool, device=device)
         stops = sorted(sampling.stops)
@@ -103,8 +103,3 @@ class Record:
             used = places < self.lengths[live] - 1
             flat[(begins[live] + places)[used]] = states[used]
         return parts
-
-
-def exact(policy: Policy) -> torch.dtype:
-    """What log-probs of a policy are computed in: float32, or more where the policy is."""
-    return torch.promote_types(policy.head.weight.dtype, torch.float32)

@@ -29,7 +29,7 @@ class ValueOptions:
 
 
 class ValueHead(nn.Module):
-    """[..., D] -> [...], in float32 whatever the language model computes in."""
+    """[..., D] -> [...], in float32 at least: what the language model computes in, where that is more."""
 
     def __init__(self, width: int, options: ValueOptions = ValueOptions()):
         super().__init__()
@@ -44,4 +44,6 @@ class ValueHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         with torch.autocast(states.device.type, enabled=False):
-            return self.net((states.detach() if self.detach else states).float()).squeeze(-1)
+            known = states.detach() if self.detach else states
+            own = next(self.net.parameters()).dtype
+            return self.net(known.to(torch.promote_types(known.dtype, own))).squeeze(-1)

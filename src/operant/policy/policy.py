@@ -60,7 +60,8 @@ class Policy(nn.Module):
         self.vocabulary = int(self.head.weight.shape[0])
         width = int(self.head.weight.shape[1])
         self.value_options = value
-        self.value_head = ValueHead(width, value).to(self.device) if value is not None and critic is None else None
+        own = value is not None and critic is None
+        self.value_head = ValueHead(width, value).to(self.device, self.numbers) if own else None
         self.version = 0
         self.eval()
         self.trunk: Trunk | None = None
@@ -80,6 +81,11 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """What log-probs and values come in: float32, or more where the model is."""
+        return torch.promote_types(self.head.weight.dtype, torch.float32)
 
     @property
     def rounds(self) -> bool:

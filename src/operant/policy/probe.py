@@ -181,8 +181,8 @@ def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
         candidates.append(lambda logits: logits / divide)
     if isinstance(times, (int, float)) and times:
         candidates.append(lambda logits: logits * times)
-    truth = policy.model(**_feed(policy, row)).logits[:, -1].float()
-    mine = policy.head(_plain(policy, row)).float()
+    truth = policy.model(**_feed(policy, row)).logits[:, -1].to(policy.numbers)
+    mine = policy.head(_plain(policy, row)).to(policy.numbers)
     for candidate in candidates:
         if _close(candidate(mine), truth):
             return candidate
@@ -194,5 +194,5 @@ def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     scale = b.abs().max().clamp(min=1e-6)
-    limit = TOLERANCE if b.dtype == torch.float32 else 20 * TOLERANCE
+    limit = TOLERANCE if b.dtype in (torch.float32, torch.float64) else 20 * TOLERANCE
     return bool(((a - b).abs().max() / scale) < limit)

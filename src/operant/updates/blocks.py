@@ -81,4 +81,4 @@ def _sample(x: Tensor) -> Tensor:
 
 def _norm(x: Tensor, times: float) -> float:
     """Of a tensor of which x is one number in so many."""
-    return float(torch.linalg.vector_norm(x, dtype=torch.float32)) * times**0.5
+    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))) * times**0.5
