@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 
 def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]) -> list[int]:
@@ -10,21 +10,32 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
 
     Raises: OperantError where a template or a tokenizer is missing.
     """
-    if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
-        return [token for token in prompt if isinstance(token, int)]
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return prompt
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt)["input_ids"])
+        ids = _ids(tokenizer, prompt)
         if not ids and tokenizer.bos_token_id is not None:
             ids = [tokenizer.bos_token_id]
         return ids
     if not getattr(tokenizer, "chat_template", None):
         raise OperantError("the task's prompt is a list of messages, and the tokenizer has no chat template: give text")
-    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
+    try:
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
+    except Exception as error:  # a template is somebody's program
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise OperantError(f"the chat template fails on the messages {shown(prompt)} ({why}): mend one of them") from error
     return list(ids["input_ids"])
+
+
+def _ids(tokenizer: Any, text: str, **how: Any) -> list[int]:
+    try:
+        return list(tokenizer(text, **how)["input_ids"])
+    except (TypeError, UnicodeError) as error:
+        raise OperantError(f"{shown(text)} is no text that can be encoded (half a surrogate pair?): mend it") from error
 
 
 def encode_more(tokenizer: Any, text: str) -> list[int]:
     """Text that a world appends after a reply: no special tokens."""
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    return _ids(tokenizer, text, add_special_tokens=False) if text else []

@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _command(given[0])(given[1:])
     except OperantError as error:
-        print(f"operant: {error}", file=sys.stderr)
+        from operant.tracking.console import plain
+
+        print(f"operant: {plain(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("operant: stopped at once; the last checkpoint is whole", file=sys.stderr)

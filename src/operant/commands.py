@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from operant.options import read
+from operant.options import convert, read
 from operant.types import OperantError
 
 
@@ -127,7 +127,7 @@ def generate(arguments: Sequence[str]) -> int:
     from operant.policy.loading import load_policy
     from operant.sampling import Sampling
 
-    prompt, seed = options.pop("prompt", None), int(options.pop("seed", 0))
+    prompt, seed = options.pop("prompt", None), convert(options.pop("seed", 0), int, "seed")
     folder = Path(words[0])
     if (folder / "config.yaml").exists() and not (folder / "export").exists():
         raise OperantError(f"{folder} has no exported model yet: let the run end, or: operant train --resume {folder}")

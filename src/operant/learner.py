@@ -107,8 +107,7 @@ class Learner:
     def _sampling(self) -> Sampling:
         """The configured sampling; without stop tokens of its own, with the model's."""
         sampling: Sampling = warned(self.options["sampling"])
-        own = tuple(token for token in self.policy.stop_tokens if 0 <= token < self.policy.vocabulary)
-        sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=own)
+        sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
         sampling.check_ids(self.policy.vocabulary)
         return sampling
 

@@ -26,7 +26,7 @@ from operant.run import RunFolder, read_config
 from operant.running import Run
 from operant.tracking.copies import make_trackers
 from operant.tracking.sink import Tracker, Trackers
-from operant.types import Env, OperantError
+from operant.types import Env, OperantError, shown
 
 
 def train(
@@ -72,7 +72,7 @@ def runs(
 
     `show`: trackers of the caller's own, beside those that the option `trackers` names.
     """
-    out = Path(out or f"runs/{recipe or 'run'}")
+    out = _place(out or f"runs/{recipe or 'run'}")
     config = configure(_stored(out, given) | given if resume else given, recipe)
     with distributed.launched(), _folder(out, config, resume) as folder:
         try:
@@ -88,6 +88,12 @@ def runs(
         run = Run(config, built, folder, Trackers(folder, copies, say=folder.say))
         with _signals(run):
             yield from _loop(run, resume)
+
+
+def _place(out: Any) -> Path:
+    if not isinstance(out, (str, Path)) or "\0" in str(out):
+        raise OperantError(f"out={shown(out)}: give the folder of the run, as in runs/sentiment")
+    return Path(out)
 
 
 def _first() -> bool:

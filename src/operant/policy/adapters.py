@@ -234,6 +234,9 @@ def _peft() -> Any:
 
 def _new(model: Any, options: LoraOptions) -> Any:
     every = options.targets == ("all-linear",)
+    widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
+    if options.rank > widest:
+        raise OperantError(f"lora.rank={options.rank}: it must be at most {widest}, the width of the widest layer here")
     return _peft().LoraConfig(
         r=options.rank,
         lora_alpha=2 * options.rank if options.alpha is None else options.alpha,

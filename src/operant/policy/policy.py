@@ -110,7 +110,8 @@ class Policy(nn.Module):
         given = self.config.eos_token_id if given is None else given
         if given is None and self.tokenizer is not None:
             given = self.tokenizer.eos_token_id
-        return () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
+        ids = () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
+        return tuple(token for token in ids if 0 <= token < self.vocabulary)  # a config may name what was cut off
 
     @property
     def start_token(self) -> int:
