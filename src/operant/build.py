@@ -45,7 +45,7 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> B
         **{f"{group}.{k}": v for group, made in config.learner.items() for k, v in values(made).items()},
     )
     policy = learner.policy
-    bounds = {"context": policy.context, "max_new": sampling.max_tokens}
+    bounds = {"context": policy.context, "max_new": sampling.max_tokens, "vocabulary": policy.vocabulary}
     seed = config.learner["learner"].seed
     tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []

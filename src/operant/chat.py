@@ -11,7 +11,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
     Raises: OperantError where a template or a tokenizer is missing.
     """
     if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-        return prompt
+        return list(prompt)
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):

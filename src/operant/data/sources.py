@@ -5,12 +5,13 @@ import difflib
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from operant.hub import BUILTIN, CONNECT_SECONDS, reach
-from operant.types import OperantError
+from operant.hub import BUILTIN, CONNECT_SECONDS, found, reach
+from operant.types import OperantError, shown
 
 HELD_OUT = 256
 """The last lines of `builtin:openings` are kept for evaluation."""
@@ -41,14 +42,17 @@ def _called(function: Callable[..., Any]) -> str:
 def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     if name.startswith("builtin:"):
         return _builtin(name.removeprefix("builtin:"))
-    path = Path(name).expanduser()
+    there = found(name)
+    path = there or Path(name)
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
-    if path.is_dir():
+    if there and there.is_dir():
         raise OperantError(f"tasks: {name!r} is a folder; give one of its files ({_endings()})")
-    if path.is_file() or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
+    if there and not there.is_file():
+        raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
+    if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
         return _stem(path), _file(path, suffix)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name) or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
-        raise OperantError(f"tasks: there is no file {name!r}, and a data set of the Hub is called owner/name")
+        raise OperantError(f"tasks: there is no file {shown(name)}, and a data set of the Hub is called owner/name")
     return _hub(name)
 
 
@@ -65,10 +69,12 @@ def _endings() -> str:
 
 def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
     """Numbered rows of a file that is there and whose ending is known."""
-    if not path.is_file():
-        others = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, others, 1)
-        raise OperantError(f"tasks: there is no file {str(path)!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if not found(path):
+        parent = found(path.parent)
+        others = [p.name for p in parent.iterdir()] if parent and parent.is_dir() else []
+        near = difflib.get_close_matches(path.name[:100], others, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "check the name"
+        raise OperantError(f"tasks: there is no file {shown(str(path), 300)}; {hint}")
     ending = suffix.removesuffix(".gz")
     if ending not in FORMATS:
         raise OperantError(f"tasks: {str(path)!r} ends in {suffix or 'nothing'!r}; what is read: {_endings()}")
@@ -80,8 +86,8 @@ def _explained(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[in
         yield from rows
     except UnicodeDecodeError as error:
         raise OperantError(f"tasks: {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise OperantError(f"tasks: {path} cannot be read: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise OperantError(f"tasks: {path} cannot be read: {error}; is it whole?") from error
 
 
 def _open(path: Path) -> TextIO:
@@ -91,9 +97,17 @@ def _open(path: Path) -> TextIO:
     return open(path, encoding="utf-8-sig", newline="")
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+def _lines(path: Path) -> Iterator[str]:
     with _open(path) as file:
-        for number, line in enumerate(file):
+        for number, line in enumerate(file, 1):
+            if "\0" in line:
+                raise OperantError(f"tasks: {path}, line {number} holds a NUL: is it UTF-16, or no text? convert it")
+            yield line
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+    if True:
+        for number, line in enumerate(_lines(path)):
             if line.strip():
                 yield number, _parsed(line, f"{path}, line {number + 1}")
 
@@ -112,30 +126,42 @@ def _parsed(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise OperantError(f"tasks: {where}: no valid JSON ({error.msg}, {line}column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise OperantError(f"tasks: {where}: this JSON cannot be held ({error}); mend or remove it") from error
     return row
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(1 << 30)
-    with _open(path) as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            row.pop(None, None)  # cells beyond the header
-            yield number, {name: value or "" for name, value in row.items()}
+    reader = csv.reader(_lines(path), strict=True)
+    try:
+        header = next(reader, [])
+        if len(set(header)) < len(header):
+            raise OperantError(f"tasks: {path} names a column twice: {', '.join(header)}; rename one")
+        for number, row in enumerate(filter(None, reader)):
+            if len(row) > len(header):
+                raise OperantError(
+                    f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; "
+                    "put a cell that holds a comma in quotes"
+                )
+            yield number, dict(zip(header, row))  # a cell that is missing at the end is no empty one
+    except csv.Error as error:
+        raise OperantError(f"tasks: {path}, line {reader.line_num}: no valid CSV ({error}); mend its quotes") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import ArrowException, parquet
 
     try:
         rows = parquet.read_table(path).to_pylist()
-    except ArrowInvalid as error:
-        raise OperantError(f"tasks: {path} is no Parquet file: {error}") from error
+    except (ArrowException, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise OperantError(f"tasks: {path} is no Parquet file that can be read: {reason}; is it whole?") from error
     yield from enumerate(rows)
 
 
 def _txt(path: Path) -> Iterator[tuple[int, Any]]:
-    with _open(path) as file:
-        yield from enumerate(line.rstrip("\r\n") for line in file)
+    yield from enumerate(line.rstrip("\r\n") for line in _lines(path))
 
 
 FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {

@@ -15,11 +15,13 @@ from typing import Any
 
 from operant.data.order import permutation
 from operant.data.sources import read
-from operant.sampling import counter
-from operant.types import OperantError, Task
+from operant.sampling import check_ids, counter
+from operant.types import OperantError, Task, shown
 
 CHUNK = 512
 """Texts that are encoded at a time."""
+LONGEST_ID = 1000
+"""Characters of a task's name, which stands in every file of a run."""
 MARGIN = 16
 """Tokens that must follow a query for its ids to be sure to be those of the whole text."""
 
@@ -57,13 +59,13 @@ class DataOptions:
         ]
         for name, good, rule in checks:
             if not good:
-                raise OperantError(f"data.{name}={getattr(self, name)!r}: it must be {rule}")
+                raise OperantError(f"data.{name}={shown(getattr(self, name))}: it must be {rule}")
 
     def query_range(self) -> tuple[int, int] | None:
         """Fewest and most tokens of a query; None where the whole text is the prompt."""
         if self.query_tokens is None:
             return None
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", str(self.query_tokens))
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(self.query_tokens))
         return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
 
 
@@ -74,13 +76,14 @@ def load_tasks(
     seed: int = 0,
     context: int | None = None,
     max_new: int = 0,
+    vocabulary: int | None = None,
 ) -> list[Task]:
     """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
 
     Files are .jsonl, .json, .csv, .parquet or .txt (a text a line), also with .gz behind. Names are `builtin:openings`
     (with /train or /held-out) and data sets of the Hub ("imdb", "owner/name:split"). With a tokenizer, prompts become
     ids; what is a `Task` already stays as it is unless a query is cut from it. `context` and `max_new`, in tokens,
-    bound the prompts. A function that never ends needs `limit`.
+    bound the prompts, `vocabulary` their ids. A function that never ends needs `limit`.
 
     Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
     """
@@ -99,7 +102,7 @@ def load_tasks(
     twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
     if twice:
         raise OperantError(f"tasks of {name}: the id {twice[0]!r} stands twice; give every task an id of its own")
-    _check_lengths(tasks, tokenizer, context, max_new)
+    _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
 
 
@@ -114,6 +117,7 @@ def _tasks(
         passed["read"] += 1
         given = isinstance(row, Task)
         task: Task = row if isinstance(row, Task) else _task(row, number, name, options)
+        _check_texts(task, f"{name}, row {number}")
         text = task.prompt if isinstance(task.prompt, str) else None
         if not (task.prompt if text is None else text.strip()):
             continue
@@ -132,16 +136,20 @@ def _task(row: Any, number: int, name: str, options: DataOptions) -> Task:
     if options.template is not None:
         try:
             return Task(str(named), options.template.format_map(fields), target)
-        except (KeyError, IndexError, ValueError) as error:
-            raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(fields)}") from error
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+            raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
     prompt = _field(fields, options.text_field, where)
-    if not isinstance(prompt, str) and not (
-        isinstance(prompt, list) and all(isinstance(p, (int, dict)) for p in prompt)
-    ):
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and _alike(prompt)):
         raise OperantError(
-            f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text or messages"
+            f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text, messages or ids"
         )
     return Task(str(named), prompt, target)
+
+
+def _alike(prompt: list[Any]) -> bool:
+    """Whether a list holds nothing but ids, or nothing but messages."""
+    kinds = {type(part) for part in prompt}
+    return kinds <= {int} or kinds <= {dict}
 
 
 def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
@@ -176,16 +184,26 @@ def _encoded(
 
 def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list[list[int]]:
     if not texts or span is None:
-        return tokenizer(texts).input_ids if texts else []
+        return _encode(texts, tokenizer) if texts else []
     # A query needs the first words of a long review: encode a piece that ends at a space well behind them.
     limit = 8 * (span[1] + MARGIN)
     start = limit // 2
     pieces = [t[: t.rfind(" ", start, limit)] if " " in t[start:limit] and t[limit:] else t for t in texts]
-    ids = tokenizer(pieces).input_ids
+    ids = _encode(pieces, tokenizer)
     for i, (text, piece) in enumerate(zip(texts, pieces)):
         if len(piece) < len(text) and len(ids[i]) < span[1] + MARGIN:
             ids[i] = tokenizer(text).input_ids
     return ids
+
+
+def _encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
+    try:
+        return tokenizer(texts).input_ids
+    except Exception as error:  # the rules of a tokenizer are somebody's, and what it raises has no type of its own
+        reason = " ".join(str(error).split())[:200]
+        raise OperantError(
+            f"tasks: the tokenizer cannot encode {shown(texts[0])} or what follows: {reason}"
+        ) from error
 
 
 def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int) -> list[int]:
@@ -214,14 +232,35 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     return f"tasks of {name}: none is left of {passed['read']} read ({left}); loosen {settings[guilty]}"
 
 
-def _check_lengths(tasks: list[Task], tokenizer: Any, context: int | None, max_new: int) -> None:
-    if context is None:
-        return
+def _check_texts(task: Task, where: str) -> None:
+    """What no file of the run could hold: it would be found out after hours of training."""
+    if not isinstance(task.id, (str, int)) or len(str(task.id)) > LONGEST_ID:
+        raise OperantError(
+            f"{where}: the id {shown(task.id)} is no name: ids are texts of at most {LONGEST_ID} characters"
+        )
+    for what, text in (("id", task.id), ("prompt", task.prompt)):
+        if isinstance(text, str) and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                near = shown(text[max(0, error.start - 20) : error.start + 20])
+                raise OperantError(
+                    f"{where}: the {what} holds half a surrogate pair, near {near}: mend it where the text was cut"
+                ) from error
+
+
+def _check_prompts(
+    tasks: list[Task], tokenizer: Any, context: int | None, max_new: int, vocabulary: int | None
+) -> None:
     for task in tasks:
         prompt = task.prompt
         if isinstance(prompt, str) and tokenizer is not None:
             prompt = tokenizer(prompt).input_ids
-        if isinstance(prompt, list) and isinstance(prompt[0], int) and len(prompt) + max_new > context:
+        if not (isinstance(prompt, list) and isinstance(prompt[0], int)):
+            continue
+        if vocabulary is not None:
+            check_ids(prompt, vocabulary, f"task {task.id!r}: its prompt")
+        if context is not None and len(prompt) + max_new > context:
             raise OperantError(
                 f"task {task.id!r}: its prompt of {len(prompt)} tokens and {max_new} new ones are more than "
                 f"the model's context of {context}; shorten it (query_tokens, max_chars) or lower sampling.max_tokens"
