@@ -25,7 +25,9 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
         ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
     except Exception as error:  # a template is somebody's program
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise OperantError(f"the chat template fails on the messages {shown(prompt)} ({why}): mend one of them") from error
+        raise OperantError(
+            f"the chat template fails on the messages {shown(prompt)} ({why}): mend one of them"
+        ) from error
     return list(ids["input_ids"])
 
 

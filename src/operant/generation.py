@@ -56,14 +56,18 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
             raise OperantError(f"generation argument {shown(name)} is unknown{hint}")
         if name in _NEUTRAL:
             if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
-                raise OperantError(f"{name}={shown(value)} changes the distribution in a way that cannot be scored; drop it")
+                raise OperantError(
+                    f"{name}={shown(value)} changes the distribution in a way that cannot be scored; drop it"
+                )
         elif name == "do_sample":
             changes |= {} if value else {"top_k": 1}
         elif name == "min_length":
             if (convert(value, int | None, name) or 0) > 0:
                 raise OperantError(f"min_length={value} counts the prompt too; say min_new_tokens, or min_length=-1")
         elif name in ("padding_side", "dropout"):
-            raise OperantError(f"{name}={shown(value)} is nothing that sampling here can do; it may be declared to `step`")
+            raise OperantError(
+                f"{name}={shown(value)} is nothing that sampling here can do; it may be declared to `step`"
+            )
         elif name == "max_length":
             raise OperantError(f"max_length={shown(value)} counts the prompt too; say max_new_tokens")
         elif value is not None:

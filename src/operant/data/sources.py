@@ -106,10 +106,9 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    if True:
-        for number, line in enumerate(_lines(path)):
-            if line.strip():
-                yield number, _parsed(line, f"{path}, line {number + 1}")
+    for number, line in enumerate(_lines(path)):
+        if line.strip():
+            yield number, _parsed(line, f"{path}, line {number + 1}")
 
 
 def _json(path: Path) -> Iterator[tuple[int, Any]]:

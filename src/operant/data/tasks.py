@@ -137,7 +137,9 @@ def _task(row: Any, number: int, name: str, options: DataOptions) -> Task:
         try:
             return Task(str(named), options.template.format_map(fields), target)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-            raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
+            raise OperantError(
+                f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}"
+            ) from error
     prompt = _field(fields, options.text_field, where)
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and _alike(prompt)):
         raise OperantError(
@@ -201,9 +203,7 @@ def _encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
         return tokenizer(texts).input_ids
     except Exception as error:  # the rules of a tokenizer are somebody's, and what it raises has no type of its own
         reason = " ".join(str(error).split())[:200]
-        raise OperantError(
-            f"tasks: the tokenizer cannot encode {shown(texts[0])} or what follows: {reason}"
-        ) from error
+        raise OperantError(f"tasks: the tokenizer cannot encode {shown(texts[0])} or what follows: {reason}") from error
 
 
 def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int) -> list[int]:
