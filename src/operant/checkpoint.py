@@ -173,6 +173,8 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
         with files.explained(path, "read"):
             content, tensors = read_folder(path)
         return decode(content["extra"], tensors), {k: decode(v, tensors) for k, v in content["parts"].items()}
+    except OperantError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, str(error) if type(error) is ValueError else "its state is none") from error
 

@@ -33,7 +33,7 @@ class Retention:
     every: int = 0
     spare: frozenset[int] = frozenset()
 
-    def spares(self, step: int) -> bool:
+    def __contains__(self, step: int) -> bool:
         return step in self.spare or (self.every > 0 and step > 0 and step % self.every == 0)
 
 
@@ -57,6 +57,8 @@ def about(path: str | Path) -> dict[str, Any]:
     try:
         with files.explained(path, "read"):
             return _told(path)
+    except OperantError:
+        raise
     except ValueError as error:
         raise OperantError(f"{path} is damaged: {error}; resume from an older checkpoint, or start anew") from error
 
@@ -97,10 +99,10 @@ def verify(path: Path, *, hashes: bool = True) -> str | None:
         return wrong
     try:
         _told(path)
-    except ValueError as error:
-        return str(error)
     except OperantError:  # of a newer operant: no damage
         return None
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -125,7 +127,7 @@ def _newest_first(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
     for place, kind in enumerate(kinds):
         for path in folder.glob(f"{KINDS[kind]}-*"):
             step = files.step_of(path, KINDS[kind])
-            if step is not None and path.is_dir():
+            if step is not None and path.suffix in ("", ".old") and path.is_dir():
                 found.append((-step, place, path.suffix != "", path))
     return [path for *_, path in sorted(found)]
 
@@ -151,9 +153,15 @@ def light_refused(path: Path) -> OperantError:
 
 
 def clean(folder: Path) -> None:
-    """Take away what a save left that was killed; the run's lock keeps others out. Raises: OSError."""
+    """Take away what a save left that was killed, and give back a name that it took. Raises: OSError.
+
+    The run's lock keeps others out.
+    """
     for left in folder.glob(".*.tmp"):
         files.remove_tree(left)
+    for aside in folder.glob("*.old"):
+        if step_of(aside) is not None and not aside.with_suffix("").exists():
+            files.rename(aside, aside.with_suffix(""))
 
 
 def prune(folder: Path, step: int, retention: Retention) -> None:
@@ -163,8 +171,12 @@ def prune(folder: Path, step: int, retention: Retention) -> None:
     """
     for kind in KINDS:
         listed = _newest_first(folder, (kind,))
-        whole = [p for p in listed if (step_of(p) or 0) <= step and verify(p, hashes=False) is None]
-        stay = {*whole[: retention.keep], *(p for p in whole if retention.spares(step_of(p) or 0))}
+        whole: dict[int, Path] = {}
+        for path in listed:
+            own = step_of(path) or 0
+            if own <= step and own not in whole and verify(path, hashes=False) is None:
+                whole[own] = path
+        stay = {path for place, (own, path) in enumerate(whole.items()) if place < retention.keep or own in retention}
         for path in listed:
             if path not in stay:
                 _discard(path)

@@ -1,0 +1,30 @@
+"""A disk that is watched, and that refuses: what stands at `operant.files.seam` in tests."""
+
+import errno
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+REMOVES = ("remove", "remove_tree")
+"""What a full disk still does."""
+
+
+class Watched:
+    """Keeps what passes, and raises `trouble` at the one of number `at`; `stays`: at all that write after it, too."""
+
+    def __init__(self, at=None, trouble=None, *, stays=False):
+        self.at, self.trouble, self.stays = at, trouble, stays
+        self.seen = []
+        """(before | after, operation, path)"""
+
+    def __call__(self, when, operation, path):
+        self.seen.append((when, operation, path))
+        number = len(self.seen) - 1
+        if self.trouble and (number == self.at or (self.stays and number > self.at and operation not in REMOVES)):
+            raise self.trouble
+
+    def done(self):
+        """(operation, name of the file) of what has passed."""
+        return [(operation, path.name) for when, operation, path in self.seen if when == "after"]
+
+
+def named(folder):
+    return sorted(p.name for p in folder.iterdir())

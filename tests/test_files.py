@@ -1,0 +1,126 @@
+"""Every change to the disk goes through one place, and whatever is refused there leaves the old or the new."""
+
+import errno
+
+import pytest
+from disks import FULL, Watched, named
+
+from operant import files
+from operant.types import OperantError
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    def put(*given, **more):
+        seam = Watched(*given, **more)
+        monkeypatch.setattr(files, "seam", seam)
+        return seam
+
+    return put
+
+
+def test_a_file_is_written_brought_to_the_disk_and_named_in_that_order(tmp_path, watch):
+    seam = watch()
+    files.write(tmp_path / "a", "text")
+    order = ("write", "fsync", "rename", "fsync_folder")
+    assert [step[:2] for step in seam.seen] == [(when, name) for name in order for when in ("before", "after")]
+    assert seam.done()[2:] == [("rename", "a"), ("fsync_folder", tmp_path.name)]
+    assert named(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("at", range(8))
+def test_a_disk_that_refuses_leaves_the_old_file_or_the_new(tmp_path, watch, at, stays):
+    files.write(tmp_path / "a", "old")
+    watch(at, FULL, stays=stays)
+    with pytest.raises(OperantError, match=r"cannot write .*/a: no space left on device; free some space there"):
+        files.write(tmp_path / "a", "new")
+    renamed = at >= 5
+    assert (tmp_path / "a").read_text() == ("new" if renamed else "old")
+    assert named(tmp_path) == ["a"]
+
+
+def test_what_ends_the_process_passes_as_it_is(tmp_path, watch):
+    files.write(tmp_path / "a", "old")
+    watch(3, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        files.write(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old" and named(tmp_path) == ["a"]
+
+
+def test_every_folder_that_was_missing_is_brought_to_the_disk_in_the_one_above_it(tmp_path, watch):
+    seam = watch()
+    files.mkdir(tmp_path / "a" / "b")
+    assert seam.done() == [("mkdir", "a"), ("fsync_folder", tmp_path.name), ("mkdir", "b"), ("fsync_folder", "a")]
+    files.mkdir(tmp_path / "a" / "b")
+    assert len(seam.seen) == 8
+    with pytest.raises(FileExistsError):
+        files.mkdir(tmp_path / "a" / "b", exist_ok=False)
+
+
+def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, watch):
+    def made(text):
+        files.mkdir(tmp_path / "new")
+        files.fill(tmp_path / "new" / "f", text)
+
+    made("old")
+    files.put_folder(tmp_path / "new", tmp_path / "best")
+    made("new")
+    seam = watch()
+    files.put_folder(tmp_path / "new", tmp_path / "best")
+    assert seam.done() == [
+        ("rename", "best.old"),
+        ("rename", "best"),
+        ("fsync_folder", tmp_path.name),
+        ("remove_tree", "best.old"),
+    ]
+    assert (tmp_path / "best" / "f").read_text() == "new" and named(tmp_path) == ["best"]
+
+
+def test_a_folder_that_is_refused_its_name_leaves_the_old_one_under_it(tmp_path, watch):
+    for name in ("best", "new"):
+        files.mkdir(tmp_path / name)
+        files.fill(tmp_path / name / "f", name)
+    watch(2, FULL)  # before the second rename
+    with pytest.raises(OSError):
+        files.put_folder(tmp_path / "new", tmp_path / "best")
+    assert (tmp_path / "best" / "f").read_text() == "best" and named(tmp_path) == ["best", "new"]
+
+
+def test_the_rest_goes_through_the_seam_too(tmp_path, watch):
+    seam = watch()
+    files.append(tmp_path / "lines", {"a": 1})
+    files.append_text(tmp_path / "lines", "torn")
+    files.truncate(tmp_path / "lines", 9)
+    assert (tmp_path / "lines").read_text() == '{"a": 1}\n'
+    files.remove(tmp_path / "lines")
+    files.remove(tmp_path / "lines")  # is not there: nothing is done
+    files.remove_tree(tmp_path / "nothing")
+    assert [operation for operation, _ in seam.done()] == ["append", "append", "truncate", "fsync", "remove"]
+
+
+def test_a_folder_that_cannot_be_synced_there_is_no_trouble_but_a_full_disk_is(tmp_path, monkeypatch):
+    def refuses(code):
+        def fsync(descriptor):
+            raise OSError(code, "no")
+
+        monkeypatch.setattr(files.os, "fsync", fsync)
+
+    refuses(errno.EINVAL)  # as some network file systems say it
+    files.sync_folder(tmp_path)
+    refuses(errno.EIO)
+    with pytest.raises(OSError):
+        files.sync_folder(tmp_path)
+
+
+def test_nothing_of_ours_changes_the_disk_beside_the_seam():
+    """The rooms that write what a run is resumed from call the system only in files.py."""
+    import operant
+
+    root = files.Path(operant.__file__).parent
+    own = ("checkpoint", "encoding", "manifest", "shelf", "origin", "run")
+    words = ("os.replace(", "os.rename(", ".rename(", "rmtree(", ".unlink(", ".mkdir(", "write_text(", "write_bytes(")
+    for room in own:
+        source = (root / f"{room}.py").read_text(encoding="utf-8")
+        used = [w for w in words if w in source.replace("files.rename(", "").replace("files.mkdir(", "")]
+        assert not used, f"{room}.py uses {used}"

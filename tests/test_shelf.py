@@ -1,0 +1,426 @@
+"""Checkpoints on disk: written in an order that no stop can hurt, recognised when damaged, kept as asked."""
+
+import json
+import pickle
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from disks import FULL, Watched, named
+
+from operant import files, machine, manifest
+from operant.checkpoint import RunState, about, newest_whole, to_resume
+from operant.shelf import verify
+from operant.types import OperantError
+
+
+class Box:
+    """A part whose state is whatever it is given."""
+
+    def __init__(self, state=None):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def quiet(_):
+    pass
+
+
+def a_state(value=0):
+    """A run of one part; returns both."""
+    state = RunState()
+    return state, state.register("policy", Box({"n": value, "x": torch.full((5,), float(value))}))
+
+
+def put(state, box, folder, value, **more):
+    box.state = {"n": value, "x": torch.full((5,), float(value))}
+    return state.save(folder, value, **more)
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    def put_there(*given, **more):
+        seam = Watched(*given, **more)
+        monkeypatch.setattr(files, "seam", seam)
+        return seam
+
+    yield put_there
+
+
+# --- the order of things ----------------------------------------------------------------------------------------------
+
+
+def test_everything_is_on_the_disk_before_it_is_named_and_the_old_one_goes_last(tmp_path, watch):
+    state, box = a_state()
+    for step in (1, 2):
+        put(state, box, tmp_path, step)
+    seam = watch()
+    put(state, box, tmp_path, 3)
+    files_of_it = ["tensors.safetensors", "state.json", "manifest.json"]
+    assert seam.done() == [
+        ("mkdir", ".step-00003.tmp"),
+        ("fsync_folder", tmp_path.name),
+        *((operation, name) for name in files_of_it for operation in ("write", "fsync")),
+        ("fsync_folder", ".step-00003.tmp"),
+        ("rename", "step-00003"),
+        ("fsync_folder", tmp_path.name),
+        ("rename", ".step-00001.tmp"),
+        ("remove_tree", ".step-00001.tmp"),
+    ]
+
+
+def moments(state, box, folder, watch):
+    """How many times the disk is told of by one save of step 3 that follows 1 and 2."""
+    for step in (1, 2):
+        put(state, box, folder, step)
+    seam = watch()
+    put(state, box, folder, 3)
+    watch()
+    return len(seam.seen)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, again):
+    """What lies on the disk before and after every operation is copied, as a kill would leave it there."""
+    state, box = a_state()
+    for step in (1, 2, 3) if again else (1, 2):
+        put(state, box, tmp_path / "run", step)
+    copies = []
+
+    def copied(when, operation, path):
+        copies.append(tmp_path / f"{len(copies)}-{when}-{operation}")
+        shutil.copytree(tmp_path / "run", copies[-1])
+
+    monkeypatch.setattr(files, "seam", copied)
+    put(state, box, tmp_path / "run", 3)
+    monkeypatch.undo()
+    assert len(copies) >= 22
+    found = []
+    for left in copies:
+        heard = []
+        path = newest_whole(left, heard.append)
+        assert heard == [], left.name
+        step, _ = state.load(path, quiet)
+        assert box.state["n"] == step and bool((box.state["x"] == step).all())
+        found.append(step)
+        put(state, box, left, 4)
+        assert named(left) == ([f"step-0000{step}", "step-00004"]), left.name
+    assert found == sorted(found) and {found[0], found[-1]} == ({3} if again else {2, 3})
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_disk_that_is_full_at_any_moment_of_a_save_loses_nothing(tmp_path, watch, stays):
+    state, box = a_state()
+    count = moments(state, box, tmp_path / "0", watch)
+    said = set()
+    for at in range(count):
+        folder = tmp_path / f"full-{at}"
+        for step in (1, 2):
+            put(state, box, folder, step)
+        before = {p: p.read_bytes() for p in (folder / "step-00002").iterdir()}
+        watch(at, FULL, stays=stays)
+        with pytest.raises(OperantError) as refused:
+            put(state, box, folder, 3)
+        watch()
+        said.add(str(refused.value).replace(str(folder), "FOLDER"))
+        heard = []
+        path = newest_whole(folder, heard.append)
+        assert heard == [] and path.name in ("step-00002", "step-00003")
+        assert {p: p.read_bytes() for p in before} == before, "the one before it was touched"
+        put(state, box, folder, 4)
+        assert named(folder)[-1] == "step-00004" and len(named(folder)) == 2, "litter"
+    why = "no space left on device; free some space there, or choose a folder on another disk with --out"
+    assert said == {f"cannot save the checkpoint FOLDER/step-00003: {why}"}
+
+
+def test_a_folder_that_may_not_be_written_to_is_said(tmp_path, watch):
+    state, box = a_state()
+    put(state, box, tmp_path, 1)
+    watch(0, PermissionError(13, "Permission denied"), stays=True)
+    with pytest.raises(OperantError, match="permission denied; choose a folder that you may write to"):
+        put(state, box, tmp_path, 2)
+    assert newest_whole(tmp_path, quiet).name == "step-00001"
+
+
+def test_how_large_it_is_and_how_long_it_took_is_told(tmp_path):
+    state, box = a_state()
+    saved = put(state, box, tmp_path, 1)
+    assert saved.bytes == sum(p.stat().st_size for p in saved.path.iterdir()) and 0 < saved.seconds < 60
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):
+    state, box = a_state()
+    path = put(state, box, tmp_path, 1, lengths={"metrics.jsonl": 1000}).path
+    whole = (path / "manifest.json").read_bytes()
+    assert verify(path) is None
+    for place in range(len(whole)):
+        for bit in range(8) if place % 7 == 0 else (place % 8,):
+            data = bytearray(whole)
+            data[place] ^= 1 << bit
+            (path / "manifest.json").write_bytes(data)
+            assert verify(path, hashes=False), f"bit {bit} of byte {place}: {data[place - 20 : place + 20]}"
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
+def test_any_flipped_bit_and_any_length_of_a_file_is_noticed(tmp_path, name):
+    state, box = a_state()
+    path = put(state, box, tmp_path, 1).path
+    whole = (path / name).read_bytes()
+    for place in range(len(whole)):
+        data = bytearray(whole)
+        data[place] ^= 1 << (place % 8)
+        (path / name).write_bytes(data)
+        assert verify(path) == f"{name} was changed since it was written"
+    for size in (*range(0, len(whole), 9), len(whole) + 1):
+        (path / name).write_bytes((whole + b"\0")[:size])
+        assert verify(path) == f"{name} has {size} bytes, not {len(whole)}"
+
+
+def told(change, *, sealed=True):
+    """A manifest with a change that somebody has made who knows how it is sealed, or does not."""
+
+    def damage(path):
+        held = manifest.read(path)
+        change(held)
+        held["sha256"] = manifest._seal(held) if sealed else "0" * 64
+        (path / "manifest.json").write_text(json.dumps(held), encoding="utf-8")
+
+    return damage
+
+
+def climbing(held):
+    held["files"]["../../outside"] = {"size": 6, "sha256": "0"}
+
+
+def text(content):
+    return lambda path: (path / "manifest.json").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (told(climbing), "'../../outside', which lies outside"),
+        (told(lambda m: m["files"].update({"/etc/passwd": {"size": 1, "sha256": "0"}})), "which lies outside"),
+        (told(lambda m: m["files"].pop("state.json")), "names state.json"),
+        (told(lambda m: m["files"].update({"a\0": {"size": 1}})), "manifest.json|null"),
+        (told(lambda m: m["files"].update({".": {"size": 1}})), "no file"),
+        (told(lambda m: m["files"].update({"x" * 999: {"size": 1}})), "cannot be read"),
+        (told(lambda m: m["files"].update({"state.json": 3})), "manifest.json cannot be read"),
+        (told(lambda m: m.update(files=[])), "manifest.json cannot be read"),
+        (told(lambda m: m.update(kind="weights")), "of kind 'weights'"),
+        (told(lambda m: m.update(step=3)), "of step 3"),
+        (told(lambda m: m.update(step=True)), "of step True"),
+        (told(lambda m: m.update(schema="2")), "no schema"),
+        (told(lambda m: m.update(schema=0)), "no schema"),
+        (told(lambda m: m.pop("made_by")), "by what it was made"),
+        (told(lambda m: m.update(lengths={"../../x": 1})), "none of the run's"),
+        (told(lambda m: m.update(lengths={"metrics.jsonl": -1})), "none of the run's"),
+        (told(lambda m: m.update(lengths={"metrics.jsonl": 1.5})), "none of the run's"),
+        (told(lambda m: m.update(time="later"), sealed=False), "manifest.json was changed"),
+        (text(b"[" * 200_000), "manifest.json cannot be read"),
+        (text(b'{"schema": 1' + b"0" * 9999 + b"}"), "manifest.json cannot be read"),
+        (text(b"\xff\xfe{}"), "manifest.json cannot be read"),
+        (text(b"[1]"), "manifest.json cannot be read"),
+        (text(b"null"), "manifest.json cannot be read"),
+        (text(b" " * (1 << 24) + b"{}"), "which no manifest has"),
+        (lambda path: [p.unlink() for p in path.iterdir()], "manifest.json is missing"),
+        (lambda path: (path / "tensors.safetensors").unlink(), "tensors.safetensors is missing"),
+    ],
+)
+def test_a_checkpoint_that_is_odd_is_named_and_passed_over(tmp_path, damage, said):
+    state, box = a_state()
+    (tmp_path / "outside").write_text("secret", encoding="utf-8")
+    older, newer = (put(state, box, tmp_path / "c", step).path for step in (9, 10))
+    damage(newer)
+    heard = []
+    assert newest_whole(tmp_path / "c", heard.append) == older
+    assert len(heard) == 1 and "step-00010" in heard[0]
+    with pytest.raises(OperantError, match=said):
+        state.load(newer, quiet)
+    with pytest.raises(OperantError, match="is damaged"):
+        state.load(newer, quiet)
+
+
+class Trap:
+    """What a pickle may do to whoever opens it."""
+
+    def __reduce__(self):
+        return Path.touch, (Trap.path,)
+
+
+def test_a_pickle_is_no_safetensors_file_and_is_not_opened(tmp_path):
+    state, box = a_state()
+    path = put(state, box, tmp_path, 1).path
+    Trap.path = tmp_path / "opened"
+    (path / "tensors.safetensors").write_bytes(pickle.dumps(Trap()))
+    manifest.write(path, manifest.read(path), ["tensors.safetensors", "state.json"])
+    assert verify(path) is None  # by its hash it is what was written
+    with pytest.raises(OperantError, match=r"tensors\.safetensors is no safetensors file"):
+        state.load(path, quiet)
+    assert not Trap.path.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"{}",
+        b'{"parts": {"policy": {"tensor": "nobody"}}, "extra": null}',
+        b'{"parts": {"policy": {"dict": 3}}, "extra": null}',
+        b'{"parts": {"policy": {"what": 3}}, "extra": null}',
+        b'{"parts": {"policy": {}}, "extra": null}',
+        b'{"parts": [], "extra": null}',
+        b'{"parts": {"policy": ' + b"[" * 300_000 + b"]" * 300_000 + b'}, "extra": null}',
+        b'{"parts": {"policy": ' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+)
+def test_state_that_is_none_is_said_and_nothing_is_loaded(tmp_path, content):
+    state, box = a_state()
+    path = put(state, box, tmp_path, 1).path
+    (path / "state.json").write_bytes(content)
+    manifest.write(path, manifest.read(path), ["tensors.safetensors", "state.json"])
+    box.state = "mine"
+    with pytest.raises(OperantError, match="is damaged"):
+        state.load(path, quiet)
+    assert box.state == "mine"
+
+
+def test_a_newer_schema_is_no_damage_and_is_not_passed_over(tmp_path):
+    state, box = a_state()
+    path = put(state, box, tmp_path, 1).path
+    told(lambda m: m.update(schema=3, kind="delta"))(path)
+    assert newest_whole(tmp_path) == path
+    with pytest.raises(OperantError, match="has schema 3, this operant reads up to 2; use the one that wrote it"):
+        state.load(path, quiet)
+
+
+def test_what_cannot_be_opened_is_said(tmp_path, monkeypatch):
+    state, box = a_state()
+    older, newer = (put(state, box, tmp_path, step).path for step in (1, 2))
+
+    def refuse(folder):
+        if folder == newer:
+            raise PermissionError(13, "Permission denied", str(folder / "manifest.json"))
+        return read(folder)
+
+    read = manifest.read
+    monkeypatch.setattr(manifest, "read", refuse)
+    heard = []
+    assert newest_whole(tmp_path, heard.append) == older
+    assert "manifest.json cannot be read (permission denied)" in heard[0]
+
+
+# --- which stay -------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_stay_and_every_nth_and_the_spared_ones(tmp_path):
+    state, box = a_state()
+    for step in range(1, 24):
+        put(state, box, tmp_path, step, keep=2, keep_every=10, spare=[7])
+    assert named(tmp_path) == [f"step-000{step}" for step in ("07", "10", "20", "22", "23")]
+    put(state, box, tmp_path, 24, keep=1, keep_every=10, spare=[23])  # another one is the best now
+    assert named(tmp_path) == [f"step-000{step}" for step in ("10", "20", "23", "24")]
+
+
+def test_step_0_is_no_nth_step(tmp_path):
+    state, box = a_state()
+    for step in (0, 1, 2):
+        put(state, box, tmp_path, step, keep=1, keep_every=1 if step else 0)
+    assert named(tmp_path) == ["step-00001", "step-00002"]
+
+
+def test_each_kind_is_counted_by_itself(tmp_path):
+    state, box = a_state()
+    for step in (1, 2, 3):
+        for kind in ("resume", "light"):
+            put(state, box, tmp_path, step, kind=kind)
+    assert named(tmp_path) == ["light-00002", "light-00003", "step-00002", "step-00003"]
+    assert newest_whole(tmp_path).name == "step-00003"
+    assert newest_whole(tmp_path, kinds=("light",)).name == "light-00003"
+    put(state, box, tmp_path, 4, kind="light")
+    assert newest_whole(tmp_path, kinds=("resume", "light")).name == "light-00004"
+    assert to_resume(tmp_path, quiet).name == "step-00003"
+    assert to_resume(tmp_path, quiet, fresh_optimizer=True).name == "light-00004"
+
+
+def test_damaged_ones_are_no_reason_to_delete_a_whole_one(tmp_path):
+    state, box = a_state()
+    paths = [put(state, box, tmp_path, step, keep=3).path for step in (1, 2, 3)]
+    for path in paths[1:]:
+        (path / "state.json").unlink()
+    put(state, box, tmp_path, 4)
+    assert named(tmp_path) == ["step-00001", "step-00004"]
+
+
+def test_nothing_is_deleted_before_the_new_one_stands(tmp_path):
+    state, box = a_state()
+    put(state, box, tmp_path, 1, keep=1)
+    box.state = {"x": torch.tensor(float("nan"))}
+    with pytest.raises(OperantError, match="holds NaN"):
+        state.save(tmp_path, 2, keep=1)
+    assert named(tmp_path) == ["step-00001"] and verify(tmp_path / "step-00001") is None
+
+
+def test_names_that_are_none_of_ours_stay(tmp_path):
+    state, box = a_state()
+    strange = ["step-", "step-x", "step-00001.tar.gz", "step-00001.bak", "lighthouse", "notes", "step-" + "9" * 30]
+    for name in strange:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00009").write_text("a file", encoding="utf-8")
+    for step in (1, 2, 3):
+        put(state, box, tmp_path, step)
+    assert newest_whole(tmp_path).name == "step-00003"
+    assert named(tmp_path) == sorted([*strange, "step-00009", "step-00002", "step-00003"])
+
+
+# --- what a checkpoint says of itself ---------------------------------------------------------------------------------
+
+
+def test_kind_step_machine_threads_and_lengths_stand_in_the_manifest(tmp_path):
+    state, box = a_state()
+    lengths = {"metrics.jsonl": 1234, "distributions.jsonl": 0}
+    held = about(put(state, box, tmp_path, 12, lengths=lengths).path)
+    assert (held["schema"], held["kind"], held["step"], held["lengths"]) == (2, "resume", 12, lengths)
+    assert held["made_by"] == machine.about() and held["made_by"]["threads"] == torch.get_num_threads()
+    assert about(put(state, box, tmp_path, 12, kind="light").path)["kind"] == "light"
+
+
+def test_light_is_refused_without_a_fresh_optimizer(tmp_path):
+    state, box = a_state()
+    other = state.register("optimizer", Box("moments"))
+    path = put(state, box, tmp_path, 1, kind="light").path
+    for refused in (lambda: state.load(path, quiet), lambda: to_resume(tmp_path, quiet)):
+        with pytest.raises(OperantError, match=r"light-00001 is light: .*--fresh-optimizer goes on"):
+            refused()
+    box.state, other.state, renewed = None, "fresh", []
+    other.renew = lambda: renewed.append(True)
+    assert state.load(path, quiet, fresh_optimizer=True) == (1, None)
+    assert box.state["n"] == 1 and other.state == "fresh" and renewed == [True]
+
+
+def test_a_fresh_optimizer_leaves_only_the_optimizer_out_of_a_whole_one(tmp_path):
+    state, box = a_state()
+    optimizer, tasks = state.register("optimizer", Box("moments")), state.register("tasks", Box(7))
+    path = put(state, box, tmp_path, 1).path
+    optimizer.state, tasks.state = "fresh", 0
+    state.load(path, quiet, fresh_optimizer=True)
+    assert (optimizer.state, tasks.state) == ("fresh", 7)
+
+
+def test_warnings_are_how_it_is_said_where_nobody_asks_otherwise(tmp_path):
+    state, box = a_state()
+    (put(state, box, tmp_path, 1).path / "state.json").unlink()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert newest_whole(tmp_path) is None
+    assert "state.json is missing" in str(caught[0].message)
