@@ -224,10 +224,11 @@ def uniforms(keys: Sequence[int] | np.ndarray, place: int | np.ndarray) -> Tenso
 
 def check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
     """Raises: OperantError where `ids` hold one that a model of so many tokens has not."""
-    if ids and not (0 <= min(ids) and max(ids) < vocabulary):
+    if ids and (min(ids) < 0 or max(ids) >= vocabulary):
         odd = next(token for token in ids if not 0 <= token < vocabulary)
         raise OperantError(
-            f"{what} holds the id {odd}, and the model has 0 to {vocabulary - 1}: give it the tokenizer that it came with"
+            f"{what} holds the id {shown(odd)}, and the model has 0 to {vocabulary - 1}: "
+            "do tokenizer and model belong together?"
         )
 
 

@@ -252,6 +252,8 @@ def _check_texts(task: Task, where: str) -> None:
 def _check_prompts(
     tasks: list[Task], tokenizer: Any, context: int | None, max_new: int, vocabulary: int | None
 ) -> None:
+    if context is None and vocabulary is None:
+        return
     for task in tasks:
         prompt = task.prompt
         if isinstance(prompt, str) and tokenizer is not None:
