@@ -144,18 +144,25 @@ def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     return list(held.values())
 
 
-def cut(batch: Batch, held: Sequence[list[int]], budget: int, setup: int | None = None) -> list[list[int]]:
-    """Units of near-equal length, put together under a budget of tokens (padding included): lists of row numbers.
+def cut(
+    batch: Batch, held: Sequence[list[int]], budget: int, setup: int | None = None, *, packed: bool = False
+) -> list[list[int]]:
+    """Units of near-equal length, put together under a budget of tokens: lists of row numbers.
 
-    Of all ways to cut the units in order of length, the one that computes least: its padding, and `setup` tokens' worth
-    of work for each pass (None: what was measured for the kind of device).
+    Of all ways to cut the units in order of length, the one that computes least: its tokens, padding included unless
+    rows are `packed` end to end, and `setup` tokens' worth of work for each pass (None: what was measured for the kind
+    of device).
     """
     setup = SETUP.get(batch.tokens.device.type, SETUP["cuda"]) if setup is None else setup
     lengths = batch.mask.sum(1).tolist()
     ordered = sorted(((max(lengths[r] for r in rows), rows) for rows in held), key=lambda unit: unit[0])
-    before = np.cumsum([0] + [len(rows) for _, rows in ordered])
+    if packed:  # a row of one token's width for every token
+        sizes = [(1, sum(lengths[r] for r in rows)) for _, rows in ordered]
+    else:
+        sizes = [(width, len(rows)) for width, rows in ordered]
+    before = np.cumsum([0] + [count for _, count in sizes])
     cost, begins = np.zeros(len(ordered) + 1), [0] * (len(ordered) + 1)
-    for end, (width, _) in enumerate(ordered, 1):
+    for end, (width, _) in enumerate(sizes, 1):
         first = min(int(np.searchsorted(before, before[end] - budget // max(width, 1))), end - 1)
         each = cost[first:end] + width * (before[end] - before[first:end]) + setup
         begins[end] = first + int(each.argmin())

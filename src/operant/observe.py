@@ -57,7 +57,7 @@ def with_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
     if batch.states is not None:
         return batch
     whole = None
-    for rows in cut(batch, units(batch), micro_tokens):
+    for rows in cut(batch, units(batch), micro_tokens, packed=policy.packs(batch)):
         piece = policy.trunk_states(batch.rows(torch.tensor(rows)))
         if whole is None:
             whole = piece.new_zeros(*batch.tokens.shape, piece.shape[-1])
@@ -75,7 +75,7 @@ def passed(
 ) -> Outputs:
     """One forward pass over the whole batch, in micro-batches; detached."""
     pieces: list[tuple[list[int], Outputs]] = []
-    for rows in cut(batch, units(batch), micro_tokens):
+    for rows in cut(batch, units(batch), micro_tokens, packed=policy.packs(batch)):
         part = batch.rows(torch.tensor(rows))
         pieces.append((rows, policy.forward(part, sampling, against=against)))
 

@@ -1,11 +1,12 @@
-"""How rows are handed to a model: the one shift by one of the library, and the split for encoder-decoders.
+"""How rows are handed to a model: the one shift by one of the library, rows end to end, the split for encoder-decoders.
 
 `[B, T]` comes in; what the model is called with, and which of its states stand before an action, go out. A causal model
-at t - 1 predicts the token at t. An encoder-decoder reads what stands before the first action as its source, and
-predicts the rest from a start token.
+at t - 1 predicts the token at t, and reads rows side by side, padded, or end to end. An encoder-decoder reads what
+stands before the first action as its source, and predicts the rest from a start token.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,47 @@ Select = Callable[[Tensor], Tensor]
 """[B, T', D] -> [N, D]: the states before the N actions of the batch, rows first."""
 
 
-def causal(batch: Batch) -> tuple[dict[str, Tensor], Select]:
-    """Arguments for a decoder-only model."""
+@dataclass(frozen=True)
+class Rows:
+    """Rows end to end."""
+
+    read: Tensor
+    """[B, T] bool: the tokens that are computed, S of them, rows first."""
+    lengths: list[int]
+    """How many those are, of each row that has any."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A batch as a model is called with it."""
+
+    kwargs: dict[str, Any]
+    select: Select
+    rows: Rows | None = None
+    """Where they lie end to end, as one row [1, S]."""
+
+
+def end_to_end(batch: Batch) -> Laid:
+    """Arguments for a decoder-only model whose attention is kept within rows: [1, S], positions beginning anew."""
+    # Of each row what somebody is predicted from: nothing from its last action on.
+    ahead = batch.actions.int().flip(1).cumsum(1).flip(1)
+    read = torch.zeros_like(batch.mask)
+    read[:, :-1] = batch.mask[:, :-1] & (ahead[:, 1:] > 0)
+    counts = read.sum(1)
+    lengths = counts.tolist()
+    if not any(lengths):  # nothing is asked for, and no model computes nothing
+        read[0, 0], lengths = True, [1]
+        counts = read.sum(1)
+    place = torch.arange(sum(lengths), device=counts.device) - (counts.cumsum(0) - counts).repeat_interleave(
+        counts, output_size=sum(lengths)
+    )
+    asked = batch.actions.roll(-1, 1)[read]
+    kwargs = {"input_ids": batch.tokens[read][None], "position_ids": place[None]}
+    return Laid(kwargs, lambda hidden: hidden[0, asked], Rows(read, [n for n in lengths if n]))
+
+
+def causal(batch: Batch) -> Laid:
+    """Arguments for a decoder-only model, rows side by side."""
     # The last column predicts nothing that is asked for: a state at the very end of the context still has its value.
     width = batch.tokens.shape[1] - 1
     tokens, mask = batch.tokens[:, : max(width, 1)], batch.mask[:, : max(width, 1)]
@@ -28,13 +68,15 @@ def causal(batch: Batch) -> tuple[dict[str, Tensor], Select]:
         # Padding on the left: positions start at the first real token. On the right, nothing needs to be said:
         # no token looks ahead, and the default positions are the true ones.
         kwargs |= {"attention_mask": mask.long(), "position_ids": positions(mask)}
-    return kwargs, lambda hidden: hidden[:, :width][batch.actions[:, 1:]]
+    return Laid(kwargs, lambda hidden: hidden[:, :width][batch.actions[:, 1:]])
 
 
-def kept(batch: Batch, kwargs: dict[str, Any], *, encoder_decoder: bool) -> Tensor:
-    """[B, S, D] the batch's trunk states where the model looks for them; an encoder's output goes into `kwargs`."""
-    states = batch.states
+def kept(batch: Batch, laid: Laid, *, encoder_decoder: bool) -> Tensor:
+    """[B, S, D] the batch's trunk states where the model looks for them; an encoder's output becomes an argument."""
+    states, kwargs = batch.states, laid.kwargs
     assert states is not None  # by the caller, who has looked
+    if laid.rows is not None:
+        return states[laid.rows.read][None]
     if not encoder_decoder:
         return states[:, : kwargs["input_ids"].shape[1]]
     source = sources(batch)
@@ -43,9 +85,12 @@ def kept(batch: Batch, kwargs: dict[str, Any], *, encoder_decoder: bool) -> Tens
     return compact(states, batch.mask & ~source)[0]
 
 
-def spread(batch: Batch, hidden: Tensor, source: Tensor | None) -> Tensor:
+def spread(batch: Batch, hidden: Tensor, source: Tensor | None, rows: Rows | None = None) -> Tensor:
     """[B, T, D] trunk states `hidden` [B, S, D] (and an encoder's output `source`) in the layout of the batch."""
     out = hidden.new_zeros(*batch.tokens.shape, hidden.shape[-1])
+    if rows is not None:
+        out[rows.read] = hidden[0]
+        return out
     if source is None:
         out[:, : hidden.shape[1]] = hidden
         return out
@@ -62,7 +107,7 @@ def sources(batch: Batch) -> Tensor:
     return batch.mask & (torch.arange(batch.tokens.shape[1], device=batch.tokens.device) < first[:, None])
 
 
-def encoder_decoder(batch: Batch, start: int) -> tuple[dict[str, Tensor], Select]:
+def encoder_decoder(batch: Batch, start: int) -> Laid:
     """Arguments for an encoder-decoder: every row is one source and one reply, which the decoder sees after `start`."""
     tokens, source = batch.tokens, sources(batch)
     target = batch.mask & ~source
@@ -71,7 +116,7 @@ def encoder_decoder(batch: Batch, start: int) -> tuple[dict[str, Tensor], Select
     acted, _ = compact(batch.actions, target)
     shifted = torch.cat([torch.full_like(target_ids[:, :1], start), target_ids[:, :-1]], 1)
     kwargs = {"input_ids": source_ids, "attention_mask": source_mask.long(), "decoder_input_ids": shifted}
-    return kwargs, lambda hidden: hidden[acted & target_mask]
+    return Laid(kwargs, lambda hidden: hidden[acted & target_mask])
 
 
 def positions(mask: Tensor) -> Tensor:

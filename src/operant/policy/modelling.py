@@ -1,7 +1,7 @@
 """Which part of a language model is trained, and in what numbers it computes."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ class ModelOptions:
     """float32, or bfloat16: the weights that compute. The optimizer then holds float32 masters of what is trained."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass, block by block: less memory, a third more time."""
+    packing: str = "auto"
+    """Lay the rows of a forward pass end to end, without padding: on, off, or auto: on a GPU that has a kernel for it
+    (bfloat16). What cannot be packed exactly is padded."""
     states_gb: float = 4.0
     """Memory for a batch's trunk states; past it they are computed again in every pass."""
 
@@ -41,6 +44,8 @@ class ModelOptions:
             raise OperantError(f"model.train_layers={layers}: it must be at least 1, or none to train every layer")
         if self.precision not in ("float32", "bfloat16"):
             raise OperantError(f"model.precision={self.precision!r}: it must be float32 or bfloat16")
+        if self.packing not in ("auto", "on", "off"):
+            raise OperantError(f"model.packing={self.packing!r}: it must be auto, on or off")
         if self.states_gb < 0:
             raise OperantError(f"model.states_gb={self.states_gb}: it must be at least 0")
 
@@ -96,23 +101,32 @@ class StandIn(nn.Module):
 
 
 class _Recomputed(StandIn):
-    """Keeps only what entered the block; the backward pass computes it again."""
+    """Keeps only what entered the block; the backward pass computes it again, in the same surroundings."""
+
+    def __init__(self, block: nn.Module, again: "Surroundings"):
+        super().__init__(block)
+        self.again = again
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(object.__getattribute__(self, "block"), *args, use_reentrant=False, **kwargs)
+        around = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), self.again())}
+        return checkpoint(object.__getattribute__(self, "block"), *args, **around, **kwargs)
+
+
+Surroundings = Callable[[], AbstractContextManager[Any]]
 
 
 @contextmanager
-def recomputing(stacks: Sequence[nn.ModuleList]) -> Iterator[None]:
+def recomputing(stacks: Sequence[nn.ModuleList], again: Surroundings = nullcontext) -> Iterator[None]:
     """While this lasts, every block is computed again in the backward pass rather than kept.
 
-    transformers' own way asks for training mode, which would switch dropout on.
+    `again`: what is around it then, being around it now. transformers' own way asks for training mode, which would
+    switch dropout on.
     """
     held = [(stack, dict(stack._modules)) for stack in stacks]
     try:
         for stack, blocks in held:
             for name, block in blocks.items():
-                stack._modules[name] = _Recomputed(block)
+                stack._modules[name] = _Recomputed(block, again)
         yield
     finally:
         for stack, blocks in held:

@@ -9,6 +9,7 @@ positions alone, and a probe of three rows (`probe.py`) finds out at constructio
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,8 @@ from operant.policy import layout
 from operant.policy.heads import ValueHead, ValueOptions
 from operant.policy.logprobs import score
 from operant.policy.modelling import ModelOptions, compute_in, plain_attention, recomputing
-from operant.policy.probe import Modes, check_trunk, probe
+from operant.policy.packing import Packing
+from operant.policy.probe import Modes, check_trunk, packs_exactly, probe
 from operant.policy.trunk import Trunk, find_blocks
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
@@ -65,6 +67,7 @@ class Policy(nn.Module):
         self.version = 0
         self.eval()
         self.trunk: Trunk | None = None
+        self.packing = Packing(model)
         self.modes = modes or probe(self)
         if options.train_layers is not None:
             self.trunk = Trunk(model, options)
@@ -129,6 +132,14 @@ class Policy(nn.Module):
         """Scoring is a function of weights and tokens: dropout stays off whatever is asked."""
         return super().train(False)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "Policy":
+        """To another device or other numbers, where other kernels are."""
+        before = (self.device, self.head.weight.dtype)
+        super()._apply(fn, recurse)
+        if (self.device, self.head.weight.dtype) != before:
+            self.modes = replace(self.modes, packed=packs_exactly(self))
+        return self
+
     # --- one forward pass over a batch --------------------------------------------------------------------------------
 
     def forward(
@@ -179,20 +190,29 @@ class Policy(nn.Module):
 
     def states(self, batch: Batch) -> Tensor:
         """[N, D] the hidden state before each action, as it enters the output head; rows first."""
-        if not self.modes.padded and len(batch) > 1:
+        if self._alone(batch):
             return torch.cat([self.states(batch.rows(slice(i, i + 1))) for i in range(len(batch))])
-        kwargs, select = self._arguments(batch)
+        laid = self._laid(batch)
         with ExitStack() as during:
-            caught = during.enter_context(self._catching(select))
+            caught = during.enter_context(self._catching(laid.select))
             if self.trunk is not None and batch.states is not None:
-                kept = layout.kept(batch, kwargs, encoder_decoder=self.encoder_decoder)
+                kept = layout.kept(batch, laid, encoder_decoder=self.encoder_decoder)
                 during.enter_context(self.trunk.starting_from(kept))
             if self.options.gradient_checkpointing and torch.is_grad_enabled():
-                during.enter_context(recomputing(self.blocks()))
+                during.enter_context(recomputing(self.blocks(), lambda: self._attending(batch, laid)))
+            during.enter_context(self._attending(batch, laid))
+            self._call(**laid.kwargs, use_cache=False)
+        return caught["states"]
+
+    @contextmanager
+    def _attending(self, batch: Batch, laid: layout.Laid) -> Iterator[None]:
+        """While this lasts, attention is what this layout needs and this machine has faster."""
+        with ExitStack() as during:
             if torch.is_grad_enabled():
                 during.enter_context(plain_attention(self.head.weight.dtype, self.device, batch.tokens.shape[1]))
-            self._call(**kwargs, use_cache=False)
-        return caught["states"]
+            if laid.rows is not None:
+                during.enter_context(self.packing.within(laid.rows.lengths, self.device))
+            yield
 
     @torch.no_grad()
     def trunk_states(self, batch: Batch) -> Tensor:
@@ -202,22 +222,32 @@ class Policy(nn.Module):
         """
         assert self.trunk is not None  # asked for by whoever has looked
         batch = batch.to(self.device).with_(states=None)
-        if not self.modes.padded and len(batch) > 1:
+        if self._alone(batch):
             rows = [self.trunk_states(batch.rows(slice(i, i + 1)))[0] for i in range(len(batch))]
             wide = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             return nn.functional.pad(wide, (0, 0, 0, batch.tokens.shape[1] - wide.shape[1]))
-        kwargs, _ = self._arguments(batch)
-        source = None
+        laid, source = self._laid(batch), None
+        kwargs = laid.kwargs
         if self.encoder_decoder:
             ids, mask = kwargs.pop("input_ids"), kwargs["attention_mask"]
             kwargs["encoder_outputs"] = source = self.model.get_encoder()(input_ids=ids, attention_mask=mask)
-        hidden = self.trunk.below(lambda: self._call(**kwargs, use_cache=False))
-        return layout.spread(batch, hidden, None if source is None else source[0])
+        with self._attending(batch, laid):
+            hidden = self.trunk.below(lambda: self._call(**kwargs, use_cache=False))
+        return layout.spread(batch, hidden, None if source is None else source[0], laid.rows)
 
-    def _arguments(self, batch: Batch) -> tuple[dict[str, Any], layout.Select]:
+    def _laid(self, batch: Batch) -> layout.Laid:
         if self.encoder_decoder:
             return layout.encoder_decoder(batch, self.start_token)
-        return layout.causal(batch)
+        return layout.end_to_end(batch) if self.packs(batch) else layout.causal(batch)
+
+    def packs(self, batch: Batch) -> bool:
+        """Whether the rows of the batch are laid end to end, so that padding costs nothing."""
+        window = self.packing.window
+        return self.modes.packed and (window is None or int(batch.mask.sum(1).max()) <= window)
+
+    def _alone(self, batch: Batch) -> bool:
+        """Whether each row has to be computed by itself."""
+        return len(batch) > 1 and not self.modes.padded and not self.packs(batch)
 
     def blocks(self) -> list[nn.ModuleList]:
         """The stacks of blocks: of the decoder, and of an encoder where there is one."""

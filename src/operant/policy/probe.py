@@ -1,22 +1,28 @@
 """Three rows tell which ways of computing a model's states agree with the plainest one.
 
 The plainest way is one row at a time, unpadded and uncached. Against it are held: rows padded on the right (training),
-rows padded on the left (reading prompts), and decoding with a cache. A way that differs is not used; a model whose
-logits are not a function of the states that enter its head is refused.
+rows padded on the left (reading prompts), rows end to end, and decoding with a cache. A way that differs is not used; a
+model whose logits are not a function of the states that enter its head is refused.
 """
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from operant.policy import layout
+from operant.policy.packing import kernel
 from operant.types import Batch, OperantError
 
 if TYPE_CHECKING:
     from operant.policy.policy import Policy
+
+_FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
+"""What a model raises that cannot be called in some way."""
 
 TOLERANCE = 2e-3
 """Of the largest state; far above the rounding of float32, far below the least of the faults looked for."""
@@ -34,6 +40,8 @@ class Modes:
     """Decoding with a key-value cache."""
     pooled: bool = True
     """Decoding in one buffer that rows leave and step into."""
+    packed: bool = False
+    """Rows end to end."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """What the model does to its logits after the head."""
 
@@ -51,7 +59,7 @@ def probe(policy: "Policy") -> Modes:
     def agrees(compute: Callable[[], list[Tensor]]) -> bool:
         try:
             return all(_close(a, b) for a, b in zip(compute(), plain, strict=True))
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        except _FAILS:
             return False
 
     def left() -> list[Tensor]:
@@ -66,8 +74,40 @@ def probe(policy: "Policy") -> Modes:
         left=reads_left,
         cached=cached,
         pooled=reads_left and cached and agrees(lambda: _pooled(policy, rows)),
+        packed=packs_exactly(policy),
         finish=finish,
     )
+
+
+@torch.no_grad()
+def packs_exactly(policy: "Policy") -> bool:
+    """Whether rows are to be laid end to end, and every token has the state then that it has in its row alone."""
+    asked = policy.options.packing
+    there = kernel(policy.device, policy.head.weight.dtype) is not None
+    if policy.encoder_decoder or policy.device.type == "meta" or asked == "off" or (asked == "auto" and not there):
+        return False
+    held = policy.modes
+    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    batch = Batch.given([row[:1] for row in rows], [row[1:] for row in rows]).to(policy.device)
+    try:
+        policy.modes = replace(held, packed=False)
+        plain = torch.cat([policy.states(batch.rows(slice(i, i + 1))) for i in range(len(rows))])
+        policy.modes = replace(held, packed=True)
+        exact = policy.packing.replaceable and _close(policy.states(batch), plain)
+        why = "its states differ" if policy.packing.replaceable else "its attention is no function by name"
+    except _FAILS as error:
+        exact, why = False, str(error)
+    finally:
+        policy.modes = held
+    if not exact:
+        _say(f"rows of {type(policy.model).__name__} are padded, not packed: {why}")
+    return exact
+
+
+@cache
+def _say(text: str) -> None:
+    """Once."""
+    warnings.warn(text, stacklevel=2)
 
 
 def check_trunk(policy: "Policy") -> None:
@@ -80,7 +120,7 @@ def check_trunk(policy: "Policy") -> None:
     rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
     batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
     other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)
-    kwargs, _ = policy._arguments(batch.rows(slice(0, 1)))
+    kwargs = policy._laid(batch.rows(slice(0, 1))).kwargs
     with torch.enable_grad():
         trunk.freeze(
             policy.model,
@@ -95,7 +135,7 @@ def check_trunk(policy: "Policy") -> None:
             states = policy.trunk_states(batch)
             policy.states(other)  # whatever a block may have laid aside for another is overwritten
             kept = policy.states(batch.with_(states=states))
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        except _FAILS as error:
             raise _no_trunk(policy, f"they cannot be started there ({type(error).__name__})") from error
     if not _close(kept, whole):
         raise _no_trunk(policy, f"the states differ by {float((kept - whole).abs().max()):.2g}")

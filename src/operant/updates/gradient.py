@@ -32,7 +32,8 @@ class UpdateOptions:
     minibatch: int | None = None
     """Units (episodes, pairs) an optimizer step, over all ranks; None: the whole batch."""
     micro_tokens: int = 8192
-    """Tokens, padding included, of one forward and backward pass. Bounds memory, changes no number."""
+    """Tokens of one forward and backward pass, padding (where rows are padded) included. Bounds memory, changes no
+    number."""
     micro_batch: str = "auto"
     """auto: where memory runs out, micro_tokens is halved and the optimizer step made anew. fixed: that is an error."""
     target_kl: float | None = None

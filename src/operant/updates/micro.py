@@ -1,5 +1,7 @@
 """Micro-batches: how much is computed at once. Bounds memory, and changes no number."""
 
+from typing import Any
+
 import torch
 
 from operant import distributed
@@ -17,7 +19,7 @@ LEAST = 64
 
 
 class Budget:
-    """Tokens, padding included, of one forward and backward pass; halved where memory runs out.
+    """Tokens of one forward and backward pass, padding included where rows are padded; halved where memory runs out.
 
     What was found by running out is part of the run's state, so a resumed run need not find it again.
     """
@@ -49,11 +51,12 @@ def accumulate(
 
     The parameters must have no gradients yet. Ranks wait for each other, so with several the size stays as it is.
     """
+    module: Any = policy.module
     while True:
         tally = Tally()
         try:
             with direct_gradients(distributed.world() == 1):
-                pieces = micro_batches(whole, objective.unit, budget.tokens)
+                pieces = micro_batches(whole, objective.unit, budget.tokens, packed=module.packs(whole))
                 for number, piece in enumerate(pieces, 1):
                     beat()
                     with policy.gathering(last=number == len(pieces)):
@@ -70,9 +73,9 @@ def accumulate(
         budget.halve(failed)
 
 
-def micro_batches(batch: Batch, unit: str, budget: int) -> list[Batch]:
+def micro_batches(batch: Batch, unit: str, budget: int, *, packed: bool = False) -> list[Batch]:
     """Units of near-equal length under a budget of tokens; every rank makes the same number."""
-    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget)]
+    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget, packed=packed)]
     spare = parts[0].rows(slice(0, 1))
     dummy = spare.with_(weights=torch.zeros_like(spare.weights))
     return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))
