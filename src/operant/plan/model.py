@@ -13,6 +13,7 @@ from operant.config import Config
 from operant.hub import find_config
 from operant.plan.phantom import Memory, solid
 from operant.policy import adapters
+from operant.policy.folders import load_config, load_tokenizer
 from operant.policy.heads import ValueOptions
 from operant.policy.logprobs import BUDGET
 from operant.policy.modelling import ModelOptions, recomputing
@@ -27,23 +28,12 @@ def config_of(name: Any) -> Any:
     """The transformers config of a policy's name; of a model or Policy from Python, its own."""
     if not isinstance(name, str):
         return getattr(name, "config", None) or name.model.config
-    from transformers import AutoConfig
-
-    folder = find_config(name)
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise OperantError(f"{folder} holds no language model's config: {str(error).splitlines()[0][:200]}") from error
+    return load_config(find_config(name))
 
 
 def tokenizer_of(name: Any) -> Any:
     """The tokenizer beside the config; None where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(find_config(name)) if isinstance(name, str) else name.tokenizer
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
+    return load_tokenizer(find_config(name)) if isinstance(name, str) else getattr(name, "tokenizer", None)
 
 
 class Sketch:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from operant import files
+from operant.policy.folders import load_tensors
 from operant.types import OperantError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -249,8 +250,6 @@ def _new(model: Any, options: LoraOptions) -> Any:
 
 def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """Config and tensors of a folder. Raises: OperantError where it holds no whole LoRA adapter."""
-    from safetensors.torch import load_file
-
     if not (folder / CONFIG).is_file():
         raise OperantError(f"lora.adapter={folder}: the folder has no {CONFIG}, so it holds no adapter of peft's")
     if not (folder / WEIGHTS).is_file():
@@ -258,11 +257,11 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     kind = _told(folder).get("peft_type")
     if kind != "LORA":
         raise OperantError(f"{folder} holds an adapter of kind {kind}: LORA is what can be trained here")
+    weights = load_tensors(folder / WEIGHTS)
     try:
         config = _peft().PeftConfig.from_pretrained(str(folder))
-        weights = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OperantError(f"{folder} is damaged: {str(error).splitlines()[0][:160]}") from error
+    except Exception as error:  # somebody's file, in somebody's library
+        raise OperantError(f"{folder} is damaged: {' '.join(str(error).split())[:160]}; save it again") from error
     _check(config, str(folder))
     config.init_lora_weights = True  # the numbers come from the file; other ways of starting would look at the base
     return config, weights
@@ -270,9 +269,9 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def _told(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OperantError(f"{folder} is damaged: {CONFIG} cannot be read ({error})") from error
+        return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise OperantError(f"{folder} is damaged: {CONFIG} cannot be read ({error}); save it again") from error
 
 
 def _check(config: Any, what: str) -> None:

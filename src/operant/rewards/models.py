@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from operant.hub import find_model, quietly
+from operant.hub import find_model
+from operant.policy.folders import load_any, load_tokenizer
 from operant.types import OperantError, Rollout
 
 
@@ -67,16 +68,14 @@ class Classifier:
     def _load(self) -> tuple[Any, Any, int, int]:
         """The model, its tokenizer, the label's column, and how many tokens fit."""
         if self._loaded is None:
-            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+            from transformers import AutoModelForSequenceClassification
 
             folder = find_model(self.name)
-            options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
-            try:
-                with quietly():
-                    model, found = AutoModelForSequenceClassification.from_pretrained(folder, **options)
-                tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left", padding_side="right")
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
-                raise OperantError(f"classifier {self.name!r} cannot be loaded from {folder}: {error}") from error
+            kind = AutoModelForSequenceClassification
+            model, found = load_any(kind, folder, f"classifier {self.name!r}", dtype=torch.float32)
+            tokenizer = load_tokenizer(folder, truncation_side="left", padding_side="right")
+            if tokenizer is None:
+                raise OperantError(f"classifier {self.name!r}: {folder} has no tokenizer, and it reads text")
             if found["missing_keys"]:
                 missing = ", ".join(sorted(found["missing_keys"])[:3])
                 raise OperantError(f"classifier {self.name!r} lacks weights ({missing}); is it a trained classifier?")
