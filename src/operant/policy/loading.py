@@ -16,6 +16,7 @@ from operant import files
 from operant.hub import find_model, quietly
 from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
+from operant.policy.folders import check_model, load_model, load_tensors, load_tokenizer
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
@@ -49,6 +50,7 @@ def load_policy(
             raise OperantError("lora.* with a Policy that is made already: load_policy(name, lora=LoraOptions(rank=8))")
         return name
     if isinstance(name, torch.nn.Module):
+        check_model(name)
         model = adapters.unwrapped(name)
         return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
     folder = Path(find_model(name))
@@ -65,9 +67,9 @@ def load_policy(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
     model = _adapted(
-        _model(base, options.dtype, quantised.loading(lora.quantise, options.dtype, device)), lora, whose, seed
+        load_model(base, options.dtype, quantised.loading(lora.quantise, options.dtype, device)), lora, whose, seed
     )
-    tokenizer = tokenizer or (_tokenizer(folder) if base != folder else None) or _tokenizer(base)
+    tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     return _with_critic(model, tokenizer, value, folder, options)
 
 
@@ -112,35 +114,6 @@ def load_reference(given: Any, policy: Policy) -> Shadow | None:
     return Shadow(held, copy=False)
 
 
-def _model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
-        with quietly():
-            loaded: Any = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True, **(more or {}))
-        model, notes = loaded
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        raise OperantError(f"{folder} does not load as a language model: {reason}") from error
-    if notes["missing_keys"]:
-        raise OperantError(
-            f"{folder} lacks weights of a {type(model).__name__} ({', '.join(sorted(notes['missing_keys'])[:3])} ...): "
-            "a policy needs a language model with its output head"
-        )
-    return model
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError):
-        return None  # prompts as token ids need none; text without one is an error of its own
-
-
 def _with_critic(
     model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
@@ -168,9 +141,11 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     from copy import deepcopy
 
     if saved is not None:
-        network = _model(saved / "network")
+        network = load_model(saved / "network")
+    elif value.critic == "copy":
+        network = deepcopy(model, shared(model))
     else:
-        network = deepcopy(model, shared(model)) if value.critic == "copy" else _model(Path(find_model(value.critic)))
+        network = load_model(Path(find_model(value.critic)))
     if network.config.vocab_size != model.config.vocab_size:
         raise OperantError(
             f"value.critic={value.critic!r} has a vocabulary of {network.config.vocab_size}, the policy one of "
@@ -201,7 +176,7 @@ def _save_plain(model: Any, folder: Path) -> None:
     if adapters.adapted(model):
         if quantised.is_quantised(model):
             base = next(iter(model.peft_config.values())).base_model_name_or_path
-            model = adapters.transplant(model, _model(Path(find_model(base)), model.dtype))
+            model = adapters.transplant(model, load_model(Path(find_model(base)), model.dtype))
         model = adapters.merged(model)
     with quietly(), files.operation("write", folder):
         model.save_pretrained(folder)
@@ -223,20 +198,26 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
     """The saved head's shape wins; whether it is detached is the new run's choice."""
     try:
         saved = json.loads((folder / "critic.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OperantError(f"{folder} is damaged: critic.json cannot be read ({error})") from error
-    return ValueOptions(layers=saved["layers"], init=saved["init"], detach=asked.detach, critic=saved["critic"])
+        return ValueOptions(layers=saved["layers"], init=saved["init"], detach=asked.detach, critic=saved["critic"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise OperantError(
+            f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a fresh one"
+        ) from error
 
 
 def _load_head(policy: Policy, folder: Path) -> None:
-    from safetensors.torch import load_file
-
     owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
     if not path.exists():
         raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a fresh one")
-    weights, wanted = load_file(path), owner.value_head.state_dict()
-    if set(weights) != set(wanted):
-        odd = ", ".join(sorted(set(weights) ^ set(wanted)))
-        raise OperantError(f"{path} does not hold the critic's weights ({odd}): delete {folder} for a fresh one")
+    weights, wanted = load_tensors(path), owner.value_head.state_dict()
+    odd = {name for name in set(weights) | set(wanted) if _shape(weights, name) != _shape(wanted, name)}
+    if odd:
+        raise OperantError(
+            f"{path} does not hold the critic's weights ({', '.join(sorted(odd))}): delete {folder} for a fresh one"
+        )
     owner.value_head.load_state_dict(weights)
+
+
+def _shape(held: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(held[name].shape) if name in held else None
