@@ -20,7 +20,6 @@ from operant.policy.modelling import ModelOptions, recomputing
 from operant.policy.policy import Policy
 from operant.policy.probe import Modes
 from operant.policy.trunk import Trunk
-from operant.types import OperantError
 from operant.updates.blocks import SAMPLE
 
 

@@ -33,7 +33,7 @@ def _explained(folder: str | Path, what: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or "no reason given"
         raise OperantError(
-            f"{folder} does not load as {what} ({type(error).__name__}: {reason}): is it whole, and made by transformers?"
+            f"{folder} does not load as {what} ({type(error).__name__}: {reason}): is it whole, and of transformers?"
         ) from error
 
 
@@ -69,7 +69,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
 
 
 def load_any(auto: Any, folder: str | Path, what: str, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """What one of transformers' `AutoModel...` makes of a folder, and its notes. Raises: OperantError as `load_model`."""
+    """What a class of transformers makes of a folder, and its notes. Raises: OperantError as `load_model`."""
     _no_pickles(Path(folder))
     with quietly(), _explained(folder, what):
         model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **how)
