@@ -374,7 +374,7 @@ def run(out, **options):
 
 def told(run):
     lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    clocks = ("time/", "tokens/", "memory/")
+    clocks = ("time/", "tokens/", "memory/", "checkpoint/")
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(clocks)} for line in lines]
 
 

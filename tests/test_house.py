@@ -26,7 +26,7 @@ LEVELS = [
     "learner",
     "evaluate probes attempts",
     "config",
-    "build plan resume",
+    "build plan resume saving",
     "running",
     "trainer label doctor sweep",
     "commands",

@@ -34,7 +34,7 @@ def run(path, **more):
     return train(model(), TASKS, count_a, out=path, tokenizer=letters(), **(SMALL | more))
 
 
-def told(path, apart=("time/", "tokens/", "memory/", "evaluate/", "probe/")):
+def told(path, apart=("time/", "tokens/", "memory/", "checkpoint/", "evaluate/", "probe/")):
     lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(x).items() if not k.startswith(apart)} for x in lines]
 
@@ -71,7 +71,7 @@ def test_resuming_with_every_look_on_is_the_run_that_never_stopped(tmp_path):
         if metrics["step"] == 2:
             break
     again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), evaluate=TASKS)
-    apart = ("time/", "tokens/", "memory/")
+    apart = ("time/", "tokens/", "memory/", "checkpoint/")
     assert told(again.path, apart) == told(whole.path, apart)
     assert distributions(again.path) == distributions(whole.path)
     assert again.best == whole.best

@@ -36,7 +36,8 @@ def told(run):
     """What was logged, without times."""
     lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [
-        {k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/", "memory/"))} for x in lines
+        {k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/", "memory/", "checkpoint/"))}
+        for x in lines
     ]
 
 

@@ -10,30 +10,48 @@ from operant.types import OperantError
 
 def train(arguments: Sequence[str]) -> int:
     """`operant train RECIPE [--option value ...]`, or `--resume runs/x`."""
-    words, options = parse(arguments)
+    words, options = parse(arguments, flags=("fresh_optimizer",))
     if "help" in options:
         print(_train_help())
         return 0
     resume, out = options.pop("resume", None), options.pop("out", None)
+    fresh = bool(options.pop("fresh_optimizer", False))
     if resume is True:
         raise OperantError("--resume needs a run folder: operant train --resume runs/x")
     if len(words) > 1 or (words and resume):
         raise OperantError(f"{words[-1]!r} is one word too many: operant train RECIPE --option value ...")
     if not words and not resume and not options:
         raise OperantError("say what to train: operant train sentiment, or operant train --tasks ... --reward ...")
+    if resume and out:
+        raise OperantError(f"--out {out} beside --resume: a run goes on where it lies; copy its folder to go on there")
     from operant.tracking.console import Console
     from operant.trainer import runs
 
+    if resume and _finished(resume, options):
+        return 0
     run, told = None, False
     recipe = words[0] if words else None
     place = resume or out or _name(recipe)
-    for run in runs(place, recipe=recipe, resume=bool(resume), show=[Console()], **options):
+    how = {"recipe": recipe, "resume": bool(resume), "fresh_optimizer": fresh, "show": [Console()]}
+    for run in runs(place, **how, **options):
         if not told and run.first:
             told = True
             print(f"{run.path}: {_sentence(run)}", flush=True)
     if run.first:
         _tell_end(run)
     return 0
+
+
+def _finished(place: str, options: dict[str, Any]) -> bool:
+    """Where nothing is left to do, say so."""
+    from pathlib import Path
+
+    from operant.resume import finished
+
+    said = finished(Path(place), options)
+    if said is not None:
+        print(said)
+    return said is not None
 
 
 def _name(recipe: str | None) -> str:
@@ -254,6 +272,11 @@ def typed(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str
     return words, options
 
 
+_RESUME = """options beside --resume change it from there on; --fresh-optimizer begins the optimizer anew (as a light
+checkpoint needs). Exit codes: 0 done, or stopped by a signal and saved; 2 an error in a sentence; 1 a silence that the
+watchdog ended (see silence_minutes); all of them can be resumed."""
+
+
 def _train_help() -> str:
     from operant.config import config_schema, recipes
     from operant.options import defaults
@@ -263,4 +286,4 @@ def _train_help() -> str:
         for name, value in defaults(made).items():
             full = f"{group}.{name}" if group else name
             lines.append(f"  --{full.replace('_', '-'):34} {value!r}")
-    return "\n".join([*lines, "", "docs/options.md explains each; --resume runs/x goes on with a run"])
+    return "\n".join([*lines, "", "docs/options.md explains each; --resume runs/x goes on with a run,", _RESUME])

@@ -49,21 +49,34 @@ class TrainOptions:
     evaluate_every: int = 0
     """Steps between evaluations on the way; 0: only before and after."""
     best: str | None = None
-    """A metric: the model of the step where it is largest is kept in best/; with a minus before it, smallest."""
+    """A metric: the model of the step where it is largest is kept in best/, and that step's checkpoint; with a minus
+    before it, smallest."""
     probes: int = 32
     """Queries (held-out ones, where there are any) that policy and reference answer alike, to be read; 0: none."""
     probe_every: int = 5
     """Steps between answers to the probes; before training and at the end always."""
     trackers: tuple[str, ...] = ()
     """Copies of what the run tells: tensorboard, wandb, trackio; several with commas."""
+    checkpoint: str = "resume"
+    """resume: all that changes, to go on exactly. light: what is trained alone, to go on with --fresh-optimizer. both:
+    one of each."""
     checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints; 0: one after every step. One is always written at the end, however it comes."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints, besides those by time; 0: by time alone."""
     keep: int = 2
-    """Checkpoints that are kept."""
+    """Checkpoints of each kind that are kept: the newest."""
+    keep_every: int = 0
+    """A checkpoint after every so many steps, which stays; 0: none."""
+    silence_minutes: float = 0.0
+    """After so long without a sign of life (a token, a micro-batch, a phase that begins) the stacks of all threads go
+    to log.txt and the process ends with code 1, resumable; 0: never, as suits a reward that asks a person. The log
+    tells slow phases either way."""
     samples_every: int = 10
     """Steps between sample replies on the console; 0: none."""
 
     def __post_init__(self) -> None:
-        at_least_0 = ("evaluate_every", "probes")
+        at_least_0 = ("evaluate_every", "probes", "checkpoint_minutes", "checkpoint_every", "keep_every")
         at_least_1 = ("steps", "batch", "samples", "reward_chunks", "keep", "probe_every")
         for name, least in [*((n, 0) for n in at_least_0), *((n, 1) for n in at_least_1)]:
             if getattr(self, name) < least:
@@ -72,8 +85,10 @@ class TrainOptions:
             raise OperantError(f"batch={self.batch} is no multiple of samples={self.samples}, replies a prompt")
         if self.reward_chunks > (prompts := self.batch // self.samples):
             raise OperantError(f"reward_chunks={self.reward_chunks}: a step has {prompts} prompts, and no more chunks")
-        if self.checkpoint_minutes < 0:
-            raise OperantError(f"checkpoint_minutes={self.checkpoint_minutes}: it must be at least 0")
+        if not 0 <= self.silence_minutes <= 60 * 24 * 30:
+            raise OperantError(f"silence_minutes={self.silence_minutes}: it must lie between 0 and 43200, a month")
+        if self.checkpoint not in ("resume", "light", "both"):
+            raise OperantError(f"checkpoint={self.checkpoint!r}: it must be resume, light or both")
         if self.best is not None:
             _check_best(self.best, self.evaluate, self.evaluate_every)
 

@@ -6,7 +6,7 @@ over ranks where it would average. Started by `torchrun --nproc-per-node 2 -m op
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -92,6 +92,17 @@ def agree(error: OperantError | None) -> None:
     said = next((text for text in met if text is not None), None)
     if said is not None:
         raise OperantError(said)
+
+
+def together(work: Callable[[], Item]) -> Item:
+    """What `work` makes on this rank; what it runs into on one rank is raised on all. Every rank must call."""
+    failed, made = None, None
+    try:
+        made = work()
+    except OperantError as error:
+        failed = error
+    agree(failed)
+    return made  # pyright: ignore[reportReturnType]: or `agree` has raised
 
 
 def align(parameters: Iterable[Tensor]) -> None:

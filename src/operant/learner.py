@@ -80,7 +80,9 @@ class Learner:
             machine.keep_memory()
         model = self.options["model"]
         adapter = {"lora": self.options["lora"], "seed": self.own.seed, "device": device}
-        self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model, **adapter).to(device)
+        with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own numbers
+            torch.manual_seed(self.own.seed)
+            self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model, **adapter).to(device)
         if self.algorithm.needs_values and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         distributed.align(self.policy.trainable())
@@ -99,6 +101,8 @@ class Learner:
         self.spoken = self.sampling
         """What the last replies were sampled with."""
         self.learnt: Learnt | None = None
+        self.updating = False
+        """True from the first optimizer step to the last; also after one of them has failed."""
         self.history: list[dict[str, float]] = []
         """Metrics of the steps so far; of very many, the first ones and the last."""
         self.distributions: dict[str, Any] = {}
@@ -218,8 +222,10 @@ class Learner:
         progress = self.progress.share(self.total_steps)
         lr = rate(options["optimizer"], progress)
         set_rate(self.optimizer, lr)
+        self.updating = True
         with self.timing("update"):
             tally.merge(self._update(batch, sampling, [r.place for r in lesson.rollouts]))
+        self.updating = False
         self.learnt = Learnt(rollouts, scores, batch.with_(states=None), lesson.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)

@@ -6,7 +6,8 @@ A step changes the run as a whole or not at all: where a reward fails, the state
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,18 @@ from operant.config import Config
 from operant.evaluate import Evaluation
 from operant.options import values
 from operant.policy.loading import export
+from operant.resume import decide, decided, guests
 from operant.rewards import Judged
 from operant.run import RunFolder
 from operant.sampling import token_pieces
+from operant.saving import Saving
 from operant.tally import Tally
 from operant.tracking.diagnosis import Finding, diagnose
 from operant.tracking.report import write_report
 from operant.tracking.rows import rows
 from operant.tracking.sink import Trackers
 from operant.types import OperantError, Rollout
+from operant.watchdog import Watchdog
 
 REPORT_SECONDS, DIAGNOSIS_SECONDS = 20.0, 2.0
 """The report is written and the run diagnosed at most this often while it goes on."""
@@ -71,12 +75,29 @@ class Run:
         for name, part in self.learner.parts().items():
             self.state.register(name, part)
         self.state.register("tasks", built.order)
-        self._saved = time.monotonic()
+        sources = {"reward": built.reward, "env": self.learner.env, "source": config.train.tasks}
+        self.guests = [name for source, thing in sources.items() for name, _ in self._registered(source, thing)]
+        """Names of those parts of the state that are the user's own: a reward, a world or a source that changes."""
+        self.saving = Saving(self.state, folder, config.train, trackers.warn)
         self._reports, self._diagnoses = Pace(REPORT_SECONDS), Pace(DIAGNOSIS_SECONDS)
         self.probed: dict[str, float] = {}
         """What the probes told once, before training."""
         self._told: set[str] = set()
         self._evaluated: tuple[int, Evaluation] | None = None
+        self._best_moved = False
+
+    def _registered(self, source: str, thing: Any) -> list[tuple[str, Any]]:
+        return [(name, self.state.register(name, guest)) for name, guest in guests(source, thing)]
+
+    @contextmanager
+    def watched(self, item: str) -> Iterator[None]:
+        """While this lasts, the log tells what is slow, and a silence ends the process, where one was declared."""
+        lately = self.metrics[-1] if self.metrics else {}
+        usual = {name.removeprefix("time/"): seconds for name, seconds in lately.items() if name.startswith("time/")}
+        silence = 60 * self.config.train.silence_minutes
+        with Watchdog(self.learner.clock, self.folder.say, self.folder.log_path, silence, usual=usual) as dog:
+            dog.item = item
+            yield
 
     @property
     def policy(self) -> Any:
@@ -87,30 +108,33 @@ class Run:
     def step(self) -> dict[str, float]:
         """Play, judge, learn, track. Raises: OperantError with the state from before the step saved."""
         start, learner = time.perf_counter(), self.learner
-        before = self.state.snapshot(only=("tasks", "moments", "controller", "progress"))
+        before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.guests))
         try:
             rollouts, judged = self._attempt()
             metrics = learner.learn(rollouts, judged.scores)
-        except OperantError:  # raised by whatever comes before the update: no weight has moved
-            self.state.restore(before)
-            self.save()
+        except OperantError:
+            if not learner.updating:  # no weight has moved
+                self.state.restore(before)
+                self._save_what_is()
             raise
         metrics |= _parts(judged)
         self._track(metrics, rollouts, judged, start)
         return metrics
 
+    def _save_what_is(self) -> None:
+        """Before an error ends the run: another one must not take its place."""
+        try:
+            self.save()
+        except OperantError as error:
+            self.trackers.warn(f"nor could the state from before the step be saved: {error}")
+
     def _attempt(self) -> tuple[list[Rollout], Judged]:
         """This rank's rollouts of a step, judged; what fails on one rank is raised on all."""
-        train, failed, made = self.config.train, None, None
-        picked = [self.built.tasks[i] for i in self.built.order.take(train.batch // train.samples)]
+        train, built = self.config.train, self.built
+        picked = [built.tasks[i] for i in built.order.take(train.batch // train.samples)]
         tasks = [task for task in picked for _ in range(train.samples)]
-        try:
-            made = attempt(self.learner, tasks, self.built.reward, chunks=train.reward_chunks, samples=train.samples)
-        except OperantError as error:
-            failed = error
-        distributed.agree(failed)
-        assert made is not None  # or `agree` has raised
-        return made
+        cut = {"chunks": train.reward_chunks, "samples": train.samples}
+        return distributed.together(lambda: attempt(self.learner, tasks, built.reward, **cut))
 
     def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
         begun, step, learner = time.perf_counter(), int(metrics["step"]), self.learner
@@ -124,7 +148,7 @@ class Run:
         metrics |= self._look(step)
         now = time.perf_counter()
         metrics |= {"time/track": looked - begun, "time/step": now - start} | machine.memory()
-        metrics |= learner.clock.take()
+        metrics |= learner.clock.take() | self.saving.take()
         metrics["tokens/per_second"] = metrics["rollout/reply_tokens"] * metrics["rollout/count"] / (now - start)
         self.metrics.append(metrics)
         self.trackers.log(step, metrics)
@@ -149,7 +173,8 @@ class Run:
         """Judge the held-out tasks, with the same random numbers every time; None where there are none."""
         step = self.learner.progress.step
         if self.built.evaluator is not None and (self._evaluated is None or self._evaluated[0] != step):
-            self._evaluated = step, self.built.evaluator()
+            with self._aside():
+                self._evaluated = step, self.built.evaluator()
         return self._evaluated[1] if self._evaluated is not None else None
 
     def probe(self, step: int) -> dict[str, float]:
@@ -158,12 +183,22 @@ class Run:
         if probes is None:
             return {}
         try:
-            answers = probes.ask()
+            with self._aside():
+                answers = probes.ask()
             self.folder.probes(step, answers.rows)
             return answers.metrics | self.probed
         except OperantError as error:
             self.folder.say(f"the probe queries of step {step} were left out: {error}")
             return {}
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """A look beside the training: a reward that changes is afterwards what it was before."""
+        held = self.state.snapshot(only=self.guests)
+        try:
+            yield
+        finally:
+            self.state.restore(held)
 
     def start(self) -> None:
         """The first looks, before any step."""
@@ -175,16 +210,19 @@ class Run:
 
     def _first_probe(self) -> None:
         """What is asked once: the policy before training, the reference, and whether the query decides the score."""
-        probes = self.built.probes
-        first = self.probe(0)
+        first, probes = self.probe(0), self.built.probes
         if probes is None or "probe/reward" not in first:
             return
         self.probed["probe/reward_before"] = first["probe/reward"]
-        reference = probes.ask_reference()
-        if reference is not None:
-            self.folder.probes(None, reference.rows)
-            self.probed |= reference.metrics
-        self.probed |= probes.query_share()
+        try:
+            with self._aside():
+                reference, share = probes.ask_reference(), probes.query_share()
+            self.probed |= share
+            if reference is not None:
+                self.probed |= reference.metrics
+                self.folder.probes(None, reference.rows)
+        except OperantError as error:
+            self.folder.say(f"the reference's answers to the probe queries were left out: {error}")
 
     def diagnose(self) -> list[Finding]:
         """What looks wrong by now, worst first."""
@@ -213,30 +251,48 @@ class Run:
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 
-    def save(self) -> Path:
-        """Write a checkpoint of everything that changes."""
-        if not self.first:
-            return self.folder.checkpoints
-        saved = self.state.save(
-            self.folder.checkpoints, self.learner.progress.step, extra=self._extra(), keep=self.config.train.keep
-        )
-        self._saved = time.monotonic()
-        return saved.path
+    def save(self) -> None:
+        """Write a checkpoint. Raises: OperantError where that cannot be done."""
+        self._write(self.saving.save)
+
+    def save_when_due(self) -> None:
+        """After a step: a checkpoint and the report, now and then. A disk that refuses them stops nothing."""
+        if self._best_moved or self.saving.due(self.learner.progress.step):
+            self._write(self.saving.attempt)
+            self._best_moved = False
+        if self._reports.due and self.first:
+            self.report()
+
+    def _write(self, write: Callable[..., None]) -> None:
+        if self.first:
+            with self.learner.timing("checkpoint"):
+                spare = [self.best["step"]] if self.best is not None else []
+                write(self.learner.progress.step, self._extra(), spare)
 
     def _extra(self) -> dict[str, Any]:
         before = self.before.as_plain() if self.before is not None else None
-        return {"before": before, "best": self.best, "probed": self.probed}
+        told = {"before": before, "best": self.best, "probed": self.probed}
+        return told | {"started": self.started, "decided": decided(self.learner)}
 
-    def save_when_due(self) -> None:
-        if time.monotonic() - self._saved >= 60 * self.config.train.checkpoint_minutes:
-            self.save()
-        if self._reports.due and self.first:
-            self.report()
+    def go_on(self, path: Path, *, fresh_optimizer: bool = False) -> int:
+        """Put a checkpoint back; returns its step. Raises: OperantError where it does not fit."""
+        step, extra = self.state.load(path, self.folder.say, fresh_optimizer=fresh_optimizer)
+        for name, state in (extra.get("small") or {}).items():
+            if name in self.state.parts:
+                self.state.parts[name].load_state_dict(state)
+        self.before = Evaluation.from_plain(extra["before"]) if extra["before"] is not None else None
+        self.best, self.probed = extra.get("best"), extra.get("probed") or {}
+        self.started = extra.get("started", True)
+        decide(self.learner, extra.get("decided") or {})
+        self.policy.version = step
+        self.learner.engine.sync(self.policy, step)
+        self.saving.note(step)
+        return step
 
     def report(self) -> Path | None:
         """Write the report; a report that fails is told in the log and stops nothing."""
         try:
-            with self._reports:
+            with self._reports, self.learner.timing("report"):
                 return write_report(self.path)
         except Exception as error:
             self.folder.say(f"the report could not be written: {type(error).__name__}: {error}")
@@ -251,27 +307,53 @@ class Run:
         value = metrics.get(name)
         if value is None or value != value or (self.best is not None and sign * value <= sign * self.best["value"]):
             return
-        self.best = {"metric": name, "value": value, "step": int(metrics["step"])}
-        new = self.folder.best.with_name(".best.tmp")
-        with files.explained(self.folder.best):
+        best = {"metric": name, "value": value, "step": int(metrics["step"])}
+        try:
+            self._export(self.folder.best, json.dumps(best))
+        except OperantError as error:
+            self.trackers.warn(f"{error}; training goes on without the best model of step {best['step']}")
+            return
+        self.best, self._best_moved = best, True
+
+    def _export(self, path: Path, best: str | None = None) -> None:
+        """The model as a folder, whole or not at all. Raises: OperantError."""
+        new = path.with_name(f".{path.name}.tmp")
+        with files.explained(path):
             files.remove_tree(new)
-            files.write(export(self.policy, new) / "best.json", json.dumps(self.best))
-            files.put_folder(new, self.folder.best)
+            with files.operation("write", new):
+                export(self.policy, new)
+            if best is not None:
+                files.write(new / "best.json", best)
+            files.put_folder(new, path)
 
     def finish(self) -> None:
-        """The last checkpoint, the held-out tasks again, the exported model, the report."""
-        self.save()
+        """The last checkpoint, the held-out tasks again, the exported model, the report.
+
+        Raises: OperantError where the checkpoint or the model could not be written, once all else is done.
+        """
+        failed = [error for error in (_tried(self.save),) if error is not None]
         self.after = self.evaluate()
-        if not self.first:
-            return
-        if self.after is not None:
-            self._write_comparison()
-        export(self.policy, self.folder.export)
-        self.report()
+        if self.first:
+            if self.after is not None and (error := _tried(self._write_comparison)) is not None:
+                self.trackers.warn(str(error))
+            with self.learner.timing("export"):
+                failed += [error for error in (_tried(lambda: self._export(self.folder.export)),) if error is not None]
+            self.report()
+        if failed:
+            raise failed[0]
 
     def _write_comparison(self) -> None:
         told = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
         files.write(self.path / "evaluation.json", json.dumps(told, indent=1))
+
+
+def _tried(work: Callable[[], object]) -> OperantError | None:
+    """What the work ran into."""
+    try:
+        work()
+    except OperantError as error:
+        return error
+    return None
 
 
 def _parts(judged: Judged) -> dict[str, float]:

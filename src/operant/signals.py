@@ -64,8 +64,9 @@ def asked_to_end() -> Iterator[Asked]:
     try:
         yield asked
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        with suppress(ValueError):  # in another thread, where a generator that nobody drained is thrown away
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
 
 def interactive() -> bool:

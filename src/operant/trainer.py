@@ -8,25 +8,28 @@ for metrics in steps(...): ...          # the same, a step at a time
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from operant import __version__, distributed, machine
 from operant.build import build
-from operant.checkpoint import newest_whole
 from operant.config import Config, as_mapping, configure
-from operant.evaluate import Evaluation
-from operant.run import RunFolder, read_config
+from operant.resume import Change, changes, in_force, stored
+from operant.run import RunFolder
 from operant.running import Run
+from operant.shelf import about, to_resume
+from operant.signals import Asked, asked_to_end
 from operant.tracking.copies import make_trackers
 from operant.tracking.sink import Tracker, Trackers
-from operant.types import Env, OperantError, shown
+from operant.types import Env, OperantError
+from operant.watchdog import Watchdog
 
 
 def train(
@@ -35,7 +38,8 @@ def train(
     """Train to the end and return the run. Options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
 
     `policy`: a name, a transformers model (with `tokenizer=`) or a Policy. `reward`: any function from rollouts to
-    scores. `resume=True` goes on with the run in `out`. Ctrl-C ends after the step, and saves.
+    scores. `resume=True` goes on with the run in `out`; an option beside it is a changed one. Ctrl-C ends after the
+    step, and saves.
     Raises: OperantError for whatever the user can mend.
     """
     *_, run = runs(out, **_given(policy, tasks, reward, algorithm), **given)
@@ -65,35 +69,47 @@ def runs(
     env: Env | None = None,
     recipe: str | None = None,
     resume: bool = False,
+    fresh_optimizer: bool = False,
     show: Iterable[Tracker] = (),
     **given: Any,
 ) -> Iterator[Run]:
     """The run itself, handed out before the first step, after every step, and when it is done.
 
-    `show`: trackers of the caller's own, beside those that the option `trackers` names.
+    `show`: trackers of the caller's own, beside those that the option `trackers` names. `fresh_optimizer`, with
+    `resume`: the weights of the newest checkpoint, also of a light one, and an optimizer that begins anew.
     """
-    out = _place(out or f"runs/{recipe or 'run'}")
-    config = configure(_stored(out, given) | given if resume else given, recipe)
-    with distributed.launched(), _folder(out, config, resume) as folder:
-        try:
+    out = Path(out or f"runs/{recipe or 'run'}")
+    if fresh_optimizer and not resume:
+        raise OperantError("fresh_optimizer goes with resume: a run that begins has a fresh one anyway")
+    config = configure(stored(out, given) if resume else given, recipe)
+    changed = changes(out, config, fresh_optimizer=fresh_optimizer) if resume else []
+    with ExitStack() as during:
+        asked = during.enter_context(asked_to_end())
+        during.enter_context(distributed.launched())
+        folder = during.enter_context(_folder(out, config, resume))
+        asked.told = folder.say
+        path = to_resume(folder.checkpoints, folder.say, fresh_optimizer=fresh_optimizer) if resume else None
+        during.enter_context(_threads(path, folder.say))
+        run = _made(config, folder, resume, tokenizer=tokenizer, env=env, show=show)
+        if resume:
+            _go_on(run, path, changed, fresh_optimizer=fresh_optimizer)
+        yield from _loop(run, asked)
+
+
+def _made(config: Config, folder: RunFolder, resume: bool, *, tokenizer: Any, env: Any, show: Iterable[Tracker]) -> Run:
+    clock = machine.Clock()
+    try:
+        with Watchdog(clock, folder.say, folder.log_path), clock.timing("loading"):
             copies = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)] if _first() else []
             built = build(config, tokenizer=tokenizer, env=env)
-        except BaseException:
-            folder.close()
-            if not resume:  # nothing has happened in it yet
-                shutil.rmtree(folder.path, ignore_errors=True)
-                with suppress(OSError):
-                    folder.path.parent.rmdir()  # succeeds where nothing else lies there
-            raise
-        run = Run(config, built, folder, Trackers(folder, copies, say=folder.say))
-        with _signals(run):
-            yield from _loop(run, resume)
-
-
-def _place(out: Any) -> Path:
-    if not isinstance(out, (str, Path)) or "\0" in str(out):
-        raise OperantError(f"out={shown(out)}: give the folder of the run, as in runs/sentiment")
-    return Path(out)
+    except BaseException:
+        folder.close()
+        if not resume:  # nothing has happened in it yet
+            shutil.rmtree(folder.path, ignore_errors=True)
+            with suppress(OSError):
+                folder.path.parent.rmdir()  # succeeds where nothing else lies there
+        raise
+    return Run(config, built, folder, Trackers(folder, copies, say=folder.say))
 
 
 def _first() -> bool:
@@ -114,87 +130,77 @@ def _folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
         yield made
 
 
+@contextmanager
+def _threads(path: Path | None, say: Callable[[str], None]) -> Iterator[None]:
+    """While this lasts, torch computes with the number of threads that the run began with: they decide its bits."""
+    here = torch.get_num_threads()
+    began = about(path)["made_by"].get("threads") if path is not None else None
+    if not isinstance(began, int) or began < 1 or began == here:
+        yield
+        return
+    asked = os.environ.get("OMP_NUM_THREADS")
+    wish = f" and not with OMP_NUM_THREADS={asked}" if asked not in (None, str(began)) else f", not {here}"
+    say(f"torch computes with {began} threads as when the run began{wish}: another number would change its bits")
+    torch.set_num_threads(began)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(here)
+
+
 def _enough_prompts(config: Config) -> None:
     prompts = config.train.batch // config.train.samples
     if prompts < distributed.world():
         raise OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")
 
 
-def _loop(run: Run, resume: bool) -> Iterator[Run]:
-    if resume:
-        _go_on(run)
+def _loop(run: Run, asked: Asked) -> Iterator[Run]:
     run.trackers.start(run.folder.config)
     try:
-        run.start()
+        if not _asked_to_end(run, asked):
+            with run.watched("the start"):
+                run.start()
         yield run
-        while run.learner.progress.step < run.config.train.steps and not _asked_to_stop(run):
-            run.step()
-            run.save_when_due()
+        while run.learner.progress.step < run.config.train.steps and not _asked_to_end(run, asked):
+            with run.watched(f"step {run.learner.progress.step + 1}"):
+                run.step()
+                run.save_when_due()
             yield run
     finally:
         run.trackers.close()
-    if run.interrupted:
-        run.save()
-        run.report()
-    else:
-        run.finish()
+    with run.watched("the end"):
+        if run.interrupted:
+            run.save()
+            run.report()
+        else:
+            run.finish()
     yield run
 
 
-def _asked_to_stop(run: Run) -> bool:
+def _asked_to_end(run: Run, asked: Asked) -> bool:
     """Whether any rank was: all end after the same step."""
-    run.interrupted = bool(distributed.largest(int(run.interrupted)))
+    run.interrupted = bool(distributed.largest(int(bool(asked) or run.interrupted)))
     return run.interrupted
 
 
-def _go_on(run: Run) -> None:
-    """Put the newest whole checkpoint back; without one, the run starts anew."""
-    path = newest_whole(run.folder.checkpoints, run.folder.say)
-    step = 0
-    if path is not None:
-        step, extra = run.state.load(path, run.folder.say)
-        run.before = Evaluation.from_plain(extra["before"]) if extra["before"] is not None else None
-        run.best, run.probed, run.started = extra.get("best"), extra.get("probed") or {}, True
-        run.policy.version = step
-        run.learner.engine.sync(run.policy, step)
-    run.folder.cut_after(step)
-    run.metrics = run.folder.metrics()
-    run.folder.say(f"going on after step {step}")
-
-
-def _stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in the run folder; what was a Python object there has to be given again."""
-    held = read_config(out)
-    for name in ("policy", "tasks", "reward", "reference", "evaluate"):
-        if str(held.get(name, "")).startswith("<"):
-            if name not in given:
-                raise OperantError(
-                    f"{out} was started from Python with {name}={held[name]}: go on from there, with "
-                    f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
-                )
-            held.pop(name)
-    return held
-
-
-@contextmanager
-def _signals(run: Run) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after the step; the second ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def _go_on(run: Run, path: Path | None, changed: Sequence[Change], *, fresh_optimizer: bool) -> None:
+    """Put the checkpoint back; without one, the run starts anew."""
+    folder = run.folder
+    step = run.go_on(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
+    in_force(changed, run.learner)
+    if not run.first:
         return
-
-    def ask(number: int, frame: Any) -> None:
-        if run.interrupted:
-            raise KeyboardInterrupt
-        run.interrupted = True
-        run.folder.say(f"signal {number}: the run ends after this step")
-
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    folder.cut_after(step, about(path)["lengths"] if path is not None else None)
     try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        run.metrics = folder.metrics()
+    except OperantError as error:
+        folder.say(f"the metrics so far are not shown: {error}")
+    if changed:
+        folder.change(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
+        told = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)
+        folder.say(f"changed from step {step + 1} on: {told}")
+    fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
+    folder.say(f"going on after step {step}{fresh}")
 
 
 def _environment() -> dict[str, Any]:

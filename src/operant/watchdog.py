@@ -4,7 +4,8 @@
         dog.item = "step 12"
         with clock.timing("reward"): ...
 
-A phase that takes a minute is told in the log, with item and age, and again each time its age has doubled. A run is
+A phase that takes a minute, and three times what it usually does, is told in the log, with item and age, and again each
+time its age has doubled. A run is
 silent while no phase begins or ends and nobody calls `beat`: decoding does for every token, an update for every
 micro-batch. After `silence` seconds of it the stacks of all threads go to the log and the process ends with exit code
 1: its checkpoints are whole, its lock is recognised as a dead one's, `--resume` goes on. That part needs no Python: it
@@ -15,7 +16,7 @@ import faulthandler
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,10 +38,19 @@ def beat() -> None:
 
 
 class Watchdog:
-    """Looks at a clock from a thread of its own. `silence`: seconds; 0: it only tells."""
+    """Looks at a clock from a thread of its own. `silence`: seconds; 0: it only tells. `usual`: seconds by phase."""
 
-    def __init__(self, clock: Clock, say: Callable[[str], Any], log: Path, silence: float = 0.0, slow: float = SLOW):
+    def __init__(
+        self,
+        clock: Clock,
+        say: Callable[[str], Any],
+        log: Path,
+        silence: float = 0.0,
+        slow: float = SLOW,
+        usual: Mapping[str, float] | None = None,
+    ):
         self.clock, self.say, self.log, self.silence, self.slow = clock, say, log, silence, slow
+        self.usual = usual or {}
         self.item = "the start"
         """What the phases belong to."""
         self._told: tuple[tuple[str, float] | None, float] = None, slow
@@ -51,7 +61,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         if self.silence:
             with suppress(OSError):  # else the stacks go to standard error
-                self._file = open(self.log, "a", encoding="utf-8")  # noqa: SIM115
+                self._file = open(self.log, "a", encoding="utf-8")
             self._arm()
         self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
         self._thread.start()
@@ -85,7 +95,7 @@ class Watchdog:
         phase = under_way[-1] if under_way else None
         told, due = self._told
         if phase != told:
-            told, due = phase, self.slow
+            told, due = phase, max(self.slow, 3 * self.usual.get(phase[0] if phase else "", 0.0))
         if phase is not None and (age := time.perf_counter() - phase[1]) >= due:
             self.say(f"{self.item}: {phase[0]} for {age:.0f} s")
             due = 2 * age

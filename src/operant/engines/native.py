@@ -15,6 +15,7 @@ from operant.policy.decoding import Decoding
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError
+from operant.watchdog import beat
 
 COMPACT_AT = 1.0
 """Finished replies leave the batch once the live ones are fewer than this share of it."""
@@ -116,6 +117,7 @@ class _Speech:
         """Until every reply has ended."""
         tokens = 0
         while self.waiting or len(self.live):
+            beat()
             self._admit()
             ids = self._draw()
             tokens += 1

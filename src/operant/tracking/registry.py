@@ -142,8 +142,11 @@ time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
 time/evaluate | s | | | judging the held-out tasks
 time/probe | s | | | the probe queries and what is known of their tokens
+time/checkpoint | s | | | writing checkpoints since the step before
 time/track | s | | time/ppo/calc_stats | writing metrics and replies
 tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
+# Checkpoints
+checkpoint/bytes | bytes | | | of the checkpoint that was written after the step before
 # Memory
 memory/resident_gb | GB | steady | | memory that the process holds now
 memory/gpu_gb | GB | steady | | largest memory that its tensors held on the GPU
