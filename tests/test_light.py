@@ -1,0 +1,194 @@
+"""What a light checkpoint holds, and does not; checkpoints of the first schema; that saving changes nothing."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from toys import lm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from operant.checkpoint import RunState, about, newest_whole
+from operant.data.order import Order
+from operant.learner import Learner
+
+FIXTURE = Path(__file__).parent / "checkpoints" / "schema-1"
+PROMPTS = [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]]
+SMALL = {"optimizer.lr": 1e-2, "max_tokens": 4, "fixed_length": True, "minibatch": 8, "learner.seed": 3}
+
+
+def quiet(_):
+    pass
+
+
+def step(learner):
+    replies = learner.generate(PROMPTS * 2)
+    return learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies])
+
+
+def state_of(learner):
+    state = RunState()
+    for name, part in learner.parts().items():
+        state.register(name, part)
+    return state
+
+
+def inside(path):
+    """Names and shapes of the tensors in a checkpoint's file."""
+    with safe_open(path / "tensors.safetensors", "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def weights(learner):
+    return {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
+
+
+def equal(a, b):
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def trained(*, steps=1, **options):
+    learner = Learner(lm("gpt2", 12), **SMALL | options)
+    for _ in range(steps):
+        step(learner)
+    return learner
+
+
+# --- what it holds ----------------------------------------------------------------------------------------------------
+
+
+def test_light_of_a_whole_model_is_its_weights_and_its_head_once(tmp_path):
+    learner = trained()
+    state = state_of(learner)
+    light, resume = (state.save(tmp_path, 1, kind=kind) for kind in ("light", "resume"))
+    held = inside(light.path)
+    assert {name.removeprefix("policy.") for name in held} == set(weights(learner))  # tied weights have one name
+    size = sum(p.numel() * p.element_size() for p in learner.policy.parameters())
+    assert size < light.bytes < size + 20_000
+    assert any("optimizer" in name for name in inside(resume.path)) and resume.bytes > 2.9 * size
+
+
+def test_light_of_a_trunk_is_the_layers_that_are_trained_and_the_head(tmp_path):
+    learner = trained(**{"model.train_layers": 1})
+    moved = {name for name, p in learner.policy.named_parameters() if p.requires_grad}
+    held = {
+        name.removeprefix("policy.trained.") for name in inside(state_of(learner).save(tmp_path, 1, kind="light").path)
+    }
+    assert held == moved and "value_head.net.0.weight" in held
+    assert not any(".h.0." in name or "wte" in name for name in held) and any(".h.1." in name for name in held)
+
+
+def test_light_of_an_adapter_is_the_adapter_and_the_head(tmp_path):
+    pytest.importorskip("peft")
+    learner = trained(**{"lora.rank": 2})
+    held = inside(state_of(learner).save(tmp_path, 1, kind="light").path)
+    assert held and all(".lora_" in name or "value_head" in name for name in held)
+    assert any("value_head" in name for name in held)
+
+
+def test_light_of_a_separate_critic_holds_it(tmp_path):
+    learner = trained(**{"value.critic": "copy"})
+    held = inside(state_of(learner).save(tmp_path, 1, kind="light").path)
+    assert any(name.startswith("policy.critic.model") for name in held)
+    assert any(name.startswith("policy.critic.value_head") for name in held)
+
+
+# --- going on from one ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"model.train_layers": 1}, {"model.precision": "bfloat16"}])
+def test_weights_of_a_light_one_are_what_the_next_step_begins_from(tmp_path, options):
+    """Of weights in bfloat16 the optimizer has masters, which must not bring the old ones back."""
+    learner = trained(steps=2, **options)
+    path = state_of(learner).save(tmp_path, 2, kind="light").path
+    other = trained(steps=0, **options)
+    assert not equal(weights(other), weights(learner))
+    state_of(other).load(path, quiet, fresh_optimizer=True)
+    assert equal(weights(other), weights(learner))
+    for group in other.optimizer.param_groups:
+        group["lr"] = 0.0
+    for p in other.policy.trainable():
+        p.grad = torch.zeros_like(p)
+    other.optimizer.step()
+    assert equal(weights(other), weights(learner))
+
+
+# --- the first schema -------------------------------------------------------------------------------------------------
+
+
+def as_it_was():
+    """The run whose checkpoint lies in the fixture, before its first step."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 12, "n_positions": 16, "n_embd": 4, "n_layer": 1, "n_head": 1, "initializer_range": 0.2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=2, pad_token_id=0)).eval()
+    learner, order = Learner(model, **SMALL), Order(8, 3)
+    state = state_of(learner)
+    state.register("tasks", order)
+    return learner, order, state
+
+
+def test_a_checkpoint_of_the_first_schema_goes_on():
+    """Written by the code before the second schema, after two steps; that code's third step had a mean of 0.15625."""
+    learner, order, state = as_it_was()
+    heard = []
+    path = newest_whole(FIXTURE, heard.append)
+    assert path is not None and heard == []
+    assert about(path)["kind"] == "resume" and about(path)["lengths"] == {} and about(path)["made_by"]["threads"] == 1
+    number, extra = state.load(path, quiet)
+    assert number == 2 and extra["best"] == {"metric": "reward/mean", "value": 0.25, "step": 1}
+    assert (learner.progress.step, order.position) == (2, 8)
+    with safe_open(path / "tensors.safetensors", "pt") as file:
+        for name, weight in learner.policy.state_dict().items():
+            if name not in ("model.lm_head.weight", "head.weight"):  # tied to the embedding
+                assert torch.equal(file.get_tensor(f"policy.{name}"), weight), name
+        first = learner.optimizer.state_dict()["state"][0]["exp_avg"]
+        assert torch.equal(file.get_tensor("optimizer.state.0.exp_avg"), first)
+    metrics = step(learner)
+    assert metrics["step"] == 3 and metrics["reward/mean"] == pytest.approx(0.15625)
+    assert metrics["kl/per_reply"] == pytest.approx(0.15347, abs=1e-4)
+
+
+def test_one_of_the_first_schema_is_written_anew_in_the_second(tmp_path):
+    _, _, state = as_it_was()
+    state.load(newest_whole(FIXTURE), quiet)
+    path = state.save(tmp_path, 2).path
+    assert about(path)["schema"] == 2
+    assert (path / "tensors.safetensors").read_bytes() == (FIXTURE / "step-00002/tensors.safetensors").read_bytes()
+
+
+# --- a save changes nothing -------------------------------------------------------------------------------------------
+
+
+def everything(learner):
+    numbers = np.random.get_state()
+    chance = (torch.get_rng_state().tolist(), random.getstate(), numbers[0], numbers[1].tolist(), numbers[2:])
+    held = {name: p.clone() for name, p in learner.policy.state_dict().items()}
+    modes = [m.training for m in learner.policy.modules()], [p.requires_grad for p in learner.policy.parameters()]
+    kept = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), chance, modes)
+    grads = [p.grad is None for p in learner.policy.parameters()]
+    return kept, grads, held, state_of(learner).snapshot()
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("options", [{}, {"model.train_layers": 1}, {"model.precision": "bfloat16"}])
+def test_saving_changes_nothing_and_the_next_step_is_the_same(tmp_path, options):
+    one, other = trained(**options), trained(**options)
+    before = everything(one)
+    state = state_of(one)
+    for kind in ("resume", "light"):
+        state.save(tmp_path, 1, {"best": None}, kind=kind)
+    assert same(before, everything(one))
+    step(one)
+    step(other)
+    assert equal(weights(one), weights(other))
