@@ -5,25 +5,42 @@ resolve("builtin:sentiment")                              # a classifier that co
 resolve("classifier:./my-model#2")                        # label 2 of a folder or Hub name
 resolve("my_rewards:politeness")                          # a function of one's own
 resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
+resolve("isolated:my_rewards:politeness")                 # the same in processes of its own
 resolve(lambda rollouts: [len(r.reply) for r in rollouts])
 """
 
-import difflib
-import importlib
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from operant.rewards import text
-from operant.rewards.combine import minus_query, weighted
-from operant.rewards.judging import Judged, check, judge, name_of
+from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
+from operant.rewards.guests import Guest, isolated
+from operant.rewards.judging import OUTCOMES, Judged, Outcome, check, judge, name_of
 from operant.rewards.models import Classifier
+from operant.rewards.outcomes import GuestOptions, Tolerant
 from operant.rewards.vader import Vader
 from operant.types import OperantError, RewardFn
+from operant.workers.finding import find, nearest
 
-__all__ = ["NAMES", "Classifier", "Judged", "Vader", "check", "judge", "minus_query", "name_of", "resolve", "weighted"]
+__all__ = [
+    "NAMES",
+    "OUTCOMES",
+    "Classifier",
+    "Guest",
+    "GuestOptions",
+    "Judged",
+    "Outcome",
+    "Vader",
+    "check",
+    "guests",
+    "isolated",
+    "judge",
+    "minus_query",
+    "name_of",
+    "resolve",
+    "under",
+    "weighted",
+]
 
 
 def _classifier(argument: str) -> RewardFn:
@@ -34,6 +51,7 @@ def _classifier(argument: str) -> RewardFn:
 NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "builtin": (lambda argument: _classifier(f"builtin:{argument}"), "NAME, as in builtin:sentiment"),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
+    "isolated": (lambda spec: Guest(spec), "a function in processes of its own: isolated:my_rewards:politeness"),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (lambda spec: minus_query(resolve(spec)), "another reward: minus_query:builtin:sentiment"),
@@ -63,8 +81,10 @@ def resolve(spec: Any) -> RewardFn:
             raise OperantError(f"reward {name!r} needs {needed}")
         return make(argument) if argument else make()
     if not colon:
-        raise OperantError(f"reward {spec!r} is unknown{_nearest(name)}; names: {', '.join(NAMES)}, or module:function")
-    return _function(*spec.strip().rpartition(":")[::2])
+        raise OperantError(
+            f"reward {spec!r} is unknown{nearest(name, [*NAMES])}; names: {', '.join(NAMES)}, or module:function"
+        )
+    return cast(RewardFn, find("reward", *spec.strip().rpartition(":")[::2], known=[*NAMES]))
 
 
 def _sum(spec: Mapping[Any, float]) -> RewardFn:
@@ -75,41 +95,22 @@ def _sum(spec: Mapping[Any, float]) -> RewardFn:
     return weighted({name: (rewards[part], spec[part]) for name, part in zip(called, rewards)})
 
 
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, NAMES, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def under(reward: RewardFn, options: GuestOptions) -> RewardFn:
+    """`reward` with the options of a run: for isolated parts without options of their own, and for what others do."""
+    if isinstance(reward, Weighted):
+        return Weighted({name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()})
+    if isinstance(reward, MinusQuery):
+        return MinusQuery(under(reward.reward, options))
+    if isinstance(reward, Guest):
+        return reward.under(options)
+    strict = options.fate("error", "stop") == "stop" and options.on_abstain == "drop"
+    return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
 
 
-def _function(module: str, name: str) -> RewardFn:
-    """The user's own: found from the working directory too, as with `python -m`."""
-    held = _module(module)
-    found = getattr(held, name, None)
-    if not callable(found):
-        near = difflib.get_close_matches(name, dir(held), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise OperantError(f"reward '{module}:{name}': {module!r} has no function {name!r}{hint}")
-    return cast(RewardFn, found)
-
-
-def _module(name: str) -> Any:
-    if name.endswith(".py") and not os.path.exists(name):
-        raise OperantError(f"reward: there is no file {name!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return _file(name) if name.endswith(".py") else importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            hint = _nearest(name.partition(":")[0])
-            raise OperantError(f"reward: there is no reward and no module {name!r}{hint}") from error
-        raise OperantError(f"reward: module {name!r} needs {error.name!r}, which is not installed") from error
-    except Exception as error:
-        raise OperantError(f"reward: importing {name!r} raised {type(error).__name__}: {error}") from error
-
-
-def _file(path: str) -> Any:
-    made = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
-    assert made is not None and made.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    return module
+def guests(reward: RewardFn) -> list[Guest]:
+    """The isolated ones among its parts."""
+    if isinstance(reward, Weighted):
+        return [guest for part, _ in reward.rewards.values() for guest in guests(part)]
+    if isinstance(reward, MinusQuery):
+        return guests(reward.reward)
+    return [reward] if isinstance(reward, Guest) else []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.rewards.judging import Judged, Total, check, judge, name_of
+from operant.rewards.judging import Judged, Outcome, Total, check, judge, name_of
 from operant.types import OperantError, RewardFn, Rollout
 
 
@@ -24,19 +24,42 @@ class Weighted:
         return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
-        """A part that abstains adds nothing to its row; where all abstain the row abstains."""
+        """A part that abstains adds nothing to its row; where all abstain the row abstains.
+
+        Where a part failed and its sample is to be dropped, the row is: a sum without that part is another reward.
+        """
         scores: list[Total] = [None] * len(rollouts)
         parts: dict[str, list[float | None]] = {}
+        every: list[Judged] = []
         for name, (reward, weight) in self.rewards.items():
             said = judge(reward, rollouts, name)
+            every.append(said)
             scores = [_add(s, _times(x, weight)) for s, x in zip(scores, said.scores)]
             for part, values in said.parts.items():
                 parts[name if part in (name, name_of(reward)) else f"{name}/{part}"] = values
-        return Judged(scores, parts)
+        scores = [None if any(_lost(j, i) for j in every) else score for i, score in enumerate(scores)]
+        return Judged(scores, parts, _worst(every, scores), [note for j in every for note in j.notes])
 
     def check(self) -> None:
         for reward, _ in self.rewards.values():
             check(reward)
+
+
+FAILED: tuple[Outcome, ...] = ("error", "timeout")
+
+
+def _lost(judged: Judged, i: int) -> bool:
+    return judged.outcome(i) in FAILED and judged.scores[i] is None
+
+
+def _worst(every: list[Judged], scores: list[Total]) -> list[Outcome]:
+    """Of what several rewards said of the same samples; nothing where all of them stop the run on a failure."""
+
+    def of(i: int) -> Outcome:
+        met: list[Outcome] = [o for o in FAILED for j in every if j.outcome(i) == o]
+        return met[0] if met else "abstain" if scores[i] is None else "ok"
+
+    return [of(i) for i in range(len(scores))] if any(j.outcomes for j in every) else []
 
 
 def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
@@ -95,7 +118,14 @@ class MinusQuery:
 
         none = [None] * len(first)
         parts = {name: minus(values, alone.parts.get(name, none)) for name, values in whole.parts.items()}
-        return Judged(minus(whole.scores, alone.scores), parts)
+        spread = Judged(
+            [alone.scores[i] for i in where], {}, [alone.outcome(i) for i in where] if alone.outcomes else []
+        )
+        scores = minus(whole.scores, alone.scores)
+        for i in range(len(scores)):  # what a failure was given is the score, and has no query to lose
+            given = next((j.scores[i] for j in (whole, spread) if j.outcomes and j.outcome(i) != "ok"), scores[i])
+            scores[i] = given
+        return Judged(scores, parts, _worst([whole, spread], scores), [*alone.notes, *whole.notes])
 
     def check(self) -> None:
         check(self.reward)

@@ -9,14 +9,18 @@ float, a list of finite floats (one per action token of the attempt), or None (t
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from operant.tally import Tally
 from operant.types import OperantError, RewardFn, Rollout
+from operant.workers.plain import listed
 
 Total = float | list[float] | None
+Outcome = Literal["ok", "error", "timeout", "abstain"]
+"""What came of judging a sample: a score, a failure, no answer in time, no wish to judge it."""
+OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "abstain")
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,24 @@ class Judged:
     """The totals: None abstains; a list has one number per action token, of all its replies."""
     parts: dict[str, list[float | None]] = field(default_factory=dict)
     """By name, as said: before weights; a part that spoke per token is summed."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    """One a rollout, where failures are lived with (`outcomes.py`); empty where they end the run."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the log: what failed, and what was done about it."""
 
     @property
     def abstained(self) -> list[bool]:
         """Which rollouts are to be dropped: nobody judged them."""
         return [score is None for score in self.scores]
 
+    def outcome(self, i: int) -> Outcome:
+        """Of rollout `i`."""
+        return self.outcomes[i] if self.outcomes else "abstain" if self.scores[i] is None else "ok"
+
     def report(self, tally: Tally) -> None:
-        """Count the mean, spread and abstentions of each named part into `tally`."""
+        """Count the mean, spread and abstentions of each named part into `tally`, and the outcomes."""
+        for outcome in OUTCOMES if self.outcomes else ():
+            tally.add(f"reward/outcome/{outcome}", self.outcomes.count(outcome), 0)
         for name, values in self.parts.items():
             said = [v for v in values if v is not None]
             tally.mean(f"reward/{name}/mean", said)
@@ -59,7 +73,7 @@ def judge(reward: RewardFn, rollouts: list[Rollout], name: str | None = None) ->
     if hasattr(reward, "judged"):
         return reward.judged(rollouts)
     answers = _ask(reward, rollouts, name)
-    checked = [_check(answer, rollout, name) for answer, rollout in zip(answers, rollouts)]
+    checked = [checked_answer(answer, rollout, name) for answer, rollout in zip(answers, rollouts)]
     named: dict[str, None] = {part: None for _, said in checked for part in said}
     parts = {part: [said.get(part) for _, said in checked] for part in named}
     return Judged([total for total, _ in checked], parts or {name: [None] * len(rollouts)})
@@ -76,29 +90,29 @@ def check(reward: RewardFn) -> None:
 
 def _ask(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[Any]:
     try:
-        answers: Any = reward(rollouts)
-        listed = list(answers) if _is_list(answers) else None
+        said: Any = reward(rollouts)
+        answers = listed(said)
     except OperantError:
         raise
     except Exception as error:
         culprit = _culprit(reward, rollouts, error)
-        whose = _sample(culprit) if culprit else f"{len(rollouts)} rollouts, the first {_sample(rollouts[0])}"
+        whose = sample_of(culprit) if culprit else f"{len(rollouts)} rollouts, the first {sample_of(rollouts[0])}"
         raise OperantError(
             f"reward {name!r} raised {type(error).__name__}: {error} while judging {whose}; "
             "mend the reward, or let it return None for samples that it cannot judge"
         ) from error
-    if listed is None or len(listed) != len(rollouts):
-        said = f"{len(listed)} scores" if listed is not None else f"a {type(answers).__name__}"
+    if answers is None or len(answers) != len(rollouts):
         raise OperantError(
-            f"reward {name!r} returned {said} for {len(rollouts)} rollouts (the first: {_sample(rollouts[0])}); "
+            f"reward {name!r} {miscounted(said, answers, rollouts)} (the first: {sample_of(rollouts[0])}); "
             "return a list with one entry a rollout, None for those that it does not judge"
         )
-    return listed
+    return answers
 
 
-def _is_list(answers: Any) -> bool:
-    alone = isinstance(answers, (str, bytes, Mapping)) or getattr(answers, "ndim", 1) == 0
-    return isinstance(answers, Iterable) and not alone
+def miscounted(said: Any, answers: list[Any] | None, rollouts: list[Rollout]) -> str:
+    """What a reward has returned instead of one entry a rollout."""
+    what = f"{len(answers)} scores" if answers is not None else f"a {type(said).__name__}"
+    return f"returned {what} for {len(rollouts)} rollouts"
 
 
 def _culprit(reward: RewardFn, rollouts: list[Rollout], error: Exception) -> Rollout | None:
@@ -106,9 +120,7 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: Exception) -> Rol
 
     def fails(some: list[Rollout]) -> bool:
         try:
-            answers: Any = reward(some)
-            if _is_list(answers):
-                list(answers)  # a generator fails only when it is read
+            listed(reward(some))  # a generator fails only when it is read
         except Exception as again:
             return type(again) is type(error) and str(again) == str(error)
         return False
@@ -119,41 +131,53 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: Exception) -> Rol
     return rollouts[0] if fails(rollouts) else None
 
 
-def _check(answer: Any, rollout: Rollout, name: str) -> tuple[Total, dict[str, float | None]]:
-    """One answer as (total, parts)."""
+def checked_answer(answer: Any, rollout: Rollout, name: str) -> tuple[Total, dict[str, float | None]]:
+    """One answer as (total, parts). Raises: OperantError for what may not be said."""
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if answer is None:
         return None, {}
     if isinstance(answer, Mapping):
         parts = {str(k): None if v is None else _number(v, rollout, f"{name}/{k}") for k, v in answer.items()}
         said = [v for v in parts.values() if v is not None]
-        return (math.fsum(said) if said else None), parts
+        return (_sum(said, rollout, name) if said else None), parts
     if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
         numbers = [_number(v, rollout, name) for v in answer]
         count = sum(len(turn.action) for turn in rollout.turns)
         if len(numbers) != count:
             wrong = f"{len(numbers)} numbers where the attempt has {count} action tokens"
             raise _refused(name, wrong, rollout, "return one float, or one number per action token")
-        return numbers, {name: math.fsum(numbers)}
+        return numbers, {name: _sum(numbers, rollout, name)}
     number = _number(answer, rollout, name)
     return number, {name: number}
+
+
+def _sum(numbers: list[float], rollout: Rollout, name: str) -> float:
+    try:
+        return math.fsum(numbers)
+    except OverflowError:
+        raise _refused(name, "numbers with an infinite sum", rollout, "return smaller ones") from None
 
 
 def _number(value: Any, rollout: Rollout, name: str) -> float:
     remedy = "return a finite float, or None to leave the sample out"
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, (int, float)):
-        raise _refused(name, f"{value!r}, a {type(value).__name__}", rollout, remedy)
-    if not math.isfinite(value):
-        raise _refused(name, str(float(value)), rollout, remedy)
-    return float(value)
+        raise _refused(name, f"{repr(value)[:80]}, a {type(value).__name__}", rollout, remedy)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number may be larger than any float
+        number = math.inf
+    if not math.isfinite(number):
+        raise _refused(name, str(number), rollout, remedy)
+    return number
 
 
 def _refused(name: str, said: str, rollout: Rollout, remedy: str) -> OperantError:
-    return OperantError(f"reward {name!r} returned {said[:80]} for {_sample(rollout)}; {remedy}")
+    return OperantError(f"reward {name!r} returned {said[:120]} for {sample_of(rollout)}; {remedy}")
 
 
-def _sample(rollout: Rollout) -> str:
+def sample_of(rollout: Rollout) -> str:
+    """A sample in words, for a message."""
     return f"task {rollout.task.id!r} (query {_short(rollout.query)}, reply {_short(rollout.reply)})"
 
 

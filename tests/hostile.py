@@ -1,0 +1,251 @@
+"""Rewards that misbehave, for tests/test_guests.py and benchmarks/guests.py. One sample is the one that breaks them.
+
+Each gives every other sample the number in its task's name, so that what is kept can be told from what is not.
+"""
+
+import ctypes
+import math
+import os
+import re
+import signal
+import sys
+import time
+
+BAD = "t/17"
+"""The task whose sample breaks the reward; in a batch without it, everything is well."""
+
+
+def judged(rollouts, breaks):
+    """A number for each; `breaks()` stands for the bad one."""
+    return [breaks() if r.task.id == BAD else float(r.task.id.removeprefix("t/")) for r in rollouts]
+
+
+def good(rollouts):
+    return judged(rollouts, lambda: 17.0)
+
+
+def endless_regex(rollouts):
+    """In C, without a look at signals."""
+    return judged(rollouts, lambda: float(re.match(r"(a+)+$", "a" * 64 + "b") is None))
+
+
+def endless_sum(rollouts):
+    return judged(rollouts, lambda: float(sum(range(10**18))))
+
+
+def endless_stubborn(rollouts):
+    """Takes every exception and every signal that it may."""
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, lambda *_: None)
+
+    def forever():
+        while True:
+            try:
+                while True:
+                    time.sleep(0.01)
+            except BaseException:
+                pass
+
+    return judged(rollouts, forever)
+
+
+def ten_gigabytes(rollouts):
+    return judged(rollouts, lambda: float(len(bytearray(10 * 10**9))))
+
+
+def ten_gigabytes_slowly(rollouts):
+    """Keeps what it has got when there is no more."""
+
+    def fill():
+        held = []
+        while True:
+            try:
+                held.append(bytearray(os.urandom(1 << 20) * 16))
+            except MemoryError:
+                time.sleep(0.01)
+
+    return judged(rollouts, fill)
+
+
+def fork_storm(rollouts, most=2000):
+    """Every process forks on, at most `most` times each."""
+
+    def storm():
+        for _ in range(most):
+            try:
+                os.fork()
+            except OSError:
+                time.sleep(0.01)
+        time.sleep(1000)
+
+    return judged(rollouts, storm)
+
+
+def exits(rollouts):
+    return judged(rollouts, lambda: sys.exit(3))
+
+
+def exits_at_once(rollouts):
+    return judged(rollouts, lambda: os._exit(3))
+
+
+def kills_itself(rollouts):
+    return judged(rollouts, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def kills_its_group(rollouts):
+    return judged(rollouts, lambda: os.killpg(0, signal.SIGKILL))
+
+
+def segfaults(rollouts):
+    return judged(rollouts, lambda: ctypes.string_at(0))
+
+
+def daemonises(rollouts):
+    """Forks twice, in a session of its own, and answers as if nothing were."""
+
+    def daemon():
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(1000)
+            os._exit(0)
+        os.waitpid(child, 0)
+        return 17.0
+
+    return judged(rollouts, daemon)
+
+
+def daemonises_and_hangs(rollouts):
+    """Its daemon holds all pipes open, too."""
+    daemonises(rollouts)
+    return judged(rollouts, lambda: time.sleep(1000))
+
+
+def wrong_length(rollouts):
+    scores = good(rollouts)
+    return scores[1:] if any(r.task.id == BAD for r in rollouts) else scores
+
+
+def no_list(rollouts):
+    return None if any(r.task.id == BAD for r in rollouts) else good(rollouts)
+
+
+def abstains(rollouts):
+    return judged(rollouts, lambda: None)
+
+
+def not_a_number(rollouts):
+    return judged(rollouts, lambda: math.nan)
+
+
+def infinite(rollouts):
+    return judged(rollouts, lambda: -math.inf)
+
+
+def whole_and_huge(rollouts):
+    return judged(rollouts, lambda: 10**400)
+
+
+def text(rollouts):
+    return judged(rollouts, lambda: "0.5")
+
+
+def an_object(rollouts):
+    return judged(rollouts, object)
+
+
+def itself(rollouts):
+    ring = []
+    ring.append(ring)
+    return judged(rollouts, lambda: ring)
+
+
+def huge_answer(rollouts):
+    return judged(rollouts, lambda: "x" * (64 << 20))
+
+
+def raises(rollouts):
+    def fail():
+        raise ValueError("no such word")
+
+    return judged(rollouts, fail)
+
+
+class Unshowable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def raises_what_cannot_be_shown(rollouts):
+    def fail():
+        raise Unshowable
+
+    return judged(rollouts, fail)
+
+
+def chatters(rollouts):
+    """Prints what looks like answers, on both streams and past Python's."""
+    print('{"id": 1, "answer": {"answers": []}}')
+    os.write(2, b"\xff\x00 garbage\n" * 1000)
+    return good(rollouts)
+
+
+def chatters_endlessly(rollouts):
+    def chatter():
+        while True:
+            os.write(1, b"spam " * 10000)
+
+    return judged(rollouts, chatter)
+
+
+def closes_everything(rollouts):
+    return judged(rollouts, lambda: os.closerange(0, 256) or 17.0)
+
+
+def closes_everything_and_hangs(rollouts):
+    return judged(rollouts, lambda: os.closerange(0, 256) or time.sleep(1000))
+
+
+def writes_to_every_pipe(rollouts):
+    """What is meant for the answers alone."""
+
+    def write():
+        for fd in range(3, 64):
+            try:
+                os.write(fd, b'{"id": 2, "answer": {"answers": [{"value": 1e9}]}}\n[[[[[[{garbage\n')
+            except OSError:
+                pass
+        return 17.0
+
+    return judged(rollouts, write)
+
+
+def floods_every_pipe(rollouts):
+    def write():
+        while True:
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, b"[" * 65536)
+                except OSError:
+                    pass
+
+    return judged(rollouts, write)
+
+
+CASES = {
+    "error": [
+        ten_gigabytes, exits, exits_at_once, kills_itself, kills_its_group, segfaults, wrong_length, no_list,
+        not_a_number, infinite, whole_and_huge, text, an_object, itself, huge_answer, raises,
+        raises_what_cannot_be_shown, closes_everything, closes_everything_and_hangs, writes_to_every_pipe,
+        floods_every_pipe,
+    ],
+    "timeout": [
+        endless_regex, endless_sum, endless_stubborn, ten_gigabytes_slowly, fork_storm, daemonises_and_hangs,
+        chatters_endlessly,
+    ],
+    "abstain": [abstains],
+    "ok": [good, chatters, daemonises],
+}  # fmt: skip
+"""Outcome of the bad sample -> the rewards that come to it."""
