@@ -32,11 +32,11 @@ def cache(tmp_path, monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
-    def put(name: str, **files: str) -> Path:
+    def put(name: str, commit: str = "abc", **files: str) -> Path:
         root = tmp_path / "cache" / ("models--" + name.replace("/", "--"))
-        (root / "refs").mkdir(parents=True)
-        (root / "refs" / "main").write_text("abc", encoding="utf-8")
-        snapshot = root / "snapshots" / "abc"
+        (root / "refs").mkdir(parents=True, exist_ok=True)
+        (root / "refs" / "main").write_text(commit, encoding="utf-8")
+        snapshot = root / "snapshots" / commit
         snapshot.mkdir(parents=True)
         for file, text in files.items():
             (snapshot / file.replace("__", ".")).write_text(text, encoding="utf-8")
@@ -120,9 +120,11 @@ def test_what_is_downloaded_holds_no_pickles_and_no_code(cache, tmp_path, monkey
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     asked = []
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, timeout: asked.append((name, timeout)))
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "model_info", lambda self, name, revision, timeout: asked.append((name, timeout))
+    )
 
-    def snapshot(name, allow_patterns):
+    def snapshot(name, revision, allow_patterns):
         asked.append(allow_patterns)
         return str(a_model(tmp_path / "down"))
 
@@ -130,3 +132,55 @@ def test_what_is_downloaded_holds_no_pickles_and_no_code(cache, tmp_path, monkey
     assert hub.find_model("a/b") == str(tmp_path / "down")
     assert asked[0] == ("a/b", hub.CONNECT_SECONDS)
     assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in asked[1])
+
+
+# --- revisions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_pinned_to_the_commit_that_it_means_today(cache, builtin, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    first = cache("a/model", "1111", config__json="{}", model__safetensors="")
+    assert hub.pinned("a/model") == "a/model@1111"
+    second = cache("a/model", "2222", config__json="{}", model__safetensors="")  # the branch has moved on
+    assert hub.find_model("a/model") == str(second)
+    assert hub.find_model("a/model@1111") == hub.find_config("a/model@1111") == str(first)
+    assert hub.find_model("a/model@main") == str(second)
+    assert hub.pinned("a/model@main") == "a/model@2222" and hub.pinned("a/model@1111") == "a/model@1111"
+
+
+def test_what_is_no_hub_name_is_pinned_as_it_is(builtin, tmp_path):
+    folder = a_model(tmp_path / "mine@home")
+    for given in (str(folder), folder, "builtin:reviews-lm", None, 3):
+        assert hub.pinned(given) is given
+    assert hub.find_model(folder) == str(folder)
+
+
+@pytest.mark.parametrize(
+    "revision", ["", "../../etc", "a/../b", "/abs", ".hidden", "a b", "a\0", "a\n", "x" * 200, "a@b"]
+)
+def test_a_revision_that_can_be_none_is_refused_before_anything_is_looked_for(cache, monkeypatch, revision):
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("the network was asked"))
+    for find in (hub.find_model, hub.find_config):
+        with pytest.raises(OperantError, match="is no revision; a branch, tag or commit stands after @"):
+            find(f"a/model@{revision}")
+
+
+def test_a_revision_that_the_cache_lacks_is_asked_for_by_it(cache, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    cache("a/model", "1111", config__json="{}", model__safetensors="")
+    asked = []
+    api = huggingface_hub.HfApi
+    monkeypatch.setattr(api, "model_info", lambda self, name, revision, timeout: asked.append((name, revision)))
+
+    def snapshot(name, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(a_model(tmp_path / "down"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert hub.find_model("a/model@v1.0") == str(tmp_path / "down")
+    assert asked == [("a/model", "v1.0")] * 2
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(OperantError, match=r"'a/model@v2' is not on this machine and cannot be had offline"):
+        hub.find_model("a/model@v2")

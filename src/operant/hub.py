@@ -3,6 +3,8 @@
     find_model("./my-model")          # the folder itself
     find_model("builtin:reviews-lm")  # a folder inside the package
     find_model("gpt2")                # the folder in the Hub's cache, downloaded first where the Hub can be reached
+    find_model("gpt2@607a30d")        # of one revision: a branch, a tag or a commit
+    pinned("gpt2")                    # "gpt2@607a30d...": the name by which the same weights are had later
 
 What is returned is always a folder, so nothing after this line talks to a network. Left alone, transformers would try
 for most of a minute before it said that there is no Hub; here the first contact has a deadline of a few seconds.
@@ -25,6 +27,8 @@ CONNECT_SECONDS = 3.0
 """How long the Hub may take to answer the first request."""
 _HUB_NAME = r"(?=.{1,96}$)(?!.*(--|\.\.))(\w[\w.-]*/)?\w([\w.-]*\w)?"
 """As the Hub checks it, so that nothing else is asked for."""
+_REVISION = r"(?=.{1,128}$)(?!.*\.\.)\w[\w.-]*(/\w[\w.-]*)*"
+"""A branch, tag or commit; it becomes part of a path in the cache, so nothing in it leads upwards."""
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 """Files of a model that are downloaded: no pickles, no code."""
 CONFIGS = ("config.json", "adapter_config.json")
@@ -32,7 +36,7 @@ CONFIGS = ("config.json", "adapter_config.json")
 
 
 def find_model(name: str | os.PathLike[str]) -> str:
-    """The folder of a model: `name` is a folder, `builtin:NAME` or a Hub name.
+    """The folder of a model: `name` is a folder, `builtin:NAME` or a Hub name, also `name@revision`.
 
     Raises: OperantError where there is none, within five seconds.
     """
@@ -41,26 +45,49 @@ def find_model(name: str | os.PathLike[str]) -> str:
         return str(_builtin_model(text.removeprefix("builtin:")))
     if (path := found(text)) is not None:
         return str(_own_folder(path))
-    if not re.fullmatch(_HUB_NAME, text):
+    repository, revision = _on_hub(text)
+    return _cached(repository, revision) or _download(repository, revision)
+
+
+def pinned(name: Any) -> Any:
+    """A Hub name as `name@commit`, which means the same weights for ever; whatever else is given, as it is.
+
+    Raises: OperantError as `find_model`.
+    """
+    if not isinstance(name, str) or name.startswith("builtin:") or found(name) is not None:
+        return name
+    folder = Path(find_model(name))
+    return f"{_on_hub(name)[0]}@{folder.name}" if folder.parent.name == "snapshots" else name
+
+
+def _on_hub(text: str) -> tuple[str, str | None]:
+    """Repository and revision of a Hub name. Raises: OperantError where it is none."""
+    repository, at, revision = text.partition("@")
+    if not re.fullmatch(_HUB_NAME, repository):
         raise OperantError(f"model {shown(text)}: there is no such folder; {_what_can('model')}")
-    return _cached(text) or _download(text)
+    if at and not re.fullmatch(_REVISION, revision):
+        raise OperantError(
+            f"model {shown(text)}: {shown(revision)} is no revision; a branch, tag or commit stands after @"
+        )
+    return repository, revision or None
 
 
 def find_config(name: str | os.PathLike[str]) -> str:
     """As `find_model`, of a model whose weights are not wanted: the folder that holds its config.json."""
     text = _name(name)
-    if found(text) is not None or not re.fullmatch(_HUB_NAME, text):
+    if text.startswith("builtin:") or found(text) is not None:
         return find_model(text)
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(text, "config.json")
+    repository, revision = _on_hub(text)
+    cached = try_to_load_from_cache(repository, "config.json", revision=revision)
     if isinstance(cached, str):
         return str(Path(cached).parent)
-    reach("model", text, lambda: HfApi().model_info(text, timeout=CONNECT_SECONDS))
+    reach("model", text, lambda: HfApi().model_info(repository, revision=revision, timeout=CONNECT_SECONDS))
     for file in ("tokenizer.json", "tokenizer_config.json"):
         with suppress(OSError):  # a model may lack them
-            hf_hub_download(text, file)
-    return str(Path(hf_hub_download(text, "config.json")).parent)
+            hf_hub_download(repository, file, revision=revision)
+    return str(Path(hf_hub_download(repository, "config.json", revision=revision)).parent)
 
 
 def found(name: str | os.PathLike[str]) -> Path | None:
@@ -166,10 +193,11 @@ def _own_folder(path: Path) -> Path:
     return path
 
 
-def _cached(name: str) -> str | None:
+def _cached(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
-    config = next((c for c in (try_to_load_from_cache(name, n) for n in CONFIGS) if isinstance(c, str)), None)
+    held = (try_to_load_from_cache(repository, name, revision=revision) for name in CONFIGS)
+    config = next((c for c in held if isinstance(c, str)), None)
     folder = Path(config).parent if config else None
     return str(folder) if folder and _has_weights(folder) else None
 
@@ -183,11 +211,12 @@ def _has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
-def _download(name: str) -> str:
+def _download(repository: str, revision: str | None) -> str:
     from huggingface_hub import HfApi, snapshot_download
 
-    reach("model", name, lambda: HfApi().model_info(name, timeout=CONNECT_SECONDS))
-    folder = snapshot_download(name, allow_patterns=WANTED)
+    name = f"{repository}@{revision}" if revision else repository
+    reach("model", name, lambda: HfApi().model_info(repository, revision=revision, timeout=CONNECT_SECONDS))
+    folder = snapshot_download(repository, revision=revision, allow_patterns=WANTED)
     if not _has_weights(Path(folder)):
         raise OperantError(f"model {name!r} has no safetensors weights on the Hub; convert it and give its folder")
     return folder
