@@ -1,0 +1,69 @@
+"""Processes of their own that cost no import: forked from the one that runs the tests."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Child:
+    """`work()` in a forked process; its exit code is what the work returns, 99 after a traceback.
+
+    child = Child(lambda: 0)
+    child.ends() == 0
+    """
+
+    def __init__(self, work: Callable[[], int | None], output: str | None = None):
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(_run(work, output))
+        self.status: int | None = None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def running(self) -> bool:
+        if self.status is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if done else None
+        return self.status is None
+
+    def ends(self, within: float = 120.0) -> int:
+        """The exit code, negative for a signal. Kills the process and fails where it does not end in time."""
+        end = time.monotonic() + within
+        while self.running():
+            if time.monotonic() > end:
+                self.kill()
+                os.waitpid(self.pid, 0)
+                raise AssertionError(f"still running after {within:.0f} s")
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(self.status)
+
+
+def _run(work: Callable[[], int | None], output: str | None) -> int:
+    if output is not None:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    try:
+        return work() or 0
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        with suppress(BaseException):
+            os.write(2, traceback.format_exc().encode())
+        return 99
+
+
+def until(true: Callable[[], object], within: float = 120.0) -> None:
+    """Wait until something is true. Raises: AssertionError after too long."""
+    end = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)

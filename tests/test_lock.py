@@ -1,0 +1,111 @@
+"""One writer: who holds a run folder, who is dead, and that of many starters one gets it."""
+
+import json
+import os
+import time
+
+import pytest
+from processes import Child, until
+
+from operant import lock
+from operant.types import OperantError
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs the start times of processes")
+
+
+def held(path, **other):
+    """A lock as this process would leave it, with something else about its holder."""
+    assert lock.take_free(path)
+    mine = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(mine | other), encoding="utf-8")
+
+
+def left_by_a_dead_process(path):
+    assert Child(lambda: 0 if lock.take_free(path) else 1).ends() == 0
+    assert path.exists()
+
+
+def test_of_many_starters_at_one_stale_lock_one_wins(tmp_path, monkeypatch):
+    """Each looks, and takes its time before it acts on what it saw."""
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        left_by_a_dead_process(folder / "lock")
+        seen, go = lock._owner, folder / "go"
+        monkeypatch.setattr(lock, "_owner", lambda path, seen=seen: (seen(path), time.sleep(0.02))[0])
+
+        def start(folder=folder, go=go):
+            until(go.exists)
+            try:
+                lock.take(folder / "lock")
+            except OperantError:
+                return 3
+            (folder / f"won-{os.getpid()}").touch()
+            until((folder / "over").exists)
+            return 0
+
+        children = [Child(start) for _ in range(8)]
+        go.touch()
+        until(lambda children=children: sum(not child.running() for child in children) >= 7 or None, within=60)
+        (folder / "over").touch()
+        assert sorted(child.ends() for child in children) == [0] + [3] * 7
+        (winner,) = folder.glob("won-*")
+        assert json.loads((folder / "lock").read_text(encoding="utf-8"))["pid"] == int(winner.name[4:])
+        monkeypatch.undo()
+
+
+def test_a_machine_that_was_started_anew_holds_nothing(tmp_path):
+    held(tmp_path / "lock", boot="another")
+    assert lock.take(tmp_path / "lock")["boot"] == "another"
+
+
+def test_another_machine_cannot_be_asked(tmp_path):
+    held(tmp_path / "lock", boot="another", host="elsewhere")
+    with pytest.raises(OperantError, match=r"elsewhere.*if it is gone, delete"):
+        lock.take(tmp_path / "lock")
+    held(tmp_path / "clone", boot="another", machine="a machine of the same name")
+    with pytest.raises(OperantError, match="in use by process"):
+        lock.take(tmp_path / "clone")
+
+
+def test_a_container_on_this_machine_is_asked_through_the_kernel(tmp_path):
+    """Its process numbers mean nothing here; the kernel's own lock tells whether it lives."""
+    path, over = tmp_path / "lock", tmp_path / "over"
+
+    def hold():
+        held(path, space="pid:[1]")
+        until(over.exists)
+        return 0
+
+    child = Child(hold)
+    until(lambda: path.exists() and "pid:[1]" in path.read_text(encoding="utf-8"))
+    with pytest.raises(OperantError, match="in use by process"):
+        lock.take(path)
+    over.touch()
+    assert child.ends() == 0
+    assert lock.take(path)["space"] == "pid:[1]"
+
+
+def test_a_number_that_another_process_has_now_is_no_owner(tmp_path):
+    held(tmp_path / "lock", born="1")
+    assert lock.take(tmp_path / "lock")["born"] == "1"
+
+
+def test_the_lock_of_an_older_version_is_understood(tmp_path):
+    left_by_a_dead_process(tmp_path / "lock")
+    old = json.loads((tmp_path / "lock").read_text(encoding="utf-8"))
+    kept = {name: old[name] for name in ("pid", "host", "born", "since")}
+    (tmp_path / "lock").write_text(json.dumps(kept), encoding="utf-8")
+    assert lock.take(tmp_path / "lock") == kept
+
+
+def test_a_torn_lock_is_nobodys(tmp_path):
+    (tmp_path / "lock").write_text('{"pid": 1', encoding="utf-8")
+    assert lock.take(tmp_path / "lock")["pid"] is None
+
+
+def test_letting_go_leaves_another_ones_lock(tmp_path):
+    lock.take(tmp_path / "lock")
+    (tmp_path / "lock").write_text(json.dumps({"pid": os.getppid(), "host": "x"}), encoding="utf-8")
+    lock.release(tmp_path / "lock")
+    assert (tmp_path / "lock").exists()
