@@ -63,7 +63,7 @@ def pinned(name: Any) -> Any:
 def _on_hub(text: str) -> tuple[str, str | None]:
     """Repository and revision of a Hub name. Raises: OperantError where it is none."""
     repository, at, revision = text.partition("@")
-    if not re.fullmatch(_HUB_NAME, repository):
+    if not re.fullmatch(_HUB_NAME, repository, re.ASCII):
         raise OperantError(f"model {shown(text)}: there is no such folder; {_what_can('model')}")
     if at and not re.fullmatch(_REVISION, revision):
         raise OperantError(

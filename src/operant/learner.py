@@ -71,10 +71,9 @@ class Learner:
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs_values else None
-        if reference is None and self.kl.loss_coef:
-            raise OperantError(
-                f"kl.loss_coef={self.kl.loss_coef} with reference=None: there is nothing to measure KL to"
-            )
+        if self.kl.loss_coef and (reference is None or "reference" not in self.algorithm.shadows):
+            what = "reference=None" if reference is None else f"algorithm {algorithm!r}, which keeps no reference"
+            raise OperantError(f"kl.loss_coef={self.kl.loss_coef} with {what}: there is nothing to measure KL to")
         device = find_device(self.own.device)
         if self.own.keep_memory and device.type == "cpu":
             machine.keep_memory()

@@ -208,7 +208,7 @@ def _bool(value: Any) -> bool | None:
 
 def _int(value: Any) -> int | None:
     """Exactly: a float holds no more than 53 bits."""
-    if isinstance(value, bool):
+    if isinstance(value, (bool, bytes, bytearray)):
         return None
     try:
         number = int(value) if isinstance(value, int) else _whole(value)
@@ -225,7 +225,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _float(value: Any) -> float | None:
-    if isinstance(value, bool):
+    if isinstance(value, (bool, bytes, bytearray)):
         return None
     try:
         number = float(value)

@@ -51,7 +51,7 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
         raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
     if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
         return _stem(path), _file(path, suffix)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name) or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name, re.ASCII) or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
         raise OperantError(f"tasks: there is no file {shown(name)}, and a data set of the Hub is called owner/name")
     return _hub(name)
 
