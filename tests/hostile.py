@@ -163,7 +163,7 @@ def itself(rollouts):
 
 
 def huge_answer(rollouts):
-    return judged(rollouts, lambda: "x" * (64 << 20))
+    return judged(rollouts, lambda: "x" * (8 << 20))
 
 
 def raises(rollouts):

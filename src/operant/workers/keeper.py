@@ -75,8 +75,7 @@ class Keeper:
         if self.cgroup and not kernel.written(f"{self.cgroup}/cgroup.procs", self.guest):
             self._remove_cgroup()
             counted = None
-        for fd in self.setup["keep"]:
-            os.close(fd)
+        self._let_go()
         self._say(started=self.guest, level=level, counted=counted, cgroup=self.cgroup)
         os.write(self.open_gate, b"!")
 
@@ -105,6 +104,7 @@ class Keeper:
         self.control.close()
         kernel.own_proc()
         guest = self._fork_guest()
+        self._let_go()
         while True:
             pid, status = os.wait()
             if pid == guest:
@@ -129,6 +129,11 @@ class Keeper:
         except BaseException as error:
             os.write(2, f"the guest could not be started: {error}".encode())
         os._exit(127)
+
+    def _let_go(self) -> None:
+        """What is the guest's alone is closed when the guest closes it."""
+        for fd in self.setup["keep"]:
+            os.close(fd)
 
     def _its_pid(self) -> int:
         """The guest's number as this process sees it: the first child of the namespace's first."""

@@ -135,8 +135,10 @@ class Worker:
             said = b""
         if not said and self._silent_since is None:
             self._silent_since = time.monotonic()
-        *lines, self._heard = (self._heard + said).split(b"\n")
-        self._lines += lines
+        self._heard += said
+        if b"\n" in said:
+            *lines, self._heard = self._heard.split(b"\n")
+            self._lines += lines
 
     def reply(self) -> Reply | None:
         """What came of the request; None while nothing has."""

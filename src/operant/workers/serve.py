@@ -37,26 +37,25 @@ def main(told: str) -> None:
         handle = getattr(importlib.import_module(module), name)(argument)
         return {"ready": True}
 
-    _send(setup["answers"], _tried(make, setup["argument"]))
+    _send(setup["answers"], _tried(make, setup["argument"], {}))
     if handle is None:
         return
     with os.fdopen(setup["requests"], "rb", closefd=False) as requests:
         for line in requests:
             asked = json.loads(line)
-            _send(setup["answers"], _tried(handle, asked["ask"]) | {"id": asked["id"]})
+            _send(setup["answers"], _tried(handle, asked["ask"], {"id": asked["id"]}))
 
 
-def _tried(work: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
-    """What `work` returns as {"answer": ...}, or what it raises as {"error": ...}."""
+def _tried(work: Callable[[Any], Any], argument: Any, head: dict[str, Any]) -> bytes:
+    """A line with what `work` returns as {"answer": ...}, or with what it raises as {"error": ...}."""
     try:
-        out: dict[str, Any] = {"answer": work(argument)}
-        json.dumps(out)
+        line = json.dumps(head | {"answer": work(argument)})
     except BaseException as error:  # SystemExit too: a guest's end is not the worker's
-        out = {"error": _words(error)}
+        line = json.dumps(head | {"error": _words(error)})
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
-    return out
+    return line.encode() + b"\n"
 
 
 def _words(error: BaseException) -> str:
@@ -72,7 +71,7 @@ def _words(error: BaseException) -> str:
         return f"{type(error).__name__}, which cannot be shown"
 
 
-def _send(fd: int, message: dict[str, Any]) -> None:
-    line = memoryview(json.dumps(message).encode() + b"\n")
-    while line:
-        line = line[os.write(fd, line) :]
+def _send(fd: int, line: bytes) -> None:
+    left = memoryview(line)
+    while left:
+        left = left[os.write(fd, left) :]
