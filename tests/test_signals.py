@@ -1,0 +1,169 @@
+"""SIGINT and SIGTERM as processes meet them: the first ends after the step and saves, the second at once."""
+
+import json
+import os
+import platform
+import signal
+import time
+from collections import deque
+from itertools import repeat
+
+import pytest
+from processes import Child, until
+from toys import letters, lm
+
+from operant import files, train
+from operant.shelf import newest_whole
+from operant.signals import asked_to_end
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+TASKS = ["ab", "cde", "fg", "h", "ijk"]
+SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "minibatch": 2, "steps": 3000}
+
+
+def count_a(rollouts):
+    return [float(r.reply.count("a")) for r in rollouts]
+
+
+def training(out, reward=count_a, **more):
+    """A child that trains until it is stopped; 0 where the run says that it was interrupted and saved."""
+
+    def work():
+        policy = lm("gpt2", vocab=len(letters()), spread=0.02)
+        run = train(policy, TASKS, reward, out=out, tokenizer=letters(), **(SMALL | more))
+        return 0 if run.interrupted else 5
+
+    return Child(work, output=str(out) + ".said")
+
+
+def steps(out):
+    path = out / "metrics.jsonl"
+    return [json.loads(x)["step"] for x in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def saved(out):
+    path = newest_whole(out / "checkpoints", lambda text: None)
+    return path and files.step_of(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_finishes_the_step_saves_and_says_so(tmp_path, number):
+    out = tmp_path / "run"
+    child = training(out)
+    until(lambda: len(steps(out)) >= 2)
+    child.kill(number)
+    assert child.ends() == 0
+    assert saved(out) == steps(out)[-1] < 3000
+    said = (tmp_path / "run.said").read_text(encoding="utf-8")
+    assert f"signal {number.name}: the run ends after this step" in said and "Traceback" not in said
+    assert f"signal {number.name}" in (out / "log.txt").read_text(encoding="utf-8")
+    assert not (out / "lock").exists()
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGINT"), ("SIGTERM", "SIGINT"), ("SIGINT", "SIGTERM")])
+def test_the_second_ends_a_reward_that_never_returns(tmp_path, first, second):
+    out = tmp_path / "run"
+
+    def endless(rollouts):
+        if len(steps(out)) >= 2:
+            (tmp_path / "asked").touch()
+            time.sleep(1000)
+        return count_a(rollouts)
+
+    child = training(out, endless, checkpoint_minutes=0.0)
+    until((tmp_path / "asked").exists)
+    child.kill(signal.Signals[first])
+    until(lambda: "SIG" in (tmp_path / "run.said").read_text(encoding="utf-8"))
+    assert child.running()
+    child.kill(signal.Signals[second])
+    assert child.ends(within=10) == -signal.Signals[second]
+    assert saved(out) == 2, "the last checkpoint is whole"
+    again = training(out, endless, resume=True, steps=2)  # and the lock is a dead one's
+    assert again.ends() == 5
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc can forget a handler after one signal")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_needs_no_python(tmp_path, number):
+    """A loop in C that holds the interpreter: no handler of Python's ever runs."""
+
+    def work():
+        with asked_to_end():
+            (tmp_path / "begun").touch()
+            deque(repeat(None), maxlen=0)  # for ever
+
+    child = Child(work)
+    until((tmp_path / "begun").exists)
+    time.sleep(0.2)
+    child.kill(number)
+    time.sleep(0.1)
+    child.kill(number)
+    assert child.ends(within=10) == -number
+
+
+def test_the_second_ends_a_checkpoint_that_is_being_written(tmp_path):
+    out = tmp_path / "run"
+
+    def slow(when, operation, path):
+        if ".step-00003.tmp" in str(path) and operation == "fsync" and when == "before":
+            (tmp_path / "writing").touch()
+            while True:
+                time.sleep(0.01)
+
+    files.seam, old = slow, files.seam
+    try:
+        child = training(out, checkpoint_minutes=0.0)
+    finally:
+        files.seam = old
+    until((tmp_path / "writing").exists)
+    child.kill(signal.SIGINT)
+    until(lambda: "SIGINT" in (tmp_path / "run.said").read_text(encoding="utf-8"))
+    child.kill(signal.SIGINT)
+    assert child.ends(within=10) == -signal.SIGINT
+    assert saved(out) == 2
+
+
+@pytest.mark.parametrize("phase", ["loading", "first looks"])
+def test_a_signal_before_the_first_step_leaves_a_run_to_go_on_with(tmp_path, phase):
+    out = tmp_path / "run"
+
+    class Waits:
+        """Waits where a run begins, until it has heard of the signal."""
+
+        def check(self):
+            if phase == "loading":
+                self.wait()
+
+        def wait(self):
+            (tmp_path / "begun").touch()
+            until(lambda: "SIGTERM" in (tmp_path / "run.said").read_text(encoding="utf-8"))
+
+        def __call__(self, rollouts):
+            if not (tmp_path / "begun").exists():
+                self.wait()
+            return count_a(rollouts)
+
+    child = training(out, Waits(), evaluate=TASKS)
+    until((tmp_path / "begun").exists)
+    child.kill(signal.SIGTERM)
+    assert child.ends() == 0
+    assert steps(out) == [] and saved(out) == 0
+    assert training(out, count_a, resume=True, steps=1, evaluate=TASKS).ends() == 5
+    assert steps(out) == [1]
+
+
+def test_an_interactive_session_survives_the_second(monkeypatch):
+    monkeypatch.setattr("operant.signals.interactive", lambda: True)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), asked_to_end() as asked:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked.by == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_afterwards_signals_are_whose_they_were():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with asked_to_end() as asked:
+        assert not asked
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
