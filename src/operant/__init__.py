@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from operant.policy.heads import ValueOptions
     from operant.policy.loading import export, load_policy
     from operant.policy.policy import Policy
+    from operant.rewards.guests import isolated
     from operant.sampling import Sampling
     from operant.trainer import Run, steps, train
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
@@ -26,6 +27,7 @@ _HOME = {
     "Turn": "types",
     "ValueOptions": "policy.heads",
     "export": "policy.loading",
+    "isolated": "rewards.guests",
     "load_policy": "policy.loading",
     "steps": "trainer",
     "train": "trainer",

@@ -31,7 +31,7 @@ class Built:
 def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> Built:
     """Load what the configuration names. Raises: OperantError in a sentence for whatever cannot be had."""
     train, sampling = config.train, config.learner["sampling"]
-    reward = rewards.resolve(train.reward)
+    reward = rewards.under(rewards.resolve(train.reward), config.guests)
     for source in (train.tasks, train.evaluate):
         _peek(source, config.data)
     rewards.check(reward)

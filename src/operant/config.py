@@ -15,6 +15,7 @@ from operant.algorithms import find, preset
 from operant.data import DataOptions
 from operant.evaluate import EvaluationOptions
 from operant.hub import BUILTIN, found
+from operant.rewards import GuestOptions
 from operant.settings import learner_options, schema
 from operant.tracking.registry import METRICS
 from operant.tracking.registry import describe as describe_metric
@@ -110,12 +111,14 @@ class Config:
     train: TrainOptions
     data: DataOptions
     evaluation: EvaluationOptions
+    guests: GuestOptions
     learner: dict[str, Any]
 
 
 def config_schema(algorithm: str) -> dict[str, Any]:
     """Every option of a run, by group."""
-    return {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, **schema(find(algorithm))}
+    own = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "guests": GuestOptions}
+    return {**own, **schema(find(algorithm))}
 
 
 def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
@@ -127,9 +130,9 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     below = _preset(known, base.get("preset"))
     above = _preset(known, own.get("preset"))
     composed = named.compose(known, below | base | above | own)
-    train, data, evaluation = (composed.pop(group) for group in ("", "data", "evaluation"))
+    train, data, evaluation, guests = [composed.pop(group) for group in ("", "data", "evaluation", "guests")]
     flat = {f"{g}.{k}": v for g, made in composed.items() for k, v in _plain(made).items()}
-    config = Config(train, data, evaluation, learner_options(find(algorithm), None, flat))
+    config = Config(train, data, evaluation, guests, learner_options(find(algorithm), None, flat))
     _sensible(config)
     return config
 
@@ -163,6 +166,7 @@ def as_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data, for config.yaml; what is no plain data is told by its description."""
     out = {k: describe(v) for k, v in named.values(config.train).items()}
     out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
+    out["guests"] = _plain(config.guests)
     return out | {group: _plain(made) for group, made in config.learner.items()}
 
 

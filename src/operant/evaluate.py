@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from operant import distributed
 from operant.batch import collate
 from operant.generation import from_generation_kwargs
 from operant.kl import estimate
@@ -60,6 +61,8 @@ class Evaluation:
         known = [s for s in self.scores if s is not None]
         tally.mean("evaluate/reward", known)
         tally.spread("evaluate/reward_std", known)
+        if len(known) < len(self.scores):
+            tally.add("evaluate/unjudged", len(self.scores) - len(known), len(self.scores))
         if self.samples > 1:
             attempts = [self.scores[i : i + self.samples] for i in range(0, len(self.scores), self.samples)]
             best = [[s for s in attempt if s is not None] for attempt in attempts]
@@ -114,8 +117,8 @@ class Evaluator:
 
 
 def totals(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:
-    """One number a rollout; per-token scores are summed."""
-    scores = judge(reward, rollouts).scores
+    """One number a rollout; per-token scores are summed. Every rank must call: what fails on one is raised on all."""
+    scores = distributed.together(lambda: judge(reward, rollouts)).scores
     return [sum(s) if isinstance(s, list) else s for s in scores]
 
 

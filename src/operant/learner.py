@@ -206,7 +206,7 @@ class Learner:
         sampling, options = sampling or self.sampling, self.options
         moments = self.moments.state_dict()
         try:
-            lesson = self._choose(rollouts, scores, world)
+            lesson = distributed.together(lambda: self._choose(rollouts, scores, world))
             with self.timing("observe"):
                 batch = self._observe(lesson, sampling)
         except OperantError:

@@ -6,7 +6,7 @@ The answers are rows as `tracking.rows` makes them, with everything that is know
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant import measure
+from operant import distributed, measure
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
 from operant.rewards import judge
@@ -62,7 +62,7 @@ class Probes:
     def _judged(self, rollouts: list[Rollout]) -> Answers:
         learner = self.learner
         with learner.timing("probe"):
-            judged = judge(self.reward, learner.as_seen(rollouts))
+            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts)))
             batch, kept = learner.look(rollouts, judged.scores)
             tokenizer = learner.policy.tokenizer
             told = rows(rollouts, judged.scores, judged.parts, batch, kept, lambda ids: token_pieces(tokenizer, ids))

@@ -20,6 +20,7 @@ order, as soon as the disk takes them; of a step's replies, which are large, the
 """
 
 import io
+import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -176,6 +177,12 @@ class RunFolder:
         files.append_text(self.path / "changes.jsonl", "".join(map(_line, changes)))
         files.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
+
+    def know(self, **facts: Any) -> None:
+        """Add to `environment.json` what is known only now; a disk that refuses that stops nothing."""
+        path = self.path / "environment.json"
+        with suppress(OperantError, OSError, ValueError):
+            files.write(path, files.strict_json({**json.loads(path.read_text(encoding="utf-8")), **facts}) + "\n")
 
     def say(self, text: str) -> None:
         """Add a line with the time to `log.txt`. A log that cannot be written stops nothing: its lines wait."""

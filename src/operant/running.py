@@ -21,7 +21,7 @@ from operant.evaluate import Evaluation
 from operant.options import values
 from operant.policy.loading import export
 from operant.resume import decide, decided, guests
-from operant.rewards import Judged
+from operant.rewards import Judged, isolated_parts
 from operant.run import RunFolder
 from operant.sampling import token_pieces
 from operant.saving import Saving
@@ -111,6 +111,8 @@ class Run:
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.guests))
         try:
             rollouts, judged = self._attempt()
+            for note in judged.notes:
+                self.folder.say(note)
             metrics = learner.learn(rollouts, judged.scores)
         except OperantError:
             if not learner.updating:  # no weight has moved
@@ -199,6 +201,13 @@ class Run:
             yield
         finally:
             self.state.restore(held)
+
+    def tell_isolation(self) -> None:
+        """How isolated rewards are ended and limited on this machine, in the log and for the report."""
+        levels = {guest.__name__: guest.level for guest in isolated_parts(self.built.reward)}
+        for name, level in levels.items():
+            self.folder.say(f"isolation of reward {name!r}: {level}")
+            self.folder.know(isolation="; ".join(f"{n}: {text}" for n, text in levels.items()))
 
     def start(self) -> None:
         """The first looks, before any step."""
@@ -357,10 +366,12 @@ def _tried(work: Callable[[], object]) -> OperantError | None:
 
 
 def _parts(judged: Judged) -> dict[str, float]:
-    """Means of the reward's named parts over all ranks, where it has several."""
+    """Over all ranks: means of the reward's named parts, where it has several, and how many samples failed."""
     tally = Tally()
     judged.report(tally)
-    return distributed.pool(tally).result() if len(judged.parts) > 1 else {}
+    told = distributed.pool(tally).result()  # every rank, whatever its samples came to
+    several = sum(name.endswith("/abstained") for name in told) > 1
+    return {name: value for name, value in told.items() if several or name.startswith("reward/outcome/")}
 
 
 def _pieces(tokenizer: Any) -> Callable[[list[int]], list[str]]:

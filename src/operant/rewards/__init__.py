@@ -32,8 +32,8 @@ __all__ = [
     "Outcome",
     "Vader",
     "check",
-    "guests",
     "isolated",
+    "isolated_parts",
     "judge",
     "minus_query",
     "name_of",
@@ -107,10 +107,10 @@ def under(reward: RewardFn, options: GuestOptions) -> RewardFn:
     return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
 
 
-def guests(reward: RewardFn) -> list[Guest]:
+def isolated_parts(reward: RewardFn) -> list[Guest]:
     """The isolated ones among its parts."""
     if isinstance(reward, Weighted):
-        return [guest for part, _ in reward.rewards.values() for guest in guests(part)]
+        return [guest for part, _ in reward.rewards.values() for guest in isolated_parts(part)]
     if isinstance(reward, MinusQuery):
-        return guests(reward.reward)
+        return isolated_parts(reward.reward)
     return [reward] if isinstance(reward, Guest) else []

@@ -28,6 +28,10 @@ reward/return_std | score | | | spread of the returns over the replies
 reward/query_share | share | ..0.8 | | share of the scores' variance that the query explains, from several replies to
     one query: near 1, what the policy says hardly matters
 reward/abstained | share | ..0.1 | | share of replies that the reward would not judge; they are left out
+reward/outcome/ok | samples | | | replies that an isolated or tolerated reward has scored, over all ranks
+reward/outcome/error | samples | 0 | | replies on which the reward raised, died, or answered what is no score
+reward/outcome/timeout | samples | 0 | | replies that were not judged in time
+reward/outcome/abstain | samples | | | replies for which the reward returned None
 reward/<part>/mean | score | | | mean of one named part of the reward, before its weight
 reward/<part>/std | score | | | spread of one named part of the reward
 reward/<part>/abstained | share | ..0.1 | | share of replies that this part would not judge
@@ -113,6 +117,8 @@ text/emojis | share | as the reference's | | share of characters that are emojis
 text/non_letters | share | as the reference's | | share of characters that are no letters, digits, space or punctuation
 # Held-out tasks
 evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, the same random numbers each time
+evaluate/unjudged | share | ..0.02 | | share of the held-out replies without a score, which the mean leaves out; absent
+    where all have one
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
 evaluate/reward_before | score | | | evaluate/reward before training
 evaluate/reward_std | score | | | spread of those scores
