@@ -14,7 +14,8 @@ from operant.run import RunFolder
 from operant.shelf import path_of
 from operant.types import OperantError
 
-KINDS = {"resume": ("resume",), "light": ("light",), "both": ("resume", "light")}
+KINDS = {"resume": ("resume",), "light": ("light",), "both": ("light", "resume")}
+"""Where both are asked for, the light one first: a kill in between is resumed from before both, and writes both again."""
 AGAIN = 60.0
 """Seconds until a checkpoint that could not be written is tried again."""
 
