@@ -26,6 +26,7 @@ LEVELS = [
     "learner",
     "evaluate probes attempts",
     "config",
+    "origin",
     "build plan resume saving",
     "running",
     "trainer label doctor sweep",

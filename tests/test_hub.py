@@ -172,7 +172,15 @@ def test_a_revision_that_the_cache_lacks_is_asked_for_by_it(cache, tmp_path, mon
     cache("a/model", "1111", config__json="{}", model__safetensors="")
     asked = []
     api = huggingface_hub.HfApi
-    monkeypatch.setattr(api, "model_info", lambda self, name, revision, timeout: asked.append((name, revision)))
+
+    class Told:
+        sha = "3333"
+
+    def model_info(self, name, revision, timeout):
+        asked.append((name, revision))
+        return Told
+
+    monkeypatch.setattr(api, "model_info", model_info)
 
     def snapshot(name, revision, allow_patterns):
         asked.append((name, revision))
@@ -181,6 +189,7 @@ def test_a_revision_that_the_cache_lacks_is_asked_for_by_it(cache, tmp_path, mon
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert hub.find_model("a/model@v1.0") == str(tmp_path / "down")
     assert asked == [("a/model", "v1.0")] * 2
+    assert hub.pinned("a/model@v1.0") == "a/model@3333" and asked == [("a/model", "v1.0")] * 3  # nothing was fetched
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OperantError, match=r"'a/model@v2' is not on this machine and cannot be had offline"):
         hub.find_model("a/model@v2")

@@ -52,13 +52,13 @@ def _nothing(when: str, operation: str, path: Path) -> None:
 
 seam: Callable[[str, str, Path], None] = _nothing
 """Called as `seam("before" | "after", operation, path)` around whatever is done to the disk; a test puts its own here,
-which may raise `OSError` (a full disk) or end the process. A rename or link is told by the name that comes to be."""
+which may raise `OSError` (a full disk) or end the process. A rename is told by the name that comes to be."""
 
 
 @contextmanager
 def operation(name: str, path: str | Path) -> Iterator[None]:
-    """The block does one thing to the disk: mkdir, write, append, truncate, fsync, fsync_folder, rename, link, remove
-    or remove_tree. Whatever writes by itself (safetensors, transformers) stands in a block `operation("write", path)`.
+    """The block does one thing to the disk: mkdir, write, append, truncate, fsync, fsync_folder, rename, remove or
+    remove_tree. Whatever writes by itself (safetensors, transformers) stands in a block `operation("write", path)`.
     """
     seam("before", name, Path(path))
     yield
@@ -127,12 +127,6 @@ def rename(source: str | Path, target: str | Path) -> None:
     """Give a file or folder its name; a file of that name is replaced. Raises: OSError."""
     with operation("rename", target):
         os.replace(source, target)
-
-
-def link(source: str | Path, target: str | Path) -> None:
-    """Give a file a second name. Raises: OSError, where the file system has no such thing too."""
-    with operation("link", target):
-        os.link(source, target)
 
 
 def remove(path: str | Path) -> None:

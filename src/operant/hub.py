@@ -52,12 +52,23 @@ def find_model(name: str | os.PathLike[str]) -> str:
 def pinned(name: Any) -> Any:
     """A Hub name as `name@commit`, which means the same weights for ever; whatever else is given, as it is.
 
-    Raises: OperantError as `find_model`.
+    Nothing is downloaded. Raises: OperantError as `find_model`.
     """
     if not isinstance(name, str) or name.startswith("builtin:") or found(name) is not None:
         return name
-    folder = Path(find_model(name))
-    return f"{_on_hub(name)[0]}@{folder.name}" if folder.parent.name == "snapshots" else name
+    repository, revision = _on_hub(name)
+    if (folder := _cached(repository, revision)) is not None:
+        return f"{repository}@{Path(folder).name}"
+    commit = _ask_commit(repository, revision)
+    return f"{repository}@{commit}" if commit else name
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """Repository and revision of a Hub name; any other name, and None."""
+    named = (
+        name.startswith("builtin:") or found(name) is not None or not re.fullmatch(_HUB_NAME, name.partition("@")[0])
+    )
+    return (name, None) if named else _on_hub(name)
 
 
 def _on_hub(text: str) -> tuple[str, str | None]:
@@ -77,13 +88,13 @@ def find_config(name: str | os.PathLike[str]) -> str:
     text = _name(name)
     if text.startswith("builtin:") or found(text) is not None:
         return find_model(text)
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     repository, revision = _on_hub(text)
     cached = try_to_load_from_cache(repository, "config.json", revision=revision)
     if isinstance(cached, str):
         return str(Path(cached).parent)
-    reach("model", text, lambda: HfApi().model_info(repository, revision=revision, timeout=CONNECT_SECONDS))
+    _ask_commit(repository, revision)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         with suppress(OSError):  # a model may lack them
             hf_hub_download(repository, file, revision=revision)
@@ -212,11 +223,23 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _download(repository: str, revision: str | None) -> str:
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    name = f"{repository}@{revision}" if revision else repository
-    reach("model", name, lambda: HfApi().model_info(repository, revision=revision, timeout=CONNECT_SECONDS))
+    _ask_commit(repository, revision)
     folder = snapshot_download(repository, revision=revision, allow_patterns=WANTED)
     if not _has_weights(Path(folder)):
-        raise OperantError(f"model {name!r} has no safetensors weights on the Hub; convert it and give its folder")
+        raise OperantError(
+            f"model {repository!r} has no safetensors weights on the Hub; convert it and give its folder"
+        )
     return folder
+
+
+def _ask_commit(repository: str, revision: str | None) -> str | None:
+    """The commit that a revision means on the Hub now."""
+    from huggingface_hub import HfApi
+
+    told: list[Any] = []
+    name = f"{repository}@{revision}" if revision else repository
+    api, when = HfApi(), {"revision": revision, "timeout": CONNECT_SECONDS}
+    reach("model", name, lambda: told.append(api.model_info(repository, **when)))
+    return getattr(told[0], "sha", None)

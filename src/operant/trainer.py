@@ -21,7 +21,9 @@ import torch
 from operant import __version__, distributed, machine
 from operant.build import build
 from operant.config import Config, as_mapping, configure
+from operant.origin import keep, pinned, restored
 from operant.resume import Change, changes, in_force, stored
+from operant.rewards import isolated_parts
 from operant.run import RunFolder
 from operant.running import Run
 from operant.shelf import about, to_resume
@@ -81,7 +83,7 @@ def runs(
     out = Path(out or f"runs/{recipe or 'run'}")
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer goes with resume: a run that begins has a fresh one anyway")
-    config = configure(stored(out, given) if resume else given, recipe)
+    config = configure(stored(out, given), recipe) if resume else pinned(configure(given, recipe))
     changed = changes(out, config, fresh_optimizer=fresh_optimizer) if resume else []
     with ExitStack() as during:
         asked = during.enter_context(asked_to_end())
@@ -90,18 +92,34 @@ def runs(
         asked.told = folder.say
         path = to_resume(folder.checkpoints, folder.say, fresh_optimizer=fresh_optimizer) if resume else None
         during.enter_context(_threads(path, folder.say))
-        run = _made(config, folder, resume, tokenizer=tokenizer, env=env, show=show)
+        models = restored(config, out, folder.say) if resume else config
+        run = _made(config, models, folder, resume, tokenizer=tokenizer, env=env, show=show)
+        for guest in isolated_parts(run.built.reward):
+            during.callback(guest.close)
+        run.tell_isolation()
         if resume:
             _go_on(run, path, changed, fresh_optimizer=fresh_optimizer)
+        if _first():
+            keep(config, folder.path)
         yield from _loop(run, asked)
 
 
-def _made(config: Config, folder: RunFolder, resume: bool, *, tokenizer: Any, env: Any, show: Iterable[Tracker]) -> Run:
+def _made(
+    config: Config,
+    models: Config,
+    folder: RunFolder,
+    resume: bool,
+    *,
+    tokenizer: Any,
+    env: Any,
+    show: Iterable[Tracker],
+) -> Run:
+    """`models`: the same options, with the folders that models are loaded from."""
     clock = machine.Clock()
     try:
         with Watchdog(clock, folder.say, folder.log_path), clock.timing("loading"):
             copies = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)] if _first() else []
-            built = build(config, tokenizer=tokenizer, env=env)
+            built = build(models, tokenizer=tokenizer, env=env)
     except BaseException:
         folder.close()
         if not resume:  # nothing has happened in it yet

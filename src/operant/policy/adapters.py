@@ -20,13 +20,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant import files
+from operant import files, hub
 from operant.policy.folders import load_tensors
 from operant.types import OperantError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft writes before the name of every tensor."""
+BASE = "base"
+"""A folder inside an adapter's, with the model that it belongs to: where there is one, it is asked before any name."""
 PLAIN = {"bias": "none", "modules_to_save": None, "trainable_token_indices": None, "layer_replication": None}
 """What an adapter may ask for beyond matrices beside linear layers, and its value where it does not."""
 REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -85,7 +87,7 @@ def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: in
         config, weights = _read(Path(options.adapter))
     else:
         config = _new(model, options)
-        config.base_model_name_or_path = base
+        config.base_model_name_or_path, config.revision = hub.split(base) if base else (None, None)
     with _seeded(seed, model):
         _inject(config, model)
     if weights is not None:
@@ -157,12 +159,21 @@ def is_adapter(folder: Path) -> bool:
 
 def base_of(folder: Path) -> str:
     """The name or folder of the model that an adapter was trained on. Raises: OperantError where it does not say."""
-    base = _told(folder).get("base_model_name_or_path")
+    if (folder / BASE / "config.json").is_file():
+        return str(folder / BASE)
+    told = _told(folder)
+    base, revision = told.get("base_model_name_or_path"), told.get("revision")
     if not base:
         raise OperantError(
             f"{folder} does not say which model it belongs to: give the model, and lora.adapter={folder}"
         )
-    return base
+    return f"{base}@{revision}" if revision and hub.split(f"{base}@{revision}")[1] else base
+
+
+def critics_of(folder: Path) -> list[Path]:
+    """Where a critic lies beside a model; of an adapter that was exported with one, beside that."""
+    there = [folder / "critic"] + ([folder.parent / "critic"] if is_adapter(folder) else [])
+    return [path for path in there if path.is_dir()][:1]
 
 
 def check(options: LoraOptions) -> None:

@@ -117,7 +117,7 @@ def load_reference(given: Any, policy: Policy) -> Shadow | None:
 def _with_critic(
     model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
-    saved = _saved_critic(folder) if folder is not None else None
+    saved = next(iter(adapters.critics_of(folder)), None) if folder is not None else None
     if value is None:
         return Policy(model, tokenizer, options=options)
     if saved is not None:
@@ -129,12 +129,6 @@ def _with_critic(
     if saved is not None:
         _load_head(policy, saved)
     return policy
-
-
-def _saved_critic(folder: Path) -> Path | None:
-    """Beside the model; of an adapter that was exported with one, beside that."""
-    there = [folder / "critic"] + ([folder.parent / "critic"] if adapters.is_adapter(folder) else [])
-    return next((path for path in there if path.is_dir()), None)
 
 
 def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
@@ -175,8 +169,7 @@ def _save_plain(model: Any, folder: Path) -> None:
     """A model as transformers keeps it: an adapter is merged into a copy, of the unquantised weights where need be."""
     if adapters.adapted(model):
         if quantised.is_quantised(model):
-            base = next(iter(model.peft_config.values())).base_model_name_or_path
-            model = adapters.transplant(model, load_model(Path(find_model(base)), model.dtype))
+            model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
         model = adapters.merged(model)
     with quietly(), files.operation("write", folder):
         model.save_pretrained(folder)

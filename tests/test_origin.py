@@ -1,0 +1,257 @@
+"""The models that a run began from: kept once, had again on resume, and named where they were changed."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from disks import FULL, Watched
+from test_hub import a_model, cache  # noqa: F401
+from toys import letters, lm
+
+from operant import files, manifest
+from operant.config import configure
+from operant.origin import keep, pinned, restored
+from operant.policy import adapters
+from operant.policy.adapters import LoraOptions
+from operant.policy.loading import export, load_policy
+from operant.policy.shadow import fingerprint
+from operant.trainer import train
+from operant.types import OperantError
+
+TASKS = [[1, 2, 3], [4, 5], [6], [8, 9]]
+SMALL = {"steps": 2, "batch": 8, "minibatch": 8, "max_tokens": 4, "fixed_length": True, "probes": 0}
+
+
+def e(rollouts):
+    return [float(r.ids.count(7)) for r in rollouts]
+
+
+def quiet(_):
+    pass
+
+
+def config_of(**given):
+    return configure({"tasks": "t.jsonl", "reward": "letters:e"} | given)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model's folder with its tokenizer, beside things that loading does not read."""
+    folder = tmp_path / "model"
+    lm("gpt2", 40).save_pretrained(folder)
+    letters().save_pretrained(folder)
+    (folder / "optimizer.pt").write_bytes(b"large")
+    (folder / "runs").mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def names(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_folder_is_kept_with_its_tokenizer_and_nothing_else(model, run):
+    config = config_of(policy=str(model))
+    keep(config, run)
+    kept = names(run / "start")
+    assert "policy/model.safetensors" in kept and "policy/tokenizer.json" in kept and "policy/config.json" in kept
+    assert not any("optimizer" in name or "runs" in name for name in kept)
+    before = fingerprint(load_policy(str(model)))
+    shutil.rmtree(model)
+    again = restored(config, run, quiet)
+    assert again.train.policy == str(run / "start" / "policy") and again.train.tasks == config.train.tasks
+    policy = load_policy(again.train.policy)
+    assert fingerprint(policy) == before and policy.tokenizer is not None
+
+
+def test_what_is_written_into_the_folder_later_is_not_what_the_run_began_from(model, run):
+    """In place, as transformers writes: a link would have changed along."""
+    config = config_of(policy=str(model))
+    before = (model / "model.safetensors").read_bytes()
+    keep(config, run)
+    with open(model / "model.safetensors", "r+b") as file:
+        file.write(b"\0" * 64)
+    assert (run / "start/policy/model.safetensors").read_bytes() == before
+    assert restored(config, run, quiet).train.policy == str(run / "start/policy")
+
+
+def test_each_model_by_name_is_kept_in_its_place(model, run, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    given = {"policy": str(model), "reference": str(other), "value.critic": str(other)}
+    config = config_of(**given)
+    keep(config, run)
+    assert {name.split("/")[0] for name in names(run / "start")} == {"policy", "reference", "critic", "manifest.json"}
+    again = restored(config, run, quiet)
+    start = run / "start"
+    assert (again.train.reference, again.learner["value"].critic) == (str(start / "reference"), str(start / "critic"))
+
+
+def test_a_copy_of_the_policy_and_a_model_of_the_package_are_not_kept(run):
+    config = config_of(policy="builtin:reviews-lm", reference="copy", **{"value.critic": "copy"})
+    assert pinned(config) == config
+    keep(config, run)
+    assert names(run) == []
+    heard = []
+    assert restored(config, run, heard.append) == config and heard == []
+
+
+def test_a_name_of_the_hub_is_pinned_and_not_kept(cache, run, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cache("a/model", "1111", config__json="{}", model__safetensors="")
+    cache("a/critic", "2222", config__json="{}", model__safetensors="")
+    config = pinned(config_of(policy="a/model", reference="a/model", **{"value.critic": "a/critic"}))
+    assert config.train.policy == config.train.reference == "a/model@1111"
+    assert config.learner["value"].critic == "a/critic@2222"
+    keep(config, run)
+    assert names(run) == [] and restored(config, run, quiet) == config
+
+
+def test_a_critic_beside_the_model_is_kept(tmp_path, run):
+    from operant import ValueOptions
+
+    torch.manual_seed(0)
+    export(load_policy(lm("gpt2", 40), value=ValueOptions(init="normal")), tmp_path / "out")
+    keep(config_of(policy=str(tmp_path / "out")), run)
+    assert "policy/critic/head.safetensors" in names(run / "start")
+    before = load_policy(str(tmp_path / "out"), value=ValueOptions()).value_head.net[0].weight
+    after = load_policy(str(run / "start/policy"), value=ValueOptions()).value_head.net[0].weight
+    assert torch.equal(before, after) and float(before.detach().norm()) > 0
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+def an_adapter(base, folder):
+    pytest.importorskip("peft")
+    policy = load_policy(str(base), lora=LoraOptions(rank=2))
+    with torch.no_grad():
+        for name, p in policy.model.named_parameters():
+            if ".lora_B" in name:
+                p.fill_(0.1)
+    adapters.save(policy.model, folder)
+    return fingerprint(policy)
+
+
+def test_the_model_of_an_adapter_is_kept_with_it(model, run, tmp_path):
+    before = an_adapter(model, tmp_path / "adapter")
+    config = config_of(policy=str(tmp_path / "adapter"))
+    keep(config, run)
+    assert {"policy/base/model.safetensors", "policy/adapter_model.safetensors"} <= set(names(run / "start"))
+    shutil.rmtree(model)
+    shutil.rmtree(tmp_path / "adapter")
+    assert fingerprint(load_policy(restored(config, run, quiet).train.policy)) == before
+
+
+def test_an_adapter_for_the_policy_is_kept_alone(model, run, tmp_path):
+    an_adapter(model, tmp_path / "adapter")
+    config = config_of(policy=str(model), **{"lora.adapter": str(tmp_path / "adapter")})
+    keep(config, run)
+    assert "adapter/adapter_model.safetensors" in names(run / "start")
+    assert not any(name.startswith("adapter/base") for name in names(run / "start"))
+    assert restored(config, run, quiet).learner["lora"].adapter == str(run / "start/adapter")
+
+
+def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = cache("a/base", "1111")
+    shutil.copytree(model, snapshot, dirs_exist_ok=True)
+    pytest.importorskip("peft")
+    adapters.save(load_policy("a/base@1111", lora=LoraOptions(rank=2)).model, tmp_path / "pinned")
+    told = json.loads((tmp_path / "pinned/adapter_config.json").read_text())
+    assert (told["base_model_name_or_path"], told["revision"]) == ("a/base", "1111")
+    assert adapters.base_of(tmp_path / "pinned") == "a/base@1111"
+
+    adapters.save(load_policy("a/base", lora=LoraOptions(rank=2)).model, tmp_path / "open")
+    assert adapters.base_of(tmp_path / "open") == "a/base"
+    keep(config_of(policy=str(tmp_path / "open")), run)
+    assert adapters.base_of(run / "start/policy") == "a/base@1111"
+    assert manifest.wrong(run / "start") is None
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def change(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (lambda start: change(start / "policy/model.safetensors"), "policy/model.safetensors was changed since"),
+        (lambda start: (start / "policy/config.json").unlink(), "config.json is missing"),
+        (lambda start: shutil.rmtree(start / "policy"), "is missing"),
+        (lambda start: (start / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda start: (start / "manifest.json").write_text("{}"), "manifest.json cannot be read"),
+    ],
+)
+def test_a_kept_model_that_was_changed_is_named(model, run, damage, said):
+    config = config_of(policy=str(model))
+    keep(config, run)
+    damage(run / "start")
+    with pytest.raises(OperantError, match=rf"start, which the run began from, is damaged: .*{said}.*; put it back"):
+        restored(config, run, quiet)
+
+
+def test_where_nothing_was_kept_the_folder_is_taken_as_it_is_and_that_is_said(model, run):
+    config, heard = config_of(policy=str(model)), []
+    assert restored(config, run, heard.append) == config
+    assert len(heard) == 1 and f"{model} is taken as it is now" in heard[0]
+
+
+def test_another_model_that_is_given_on_resume_is_not_replaced(model, run, tmp_path):
+    keep(config_of(policy=str(model)), run)
+    other = config_of(policy=str(tmp_path / "other"))
+    assert restored(other, run, quiet) == other
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypatch, stays):
+    config = config_of(policy=str(model))
+    seam = Watched()
+    monkeypatch.setattr(files, "seam", seam)
+    keep(config, run)
+    operations = len(seam.seen)
+    shutil.rmtree(run / "start")
+    for at in range(operations):
+        monkeypatch.setattr(files, "seam", Watched(at, FULL, stays=stays))
+        with pytest.raises(OperantError, match=r"cannot keep the model that the run begins from as .*no space left"):
+            keep(config, run)
+        monkeypatch.undo()
+        whole = (run / "start").exists()
+        assert not whole or manifest.wrong(run / "start") is None
+        keep(config, run)
+        assert manifest.wrong(run / "start") is None and names(run) == [f"start/{n}" for n in names(run / "start")]
+        shutil.rmtree(run / "start")
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_though_the_folder_that_it_began_from_is_gone_or_another(model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    given = SMALL | {"reference": str(other), "model": {"train_layers": 1}}
+    whole = train(
+        str(shutil.copytree(model, tmp_path / "same")), TASKS, e, out=tmp_path / "whole", **given | {"steps": 4}
+    )
+    run = train(str(model), TASKS, e, out=tmp_path / "run", **given)
+    assert {p.name for p in (run.path / "start").iterdir()} == {"policy", "reference", "manifest.json"}
+    shutil.rmtree(model)
+    lm("gpt2", 40, seed=9).save_pretrained(other)
+    again = train(tasks=TASKS, reward=e, out=run.path, resume=True, steps=4)
+    for (name, a), (_, b) in zip(whole.policy.named_parameters(), again.policy.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    change(run.path / "start/policy/model.safetensors")
+    with pytest.raises(OperantError, match=r"policy/model\.safetensors was changed"):
+        train(tasks=TASKS, reward=e, out=run.path, resume=True, steps=5)
