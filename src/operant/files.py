@@ -205,10 +205,14 @@ def records(path: str | Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
             if number < len(lines):
-                raise OperantError(f"{path}, line {number} is no JSON ({error.msg}); delete that line") from error
+                raise OperantError(f"{path}, line {number} is no JSON ({error}); delete that line") from error
+            continue
+        if not isinstance(record, dict) or type(record.get("step", 0)) is not int:
+            raise OperantError(f"{path}, line {number} is no record of a step; delete that line")
+        found.append(record)
     return found
 
 

@@ -147,6 +147,9 @@ class Learner:
         `part`: the places of those that are played, each exactly as it is among all; None: every one.
         """
         sampling = sampling or self.sampling
+        for task in tasks:
+            if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
+                check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
         with self.timing("generate" if stream == "train" else stream):
             rollouts = play(
                 tasks,

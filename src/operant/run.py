@@ -89,8 +89,11 @@ class RunFolder:
         """The folder of an earlier run, to go on with it. Follow with `cut_after` of the step resumed from."""
         path = Path(path)
         config = read_config(path)
-        left = lock.take(path / "lock")
         folder = cls(path, config)
+        for file in (folder.metrics_path, folder.distributions_path, folder.log_path):
+            if file.is_symlink():  # of a folder from somebody else, it may lead to any file of this user
+                raise OperantError(f"{file} is a link, and a run writes its own files: put the file itself there")
+        left = lock.take(path / "lock")
         folder._sweep()
         if left:
             folder.say(f"took over from process {left['pid']}, which ended without closing this run")

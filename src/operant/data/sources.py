@@ -51,7 +51,8 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
         raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
     if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
         return _stem(path), _file(path, suffix)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name, re.ASCII) or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
+    of_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name, re.ASCII)
+    if not of_hub or len(name) > 200 or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
         raise OperantError(f"tasks: there is no file {shown(name)}, and a data set of the Hub is called owner/name")
     return _hub(name)
 
@@ -87,7 +88,7 @@ def _explained(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[in
     except UnicodeDecodeError as error:
         raise OperantError(f"tasks: {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise OperantError(f"tasks: {path} cannot be read: {error}; is it whole?") from error
+        raise OperantError(f"tasks: {path} cannot be read: {' '.join(str(error).split())}; is it whole?") from error
 
 
 def _open(path: Path) -> TextIO:

@@ -6,6 +6,7 @@
 What is read here was written by others, and the libraries that read it raise whatever they happen to.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,10 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    config = load_config(folder)
+    config, generation = load_config(folder), folder / "generation_config.json"
+    if generation.exists():  # it names the tokens that end a reply, and transformers leaves out in silence what is damaged
+        with _explained(folder, "a language model with its generation_config.json"):
+            dict(json.loads(generation.read_text(encoding="utf-8")))
     auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     model, notes = load_any(auto, folder, "a language model", dtype=dtype, **(more or {}))
     if notes["missing_keys"]:

@@ -20,6 +20,18 @@ _DECIMALS = 3
 Stamp = tuple[int, int, int]
 
 
+@contextmanager
+def sound(folder: str | Path) -> Iterator[None]:
+    """The block reads files of runs, which somebody else may have written: what is no record of a run is told so."""
+    try:
+        yield
+    except OperantError:
+        raise
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        why = f"{type(error).__name__}: {_first(error)}"
+        raise OperantError(f"{folder} holds something that no run has written ({why}): is it whole?") from error
+
+
 def steps(folder: Path) -> dict[int, Path]:
     """The files of a folder by step, in the order of steps; none where there is no folder yet."""
     found = {files.step_of(path): path for path in folder.glob("step-*.parquet")}

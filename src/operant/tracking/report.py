@@ -16,6 +16,7 @@ from operant import files
 from operant.tracking import pages
 from operant.tracking.diagnosis import History, diagnose, read_history, verdict
 from operant.tracking.diagnosis.progress import progress
+from operant.tracking.reading import sound
 from operant.tracking.registry import METRICS, describe
 from operant.tracking.replies import Reader, embedded, probes
 from operant.tracking.thinning import Heatmaps, curves, short, stretch
@@ -34,7 +35,9 @@ def write_report(run_folder: str | Path) -> Path:
     """
     folder = Path(run_folder)
     path = folder / "report.html"
-    files.write(path, page(page_data(folder) | {"replies": embedded(folder)}))
+    with sound(folder):
+        text = page(page_data(folder) | {"replies": embedded(folder)})
+    files.write(path, text)
     return path
 
 

@@ -126,12 +126,18 @@ def read_history(folder: str | Path) -> History:
     folder = Path(folder)
     replies = sorted((folder / "rollouts").glob("step-*.parquet"))
     return History(
-        metrics=files.records(folder / "metrics.jsonl"),
+        metrics=[_numbers(record) for record in files.records(folder / "metrics.jsonl")],
         rows=_rows(replies[-1]) if replies else [],
         reference=_rows(folder / "probes" / "reference.parquet"),
         config=flat(_config(folder / "config.yaml")),
         evaluation=_json(folder / "evaluation.json"),
     )
+
+
+def _numbers(record: Row) -> dict[str, Any]:
+    """What of a record is a number, or was one that is not finite (null)."""
+    held = {k: v for k, v in record.items() if v is None or isinstance(v, (int, float))}
+    return {k: v if v is None or math.isfinite(v) else None for k, v in held.items()}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
