@@ -31,13 +31,13 @@ from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import play
-from operant.sampling import Sampling, token_pieces
+from operant.sampling import Sampling, check_ids, token_pieces
 from operant.settings import LearnerOptions, find_device, learner_options
 from operant.tally import Tally
 from operant.tracking.diagnosis import Finding, History, diagnose
 from operant.tracking.rows import rows
 from operant.triplets import to_rollouts
-from operant.types import Batch, Engine, Env, OperantError, Rollout, Task
+from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 from operant.updates.objective import Objective, minibatch_whitening
 from operant.updates.optimizer import make_optimizer, rate, set_rate
 

@@ -52,7 +52,7 @@ def write_comparison(places: Sequence[str | Path], out: str | Path | None = None
     Raises: OperantError for a folder that is no run, or that cannot be read or written.
     """
     path = Path(out) if out is not None else report_path(places)
-    with sound(", ".join(map(str, places))):
+    with reading.sound(", ".join(map(str, places))):
         data = comparison(places, path.parent)
         text = pages.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
     files.write(path, text)
