@@ -133,8 +133,16 @@ class RunFolder:
         return self._reference
 
     def lengths(self) -> dict[str, int]:
-        """Bytes of the files that grow, for a checkpoint's manifest: what comes after them is cut on resume."""
-        return {journal.path.name: journal.size() for journal in (self._metrics, self._distributions)}
+        """Bytes of the files that grow, for a checkpoint's manifest: what comes after them is cut on resume.
+
+        They are brought to the disk first, as the checkpoint will be. Raises: OperantError where it refuses.
+        """
+        told = {journal.path: journal.size() for journal in (self._metrics, self._distributions)}
+        with files.explained(self.path):
+            for path in (path for path in told if path.exists()):
+                files.sync(path)
+            files.sync_folder(self.path)
+        return {path.name: size for path, size in told.items()}
 
     def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
         """Forget the steps after `step`: on resume they are played again, and must not stand there twice.

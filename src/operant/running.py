@@ -333,6 +333,8 @@ class Run:
                 export(self.policy, new)
             if best is not None:
                 files.write(new / "best.json", best)
+            for part in (*new.rglob("*"), new):  # transformers leaves that to the system
+                (files.sync_folder if part.is_dir() else files.sync)(part)
             files.put_folder(new, path)
 
     def finish(self) -> None:
