@@ -92,6 +92,14 @@ HOW = {
     "checkpointed": {"model.gradient_checkpointing": True},
     "in chunks": {"reward_chunks": 2},
     "groups": {"algorithm": "grpo", "samples": 2},
+    "leave one out": {"algorithm": "rloo", "samples": 2},
+    "an adapter": {"lora.rank": 2},
+    "a critic of its own": {"value.critic": "copy", "value.init": "normal"},
+    "all that follows": {"kl.control": "adaptive", "kl.horizon": 20, "score.scale": True, "score.normalise": True}
+    | {"optimizer.schedule": "cosine", "optimizer.warmup": 0.5, "kl.loss_coef": 0.1, "best": "reward/mean"},
+    "allowed ids": {"top_p": 0.8, "truncation": "stored"},
+    "bfloat16 8 bit": {"model.precision": "bfloat16", "optimizer.states": "8bit"},
+    "watched": {"probes": 2, "probe_every": 1, "evaluate": TASKS, "evaluate_every": 1, "watch_every": 1},
 }
 
 
@@ -102,8 +110,22 @@ def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path, how):
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options):
         if metrics["step"] == 2:
             break
-    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    given = {k: v for k, v in options.items() if k in ("tokenizer", "evaluate")}
+    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, **given)
     assert told(again) == told(whole)
+    ends = [run.state.snapshot() for run in (whole, again)]
+    assert same(*ends), "everything that changes in a run, to the bit"
+
+
+def same(a, b):
+    """Nested states, alike to the bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
 
 
 def test_what_was_logged_after_the_checkpoint_is_played_and_written_again(tmp_path):

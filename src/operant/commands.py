@@ -27,7 +27,7 @@ def train(arguments: Sequence[str]) -> int:
     from operant.tracking.console import Console
     from operant.trainer import runs
 
-    if resume and _finished(resume, options):
+    if resume and _finished(resume, options, fresh):
         return 0
     run, told = None, False
     recipe = words[0] if words else None
@@ -42,13 +42,13 @@ def train(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _finished(place: str, options: dict[str, Any]) -> bool:
+def _finished(place: str, options: dict[str, Any], fresh: bool) -> bool:
     """Where nothing is left to do, say so."""
     from pathlib import Path
 
     from operant.resume import finished
 
-    said = finished(Path(place), options)
+    said = finished(Path(place), options, fresh_optimizer=fresh)
     if said is not None:
         print(said)
     return said is not None

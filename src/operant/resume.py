@@ -61,7 +61,10 @@ def stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{out} was started from Python with {name}={held[name]}: go on from there, with "
                 f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
             )
-    known = config_schema(held.get("algorithm", "ppo"))
+    began = held.get("algorithm", "ppo")
+    if given.get("algorithm", began) != began:  # whose options have other names
+        raise _refused(Change("algorithm", began, given["algorithm"]), FIXED["algorithm"])
+    known = config_schema(began)
     whole, own = resolve(known, held), resolve(known, given)
     pinned = {n for n in ("policy", "reference") if str(whole.get(n)).startswith(f"{own.get(n)}@")}
     return whole | {name: value for name, value in own.items() if name not in pinned}
@@ -79,11 +82,15 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
     for change in found:
         named = change.name if change.name in fixed else change.name.partition(".")[0] + "."
         if named in fixed and not (_is_object(change.old) and change.name in OBJECTS):
-            raise OperantError(
-                f"{change.name}={change.new!r} beside --resume: the run has {change.old!r}, and {fixed[named]}; "
-                "leave it out, or start a new run"
-            )
+            raise _refused(change, fixed[named])
     return found
+
+
+def _refused(change: Change, why: str) -> OperantError:
+    return OperantError(
+        f"{change.name}={change.new!r} beside --resume: the run has {change.old!r}, and {why}; "
+        "leave it out, or start a new run"
+    )
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,9 +118,11 @@ def in_force(found: list[Change], learner: Learner) -> None:
             group["weight_decay"] = options.weight_decay
 
 
-def finished(out: Path, given: Mapping[str, Any]) -> str | None:
-    """Where nothing is left to do: a sentence that says so."""
-    steps = configure(stored(out, given)).train.steps
+def finished(out: Path, given: Mapping[str, Any], *, fresh_optimizer: bool = False) -> str | None:
+    """Where nothing is left to do: a sentence that says so. Raises: OperantError as `stored` and `changes`."""
+    config = configure(stored(out, given))
+    changes(out, config, fresh_optimizer=fresh_optimizer)
+    steps = config.train.steps
     exported = (out / "export" / "config.json").is_file()
     path = to_resume(out / "checkpoints", lambda text: None, fresh_optimizer=True) if exported else None
     done = about(path)["step"] if path else 0

@@ -15,7 +15,7 @@ from operant.shelf import path_of
 from operant.types import OperantError
 
 KINDS = {"resume": ("resume",), "light": ("light",), "both": ("light", "resume")}
-"""Where both are asked for, the light one first: a kill in between is resumed from before both, and writes both again."""
+"""Where both are asked for, the light one first: after a kill in between, both are written again."""
 AGAIN = 60.0
 """Seconds until a checkpoint that could not be written is tried again."""
 

@@ -1,0 +1,190 @@
+"""Disks that fill up, forbid or come back, clocks that jump, reports that fail: training goes on and says so."""
+
+import errno
+import json
+import os
+import time
+from contextlib import contextmanager
+
+import pytest
+from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from toys import letters
+
+from operant import OperantError, files, train
+from operant.cli import main
+from operant.journal import Journal
+from operant.run import RunFolder
+from operant.shelf import newest_whole
+
+
+class Disk:
+    """Refuses what `refuses(operation, path)` says, while the step is one of `steps`; as a full disk would."""
+
+    def __init__(self, refuses, steps=range(2, 4), code=errno.ENOSPC):
+        self.refuses, self.steps, self.code, self.step, self.refused = refuses, steps, code, 0, []
+
+    def __call__(self, when, operation, path):
+        if when == "before" and self.step in self.steps and self.refuses(operation, path):
+            self.refused.append((operation, path.name))
+            raise OSError(self.code, os.strerror(self.code))
+
+    def reward(self, rollouts):
+        self.step += 1
+        return count_a(rollouts)
+
+    reward.__name__ = "count_a"
+
+
+@contextmanager
+def on(disk):
+    files.seam, old = disk, files.seam
+    try:
+        yield
+    finally:
+        files.seam = old
+
+
+def anything(operation, path):
+    return operation in ("write", "append", "mkdir", "rename", "truncate")
+
+
+def run_on(disk, out, **more):
+    with on(disk):
+        return train(model(), TASKS, disk.reward, out=out, tokenizer=letters(), **SMALL, **more)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_disk_that_refuses_for_a_while_costs_no_number(tmp_path, capsys, code):
+    """Steps 2 and 3 of 4 find a disk that takes nothing: the log of the whole run is there afterwards."""
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", tokenizer=letters(), **SMALL)
+    disk = Disk(anything, code=code)
+    run = run_on(disk, tmp_path / "full", best="reward/mean", probe_every=1)
+    assert {name for _, name in disk.refused} >= {"metrics.jsonl", "log.txt", "distributions.jsonl"}
+    assert told(run) == told(whole)
+    for name, weight in weights(whole).items():
+        assert weight.equal(run.policy.state_dict()[name]), name
+    lines = [json.loads(x)["step"] for x in (run.path / "distributions.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == [1, 2, 3, 4]
+    names = sorted(path.name for path in run.folder.rollouts_path.iterdir())
+    assert names == ["step-00001.parquet", "step-00004.parquet"]
+    log, seen = (run.path / "log.txt").read_text(encoding="utf-8"), capsys.readouterr().err
+    for text in ("metrics are kept in memory", "replies are left out", "checkpoint is tried again", "can be written"):
+        assert text in log and text in seen, text
+    assert os.strerror(code).lower() in seen and "Traceback" not in seen
+    assert files.step_of(newest_whole(run.folder.checkpoints)) == 4
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, capsys):
+    disk = Disk(lambda operation, path: "checkpoints" in str(path), steps=range(2, 9))
+    with pytest.raises(OperantError, match=r"cannot save the checkpoint .*no space left on device"):
+        run_on(disk, tmp_path / "run")
+    assert files.step_of(newest_whole(tmp_path / "run/checkpoints")) == 1
+    assert [m["step"] for m in files.records(tmp_path / "run/metrics.jsonl")] == [1, 2, 3, 4]
+    assert (tmp_path / "run/export/config.json").exists() and (tmp_path / "run/report.html").exists()
+    assert not (tmp_path / "run/lock").exists()
+    again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", tokenizer=letters(), **SMALL)
+    assert told(again) == told(whole)
+
+
+def test_the_last_save_is_the_one_whose_failure_is_an_error(tmp_path, capsys):
+    tokenizer = letters()
+    model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "tasks.txt").write_text("ab\nc\n", encoding="utf-8")
+    words = ["train", "--policy", tmp_path / "model", "--tasks", tmp_path / "tasks.txt", "--reward", "letters:a"]
+    words += ["--out", tmp_path / "run", "--steps", 1, "--batch", 2, "--max-tokens", 4, "--probes", 0]
+    disk = Disk(lambda operation, path: "checkpoints" in str(path), steps=[0])
+    with on(disk):
+        assert main([str(word) for word in words]) == 2
+    assert "operant: cannot save the checkpoint" in capsys.readouterr().err
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+
+
+def test_a_failing_reward_is_told_and_not_the_disk_that_fails_beside_it(tmp_path, capsys):
+    def fails(rollouts):
+        disk.step = 2
+        raise RuntimeError("the judge is out")
+
+    disk = Disk(anything)
+    with on(disk), pytest.raises(OperantError, match="the judge is out"):
+        train(model(), TASKS, fails, out=tmp_path / "run", tokenizer=letters(), **SMALL)
+    assert "nor could the state from before the step be saved" in capsys.readouterr().err
+
+
+def test_what_cannot_be_exported_is_an_error_after_the_checkpoint(tmp_path):
+    disk = Disk(lambda operation, path: path.name in ("export", ".export.tmp"), steps=range(9))
+    with pytest.raises(OperantError, match="export: no space left"):
+        run_on(disk, tmp_path / "run")
+    assert files.step_of(newest_whole(tmp_path / "run/checkpoints")) == 4
+    assert not (tmp_path / "run/export").exists(), "whole or not at all"
+
+
+def test_a_clock_that_jumps_is_never_asked(tmp_path, monkeypatch):
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", tokenizer=letters(), **SMALL)
+    days = iter(range(10**9, -(10**9), -86400))
+    monkeypatch.setattr(time, "time", lambda: float(next(days)))
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), **SMALL)
+    assert told(run) == told(whole)
+    assert all(line["time/step"] >= 0 for line in run.metrics)
+
+
+def test_a_report_a_tracker_and_a_diagnosis_that_fail_stop_nothing(tmp_path, monkeypatch):
+    class Broken:
+        def __getattr__(self, name):
+            raise ConnectionError("no route")
+
+    def broken(*_):
+        raise ZeroDivisionError("of course")
+
+    from operant.trainer import runs
+
+    monkeypatch.setattr("operant.running.write_report", broken)
+    monkeypatch.setattr("operant.running.diagnose", broken)
+    given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "show": [Broken()], **SMALL}
+    *_, run = runs(tmp_path / "run", **given)
+    assert len(told(run)) == 4
+    log = (run.path / "log.txt").read_text(encoding="utf-8")
+    for text in ("the report could not be written: ZeroDivisionError", "the diagnosis failed", "tracker Broken failed"):
+        assert text in log, text
+
+
+# --- lines that wait
+
+
+def test_lines_are_whole_and_in_order_whatever_was_half_written(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "lines")
+    journal.add("one\n")
+
+    def half(path, text):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text[: len(text) // 2])
+        raise OperantError("the disk is full")
+
+    monkeypatch.setattr(files, "append_text", half)
+    for line in ("two\n", "three\n"):
+        with pytest.raises(OperantError):
+            journal.add(line)
+    monkeypatch.undo()
+    journal.add("four\n")
+    assert (tmp_path / "lines").read_text(encoding="utf-8") == "one\ntwo\nthree\nfour\n"
+    assert journal.waiting == []
+
+
+def test_what_waits_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("operant.journal.MOST", 20)
+    journal = Journal(tmp_path / "no-such-folder" / "lines")
+    for number in range(100):
+        with pytest.raises(OperantError):
+            journal.add(f"line {number}\n")
+    assert journal.waiting == ["line 98\n", "line 99\n"]
+
+
+def test_a_log_that_cannot_be_written_waits_until_the_end(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    disk = Disk(lambda operation, path: path.name == "log.txt", steps=[0])
+    with on(disk):
+        folder.say("first")
+        folder.say("second")
+    folder.close()
+    assert [x.split()[-1] for x in folder.log_path.read_text(encoding="utf-8").splitlines()] == ["first", "second"]

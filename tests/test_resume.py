@@ -1,0 +1,348 @@
+"""Going on with a run: what may change and what may not, what is cut back, what is taken from the checkpoint."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from toys import letters, lm
+
+from operant import Learner, OperantError, steps, train
+from operant.cli import main
+from operant.shelf import about, newest_whole
+
+
+def options(**more):
+    return {"tokenizer": letters(), **SMALL, **more}
+
+
+def cut(out, after, reward=count_a, **more):
+    """A run that ends after a step without being asked, as by a kill: nothing is saved at the end."""
+    for metrics in steps(model(), TASKS, reward, out=out, **options(**more)):
+        if metrics["step"] == after:
+            break
+
+
+def again(out, reward=count_a, **given):
+    return train(model(), TASKS, reward, out=out, resume=True, tokenizer=letters(), **given)
+
+
+def log(out):
+    return (out / "log.txt").read_text(encoding="utf-8")
+
+
+def same(a, b):
+    return all(torch.equal(value, weights(b)[name]) for name, value in weights(a).items())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder and a file of tasks: what the command line needs."""
+    tokenizer = letters()
+    model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "tasks.txt").write_text("\n".join(TASKS) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def command(folder, *more):
+    given = {"policy": folder / "model", "tasks": folder / "tasks.txt", "reward": "letters:a", "out": folder / "run"}
+    given |= {"batch": 4, "max-tokens": 6, "minibatch": 2, "probes": 0, "steps": 2, "samples-every": 0}
+    return ["train", *(word for name, value in given.items() for word in (f"--{name}", str(value))), *more]
+
+
+# --- changed options ------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_option_is_recorded_and_in_force(tmp_path):
+    out = tmp_path / "run"
+    cut(out, 2, **{"kl.control": "adaptive"})
+    run = again(out, **{"lr": 5e-4, "kl": {"coef": 0.7}, "weight_decay": 0.5, "betas": (0.8, 0.9), "steps": 3})
+    changed = [json.loads(x) for x in (out / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert all(change["step"] == 2 for change in changed)
+    assert {c["name"]: (c["old"], c["new"]) for c in changed} == {
+        "optimizer.lr": (1e-3, 5e-4),
+        "kl.coef": (0.1, 0.7),
+        "optimizer.weight_decay": (0.0, 0.5),
+        "optimizer.betas": ([0.9, 0.999], [0.8, 0.9]),
+        "steps": (4, 3),
+    }
+    held = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+    assert held["optimizer"]["lr"] == 5e-4 and held["kl"]["coef"] == 0.7
+    assert held["kl"]["control"] == "adaptive", "what was not named stays"
+    assert "changed from step 3 on: " in log(out) and "kl.coef is 0.7, was 0.1" in log(out)
+    last = told(run)[-1]
+    assert last["step"] == 3 and last["update/lr"] == 5e-4 and last["kl/coef"] == 0.7
+    assert [group["weight_decay"] for group in run.learner.optimizer.param_groups] == [0.5, 0.0]
+    assert all(group["betas"] == (0.8, 0.9) for group in run.learner.optimizer.param_groups)
+
+
+def test_nothing_is_recorded_where_nothing_changed(tmp_path):
+    out = tmp_path / "run"
+    cut(out, 2)
+    before = (out / "config.yaml").read_bytes()
+    again(out, **{k: v for k, v in SMALL.items()})
+    assert not (out / "changes.jsonl").exists() and (out / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' beside --resume: the run has 'ppo'"),
+        ({"seed": 7}, "learner.seed=7 beside --resume"),
+        ({"train_layers": 1}, "of that shape"),
+        ({"precision": "bfloat16"}, "of that shape"),
+        ({"lora.rank": 4}, "of that shape"),
+        ({"value.layers": 2}, "of that shape"),
+        ({"optimizer.states": "8bit"}, "--fresh-optimizer"),
+        ({"preset": "trl"}, "one by one"),
+        ({"kl.ceof": 1.0}, "did you mean"),
+        ({"steps": 0}, "steps=0"),
+    ],
+)
+def test_what_cannot_change_is_refused_before_anything_loads(tmp_path, given, sentence, monkeypatch):
+    out = tmp_path / "run"
+    cut(out, 1)
+    held = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    monkeypatch.setattr("operant.trainer.build", lambda *a, **k: pytest.fail("it loads"))
+    with pytest.raises(OperantError, match=sentence.replace("(", "\\(")):
+        again(out, **given)
+    assert held == {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
+    assert main(command(folder)) == 0
+    run = str(folder / "run")
+    capsys.readouterr()
+    assert main(["train", "--resume", run]) == 0
+    assert "is finished: 2 of 2 steps; --steps 4 would go on" in capsys.readouterr().out
+    assert main(["train", "--resume", run, "--steps", "3", "--kl.coef", "0.5"]) == 0
+    lines = [json.loads(x) for x in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["kl/coef"] == 0.5
+    for words, sentence in (
+        (["--policy", "builtin:reviews-lm"], "policy='builtin:reviews-lm' beside --resume"),
+        (["--out", "elsewhere"], "--out elsewhere beside --resume"),
+        (["--steps", "many"], "steps='many'"),
+    ):
+        assert main(["train", "--resume", run, *words]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main(["train", "letters", "--fresh-optimizer"]) == 2
+    assert "goes with" in capsys.readouterr().err
+
+
+# --- what is cut back -----------------------------------------------------------------------------------------------
+
+
+def test_what_came_after_the_checkpoint_is_cut_to_the_byte(tmp_path):
+    """A longer log, a torn one, and one with garbage: the run that follows is the one that never stopped."""
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(probes=2, probe_every=1))
+    cut(tmp_path / "cut", 3, probes=2, probe_every=1)
+    for number, tail in enumerate((b"", b'{"step": 4, "rew', b"\x00\xff\xfe garbage\nmore\n")):
+        out = tmp_path / f"cut-{number}"
+        shutil.copytree(tmp_path / "cut", out)
+        shutil.rmtree(out / "checkpoints/step-00003", ignore_errors=True)
+        for name in ("metrics.jsonl", "distributions.jsonl"):
+            with open(out / name, "ab") as file:
+                file.write(tail)
+        (out / "rollouts/.step-00004.parquet.1.tmp").write_bytes(b"PAR1")
+        (out / "refused/step-00003").mkdir(parents=True)
+        run = again(out)
+        assert told(run) == told(whole), tail
+        assert same(run, whole)
+        for kind in ("rollouts", "probes"):
+            names = sorted(path.name for path in (whole.path / kind).iterdir())
+            assert sorted(path.name for path in (out / kind).iterdir()) == names
+        assert not list((out / "refused").iterdir())
+
+
+def test_rollouts_and_probes_of_later_steps_are_gone_while_the_run_goes_on(tmp_path):
+    cut(tmp_path / "run", 3, probes=2, probe_every=1, checkpoint_minutes=60.0)
+    given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "resume": True}
+    from operant.trainer import runs
+
+    for run in runs(tmp_path / "run", **given):
+        assert not list(run.folder.rollouts_path.iterdir())
+        assert [p.name for p in run.folder.probes_path.glob("step-*")] == ["step-00000.parquet"]
+        break
+
+
+def test_a_shorter_log_is_said_and_goes_on(tmp_path):
+    out = tmp_path / "run"
+    cut(out, 3)
+    path = out / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    run = again(out)
+    assert "lines of earlier steps are lost" in log(out)
+    assert [m["step"] for m in run.metrics] == [1, 4]
+    path.unlink()
+    again(out, steps=5)
+    assert "metrics.jsonl is gone" in log(out) and [m["step"] for m in told(run)] == [5]
+
+
+def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options())
+    cut(tmp_path / "cut", 2, checkpoint_minutes=60.0)
+    assert newest_whole(tmp_path / "cut/checkpoints") is None
+    (tmp_path / "cut/metrics.jsonl").write_bytes(b"\xff garbage")
+    run = again(tmp_path / "cut")
+    assert told(run) == told(whole) and same(run, whole)
+
+
+# --- what was found out by measuring --------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
+    """Threads, the ways of computing that the probe found to agree, and the tokens that memory held."""
+    out, ran = tmp_path / "run", torch.get_num_threads()
+    for run in steps_of(out):
+        run.policy.modes = replace(run.policy.modes, cached=False, pooled=False)
+        run.learner.budget.tokens = 512
+        torch.set_num_threads(2)
+        break_after = run.step()
+        run.save()
+        torch.set_num_threads(ran)
+        assert break_after["step"] == 1
+        break
+    for run in steps_of(out, resume=True):
+        assert torch.get_num_threads() == 2
+        assert not run.policy.modes.cached and not run.policy.modes.pooled and run.policy.modes.padded
+        assert run.learner.reference.policy.modes.cached, "each model has its own"
+        assert run.learner.budget.tokens == 512
+        break
+    assert torch.get_num_threads() == ran
+    assert "torch computes with 2 threads as when the run began" in log(out)
+    assert "not to the same bits" not in log(out)
+    for run in steps_of(out, resume=True, **{"update.micro_tokens": 256}):
+        assert run.learner.budget.tokens == 256
+        break
+
+
+def steps_of(out, **given):
+    from operant.trainer import runs
+
+    begun = {} if given.get("resume") else SMALL
+    return runs(out, policy=model(), tasks=TASKS, reward=count_a, tokenizer=letters(), **begun, **given)
+
+
+def test_writing_a_checkpoint_changes_nothing_in_the_run(tmp_path):
+    often = train(model(), TASKS, count_a, out=tmp_path / "often", **options(checkpoint="both"))
+    never = train(model(), TASKS, count_a, out=tmp_path / "never", **options(checkpoint_minutes=60.0))
+    assert told(often) == told(never) and same(often, never)
+
+
+@pytest.mark.parametrize("init", ["torch", "normal", "small"])
+def test_a_new_critic_is_drawn_from_the_seed(init):
+    def head(seed):
+        given = {"tokenizer": letters(), "value.init": init, "seed": seed}
+        return Learner(lm("gpt2", vocab=len(letters())), **given).policy.value_head.state_dict()
+
+    torch.manual_seed(1)
+    first = head(3)
+    before = torch.random.get_rng_state()
+    torch.manual_seed(2)
+    second, other = head(3), head(4)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+    assert before is not None
+
+
+# --- a user's own state -----------------------------------------------------------------------------------------------
+
+
+class Grumpy:
+    """A reward that gives less every time it is asked."""
+
+    __name__ = "grumpy"
+
+    def __init__(self, fails=0):
+        self.asked, self.fails = 0, fails
+
+    def __call__(self, rollouts):
+        self.asked += 1
+        if self.asked == self.fails:
+            raise RuntimeError("enough")
+        return [r.reply.count("a") - 0.1 * self.asked for r in rollouts]
+
+    def state_dict(self):
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state):
+        self.asked = state["asked"]
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"grumpy": (r, 2.0)}], ids=["alone", "in a sum"])
+def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
+    from operant.rewards import weighted
+
+    def reward(**given):
+        made = wrap(Grumpy(**given))
+        return weighted(made) if isinstance(made, dict) else made
+
+    looks = {"probes": 2, "probe_every": 1, "evaluate": TASKS, "evaluate_every": 1}
+    whole = train(model(), TASKS, reward(), out=tmp_path / "whole", **options(**looks))
+    cut(tmp_path / "cut", 2, reward(), **looks)
+    run = again(tmp_path / "cut", reward(), evaluate=TASKS)
+    assert told(run) == told(whole)
+    plain = train(model(), TASKS, reward(), out=tmp_path / "plain", **options())
+    assert [m["reward/mean"] for m in told(plain)] == [m["reward/mean"] for m in told(whole)], "looks count for nothing"
+
+
+def test_a_reward_that_fails_is_asked_again_as_it_was_before(tmp_path):
+    whole = train(model(), TASKS, Grumpy(), out=tmp_path / "whole", **options())
+    broken = Grumpy(fails=3)
+    with pytest.raises(OperantError, match="enough"):
+        train(model(), TASKS, broken, out=tmp_path / "cut", **options())
+    assert told(again(tmp_path / "cut", Grumpy())) == told(whole)
+
+
+# --- light ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsys):
+    out = tmp_path / "run"
+    cut(out, 2, checkpoint="light", **{"kl.control": "adaptive", "kl.horizon": 10})
+    assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["light-00001", "light-00002"]
+    with pytest.raises(OperantError, match="--fresh-optimizer"):
+        again(out)
+    run = again(out, fresh_optimizer=True, steps=3)
+    assert "light-00002, with a fresh optimizer" in log(out)
+    lines = told(run)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert run.built.order.position == 3 * 4, "tasks go on where they were"
+    assert lines[2]["kl/coef"] != lines[1]["kl/coef"] != 0.1, "and so does what KL costs"
+    steps_taken = {int(state["step"]) for state in run.learner.optimizer.state.values()}
+    assert steps_taken == {8}, "of one step: 4 epochs of 2 minibatches"
+
+
+def test_a_fresh_optimizer_takes_the_newest_weights_of_either_kind(tmp_path):
+    out = tmp_path / "run"
+    cut(out, 2, checkpoint="both")
+    assert about(out / "checkpoints/light-00002")["kind"] == "light"
+    run = again(out, fresh_optimizer=True, steps=3, **{"optimizer.states": "8bit"})
+    assert [line["step"] for line in told(run)] == [1, 2, 3]
+    assert "step-00002, with a fresh optimizer" in log(out)
+
+
+# --- which checkpoints ------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
+    scores = {3: 5.0}
+
+    def rigged(rollouts):
+        rigged.step += 1
+        return [scores.get(rigged.step, 1.0)] * len(rollouts)
+
+    rigged.step = 0
+    given = {"checkpoint_minutes": 60.0, "checkpoint_every": 2, "keep": 1, "keep_every": 4, "best": "reward/mean"}
+    run = train(model(), TASKS, rigged, out=tmp_path / "run", **options(**given) | {"steps": 9})
+    left = sorted(path.name for path in (run.path / "checkpoints").iterdir())
+    assert left == ["step-00003", "step-00004", "step-00008", "step-00009"]
+    sizes = {line["step"]: line["checkpoint/bytes"] for line in run.metrics if "checkpoint/bytes" in line}
+    assert list(sizes) == [2, 3, 4, 5, 7, 9], "after the first and third as the best, the even ones"
+    written = sum(file.stat().st_size for file in (run.path / "checkpoints/step-00008").iterdir())
+    assert sizes[9] == written
+    assert all(("time/checkpoint" in line) == (line["step"] in sizes) for line in run.metrics)
