@@ -59,7 +59,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config, generation = load_config(folder), folder / "generation_config.json"
-    if generation.exists():  # it names the tokens that end a reply, and transformers leaves out in silence what is damaged
+    if generation.exists():  # it names the tokens that end a reply; transformers leaves a damaged one out in silence
         with _explained(folder, "a language model with its generation_config.json"):
             dict(json.loads(generation.read_text(encoding="utf-8")))
     auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
