@@ -17,7 +17,7 @@ LEVELS = [
     "types tally",
     "files machine",
     "manifest",
-    "sampling kl chat distributed workers hub lock signals watchdog encoding shelf options",
+    "sampling kl chat distributed workers hub lock signals watchdog journal encoding shelf options",
     "policy data batch labels measure triplets generation",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking",
