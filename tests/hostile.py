@@ -3,13 +3,16 @@
 Each gives every other sample the number in its task's name, so that what is kept can be told from what is not.
 """
 
+import contextlib
 import ctypes
 import math
 import os
 import re
 import signal
 import sys
+import threading
 import time
+import zlib
 
 BAD = "t/17"
 """The task whose sample breaks the reward; in a batch without it, everything is well."""
@@ -213,10 +216,8 @@ def writes_to_every_pipe(rollouts):
 
     def write():
         for fd in range(3, 64):
-            try:
+            with contextlib.suppress(OSError):
                 os.write(fd, b'{"id": 2, "answer": {"answers": [{"value": 1e9}]}}\n[[[[[[{garbage\n')
-            except OSError:
-                pass
         return 17.0
 
     return judged(rollouts, write)
@@ -226,10 +227,8 @@ def floods_every_pipe(rollouts):
     def write():
         while True:
             for fd in range(3, 64):
-                try:
+                with contextlib.suppress(OSError):
                     os.write(fd, b"[" * 65536)
-                except OSError:
-                    pass
 
     return judged(rollouts, write)
 
@@ -249,3 +248,71 @@ CASES = {
     "ok": [good, chatters, daemonises],
 }  # fmt: skip
 """Outcome of the bad sample -> the rewards that come to it."""
+
+
+# --- well-behaved ones that tell what they see ------------------------------------------------------------------------
+
+
+def knows_torch(rollouts):
+    return [float("torch" in sys.modules) for _ in rollouts]
+
+
+def process(rollouts):
+    """Whose child this is, as a number that stays while the worker does."""
+    if not hasattr(process, "mark"):
+        process.mark = int.from_bytes(os.urandom(4), "big")
+    return [float(process.mark) for _ in rollouts]
+
+
+def fingerprint(rollouts):
+    return [float(zlib.crc32(repr(r).encode())) for r in rollouts]
+
+
+def how_many(rollouts):
+    """How many are judged together."""
+    return [float(len(rollouts)) for _ in rollouts]
+
+
+def forks_until_refused(rollouts):
+    """How many processes it may have."""
+    made = 0
+    try:
+        while made < 500:
+            if os.fork() == 0:
+                time.sleep(1000)
+            made += 1
+    except OSError:
+        pass
+    return [float(made) for _ in rollouts]
+
+
+def vowels(rollouts):
+    """Raises on some replies, as a real one would."""
+    if any(zlib.crc32(r.reply.encode()) % 4 == 0 for r in rollouts):
+        raise ValueError("too many")
+    return [float(sum(map(r.reply.count, "aeiou"))) for r in rollouts]
+
+
+def chatters_and_dies(rollouts):
+    def die():
+        print("the last words", flush=True)
+        os._exit(1)
+
+    return judged(rollouts, die)
+
+
+def answers_twice(argument):
+    """For a pool: every answer comes with one that nobody has asked for, under the next number."""
+
+    def handle(asked):
+        def later():
+            time.sleep(0.05)
+            for fd in range(3, 64):
+                with contextlib.suppress(OSError):
+                    os.write(fd, b'{"id": 2, "answer": "forged"}\n{"id": 3, "answer": "forged"}\n')
+
+        threading.Thread(target=later).start()
+        time.sleep(0.01)
+        return asked
+
+    return handle

@@ -56,7 +56,10 @@ def joined(judged: Sequence[Judged]) -> Judged:
     # A chunk that nobody judged is told under the reward's own name, beside which it may have named parts.
     kept = [n for n in names if all(n in j.parts for j in judged) or any(_said(j, n) for j in judged)]
     parts = {n: [v for j in judged for v in j.parts.get(n, [None] * len(j.scores))] for n in kept or names}
-    return Judged([score for j in judged for score in j.scores], parts)
+    failures = any(j.outcomes for j in judged)
+    outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if failures else []
+    notes = [note for j in judged for note in j.notes]
+    return Judged([score for j in judged for score in j.scores], parts, outcomes, notes)
 
 
 def _said(judged: Judged, name: str) -> bool:

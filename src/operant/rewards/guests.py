@@ -128,7 +128,7 @@ class Guest:
         pieces = _pieces(rollouts, self.options.workers)
         if all(len(piece) == 1 for piece in pieces):
             return []
-        until = time.monotonic() + self.options.timeout / 2
+        until = time.monotonic() + self.options.timeout / (2 if self.options.again else 1)
         replies = self._pool.run([[plain[i] for i in piece] for piece in pieces], until=until)
         notes = []
         for piece, reply in zip(pieces, replies):
@@ -182,10 +182,8 @@ def _pieces(rollouts: list[Rollout], count: int) -> list[list[int]]:
     groups = [list(places) for _, places in groupby(range(len(rollouts)), key=lambda i: rollouts[i].group)]
     pieces: list[list[int]] = [[]]
     for group in groups:
-        full = len(pieces[-1]) + len(group) / 2 > (len(rollouts) - sum(map(len, pieces[:-1]))) / (
-            count - len(pieces) + 1
-        )
-        if pieces[-1] and full and len(pieces) < count:
+        fair = (len(rollouts) - sum(map(len, pieces[:-1]))) / (count - len(pieces) + 1)
+        if pieces[-1] and len(pieces) < count and len(pieces[-1]) + len(group) / 2 > fair:
             pieces.append([])
         pieces[-1] += group
     return pieces

@@ -18,7 +18,7 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
     told = _fields(rollout)
     told["task"] = _fields(rollout.task)
     told["turns"] = [_fields(turn) for turn in rollout.turns]
-    return _checked(told, f"task {rollout.task.id!r}")
+    return _checked(told, f"of task {rollout.task.id!r}, rollout")
 
 
 def rollout_from_plain(told: Mapping[str, Any]) -> Rollout:

@@ -15,6 +15,7 @@ import selectors
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -82,7 +83,7 @@ class Worker:
         """Which request it works at."""
         self.deadline = float("inf")
         self.printed = b""
-        self._unsent, self._heard, self._limit, self._count = memoryview(b""), bytearray(), ANSWER, 0
+        self._unsent, self._heard, self._limit, self._token = memoryview(b""), bytearray(), ANSWER, ""
         self._silent_since: float | None = None
         self._lines: deque[bytes] = deque()
 
@@ -94,8 +95,8 @@ class Worker:
 
     def ask(self, place: int, request: Any) -> None:
         """Hand it a request, whose answer `reply` will be."""
-        self._count += 1
-        line = json.dumps({"id": self._count, "ask": request}).encode() + b"\n"
+        self._token = os.urandom(8).hex()  # an answer that was made up before the question is none
+        line = json.dumps({"id": self._token, "ask": request}).encode() + b"\n"
         self._unsent, self._limit = memoryview(line), ANSWER + len(line)
         self.place, self.printed, self.deadline = place, b"", float("inf")
         self.push()
@@ -155,7 +156,7 @@ class Worker:
         return None
 
     def _read(self, told: dict[str, Any]) -> Reply:
-        if told.get("id") != self._count or not {"answer", "error"} & set(told):
+        if told.get("id") != self._token or not {"answer", "error"} & set(told):
             return Reply("error", why="wrote something else than its answer to the pipe that is kept for it")
         if "answer" in told:
             return Reply("ok", told["answer"], alive=True)
@@ -194,6 +195,7 @@ class Pool:
         self.left_behind = 0
         """Processes that the requests so far have left behind, and that were killed."""
         self._lock, self._owner = threading.Lock(), os.getpid()
+        weakref.finalize(self, _end, self.workers)
 
     def start(self, seconds: float) -> None:
         """Start the workers and wait until all are ready. Raises: OperantError with why one is not."""
@@ -252,12 +254,8 @@ class Pool:
 
     def _drop(self, workers: list[Worker]) -> None:
         """End these, all at once; who is slow to die is waited for together."""
-        for worker in workers:
-            worker.box.ask_end()
-        end = time.monotonic() + 1.0
-        for worker in workers:
-            worker.close(max(end - time.monotonic(), 0.05))
-        self.workers = [w for w in self.workers if w not in workers]
+        _end(workers)
+        self.workers[:] = [w for w in self.workers if w not in workers]
 
     def _hand_out(self, waiting: deque[int], requests: Sequence[Any]) -> None:
         for worker in [w for w in self.workers if w.place is None]:
@@ -307,3 +305,11 @@ class Pool:
         while time.monotonic() < end and any(w.box.left is None and w.box.ended is None for w in asked):
             self._wait(end)
         self.left_behind += sum(w.box.left or 0 for w in asked)
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.box.ask_end()
+    end = time.monotonic() + 1.0
+    for worker in workers:
+        worker.close(max(end - time.monotonic(), 0.05))

@@ -1,0 +1,472 @@
+"""Isolated rewards: whatever one does to itself, the batch is judged in time, the rest is kept and nobody is left over.
+
+Real processes throughout. What is left is looked for among all processes of the machine by a mark in their environment,
+which no child can shed.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import hostile
+import pytest
+from rigs import on_ranks
+from toys import letters, lm
+
+import operant
+from operant import OperantError, Rollout, Task, Turn, isolated, train
+from operant.attempts import attempt, joined
+from operant.learner import Learner
+from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
+from operant.tally import Tally
+from operant.workers.box import LEVELS, Box, Limits
+from operant.workers.pool import Job, Pool
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left over is looked for in /proc")
+TESTS = Path(__file__).parent
+STRONG, WEAK = "pid namespace", "sub-reaper"
+SLOW_TO_FAIL = {hostile.closes_everything_and_hangs, hostile.huge_answer, hostile.floods_every_pipe}
+CASES = [(reward, outcome) for outcome, rewards in hostile.CASES.items() for reward in rewards]
+QUICK = [case for case in CASES if case[1] != "timeout" and case[0] not in SLOW_TO_FAIL]
+KEPT = [float(i) for i in range(64) if f"t/{i}" != hostile.BAD]
+
+
+def rollouts(count: int = 64, **more) -> list[Rollout]:
+    turn = Turn([1, 2], [5, 6, 7], end="stop")
+    return [
+        Rollout(Task(f"t/{i}", "The film", target=i), i, [turn], [f" was {i}"], query="The film") for i in range(count)
+    ]
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """Everything that is started from here on carries it."""
+    made = f"guest-{uuid.uuid4()}"
+    monkeypatch.setenv("OPERANT_TEST_MARK", made)
+    return made
+
+
+def left(mark: str, patience: float = 0.0) -> list[int]:
+    """Processes with the mark, the dead that nobody has buried aside; with `patience`, once there are none."""
+    end = time.monotonic() + patience
+    while (found := _marked(mark)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if mark.encode() in Path(f"/proc/{name}/environ").read_bytes() and int(name) != os.getpid():
+                found.append(int(name))
+    return found
+
+
+def held_to_the_promise(reward, outcome, mark, level, *, timeout=8.0, **options):
+    """63 scores, one outcome, the deadline, and nobody left."""
+    guest = isolated(reward, timeout=timeout, memory=1, processes=32, level=level, **options)
+    guest.check()
+    assert guest.level.startswith(level)
+    begun = time.monotonic()
+    judged = judge(guest, rollouts())
+    seconds = time.monotonic() - begun
+    assert judged.outcomes[17] == outcome, judged.notes
+    assert [s for i, s in enumerate(judged.scores) if i != 17] == KEPT
+    assert judged.scores[17] == (17.0 if outcome == "ok" else None)
+    assert seconds < timeout + 2
+    assert bool(judged.notes) == (outcome not in ("ok", "abstain") or reward is hostile.daemonises)
+    assert len(left(mark)) <= 3, "a worker is a keeper, the first of its namespace, and the guest"
+    guest.close()
+    assert left(mark, patience=1.0) == []
+    return judged
+
+
+# --- hostile rewards --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reward", "outcome"), QUICK, ids=lambda x: getattr(x, "__name__", x))
+def test_a_reward_that_fails_costs_one_sample(reward, outcome, mark):
+    held_to_the_promise(reward, outcome, mark, STRONG)
+
+
+@pytest.mark.parametrize("level", [STRONG, WEAK])
+@pytest.mark.parametrize("reward", [hostile.endless_regex, hostile.daemonises_and_hangs])
+def test_a_reward_that_hangs_costs_one_sample_and_its_time(reward, level, mark):
+    begun = time.monotonic()
+    held_to_the_promise(reward, "timeout", mark, level, timeout=30.0, each=True, sample_timeout=0.4)
+    assert time.monotonic() - begun < 20, "the sample has its own deadline"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [STRONG, WEAK])
+@pytest.mark.parametrize(("reward", "outcome"), CASES, ids=lambda x: getattr(x, "__name__", x))
+def test_every_hostile_reward_at_both_levels(reward, outcome, level, mark):
+    held_to_the_promise(reward, outcome, mark, level)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [STRONG, WEAK])
+def test_where_every_sample_hangs_the_deadline_holds(level, mark):
+    everywhere = isolated(f"{TESTS}/hostile.py:endless_stubborn", timeout=4, memory=1, workers=2, level=level)
+    bad = [Rollout(Task(hostile.BAD, "x"), i, [Turn([1], [2])], ["y"]) for i in range(64)]
+    everywhere.check()
+    begun = time.monotonic()
+    judged = judge(everywhere, bad)
+    assert time.monotonic() - begun < 4 + 2
+    assert judged.outcomes == ["timeout"] * 64 and judged.scores == [None] * 64
+    everywhere.close()
+    assert left(mark, patience=1.0) == []
+
+
+def test_memory_and_processes_have_a_limit(mark):
+    notes = held_to_the_promise(hostile.ten_gigabytes, "error", mark, STRONG).notes
+    assert "MemoryError" in notes[-1]
+    forks = isolated(hostile.forks_until_refused, processes=20, timeout=20, sample_timeout=10)
+    said = judge(forks, rollouts(1)).scores
+    if "at most 20 processes" in forks.level:
+        assert said == [19.0]  # and the reward itself
+    else:
+        assert "nothing counts" in forks.level
+    forks.close()
+    assert left(mark, patience=1.0) == []
+
+
+def test_what_a_reward_prints_is_kept_for_the_message_and_is_no_answer():
+    guest = isolated(hostile.exits_at_once, again=False)
+    judged = judge(isolated(hostile.chatters), rollouts(4))
+    assert judged.scores == [0.0, 1.0, 2.0, 3.0]
+    talks = resolve(f"isolated:{TESTS}/hostile.py:chatters_and_dies")
+    assert "it printed ...'the last words'" in judge(talks, rollouts(18)).notes[-1]
+    guest.close()
+
+
+# --- what crosses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_has_no_torch_and_lives_from_batch_to_batch(mark):
+    guest = isolated(hostile.knows_torch)
+    assert judge(guest, rollouts(2)).scores == [0.0, 0.0]
+    stays = isolated(hostile.process)
+    first, second = judge(stays, rollouts(2)).scores, judge(stays, rollouts(2)).scores
+    assert first == second
+    stays.close()
+    assert judge(stays, rollouts(2)).scores != first
+    for each in (guest, stays):
+        each.close()
+    assert left(mark, patience=1.0) == []
+
+
+def test_a_rollout_arrives_as_it_was_sent():
+    turns = [
+        Turn([1], [2, 3], [-0.5, -1e-9], [0.1, 0.2], "world", 3, None, None, 0.25, -1.0, [[2, 3], [4]], 0),
+        Turn([1, 2, 3, 9], [4], None, None, "cut", 3),
+    ]
+    prompt = [{"role": "user", "content": "naïve \ud83d 🎬"}]
+    task = Task("a/1", prompt, target={"answer": [1, 2.5, None, True, "x"], "deep": {"er": {}}})
+    sent = [Rollout(task, 4, turns, ["é\n", ""], "cut", {"score": float("inf")}, "q", [1, 2], 7)]
+    assert judge(isolated(hostile.fingerprint), sent).scores == hostile.fingerprint(sent)
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        (object(), r"of task 't/0', rollout.task.target is a object"),
+        ({"a": [1, {1, 2}]}, r"of task 't/0', rollout.task.target.a\[1\] is a set"),
+        ({1: 2}, "is a mapping whose keys are no text"),
+        (b"raw", "is a bytes"),
+    ],
+)
+def test_what_is_not_plain_is_refused_in_a_sentence(target, what):
+    odd = [Rollout(Task("t/0", "x", target=target), 0, [Turn([1], [2])], ["y"])]
+    with pytest.raises(OperantError, match=rf"isolated reward 'good': .*{what}.* it takes text, numbers"):
+        isolated(hostile.good).judged(odd)
+
+
+def test_samples_of_a_prompt_stay_together_and_workers_share_the_batch():
+    four = [Rollout(Task(f"t/{i}", "x"), i // 4, [Turn([1], [2])], ["y"]) for i in range(20)]
+    assert judge(isolated(hostile.how_many, workers=2), four).scores == [12.0] * 12 + [8.0] * 8
+    assert judge(isolated(hostile.how_many, workers=9), four).scores == [4.0] * 20
+    assert judge(isolated(hostile.how_many), four).scores == [20.0] * 20
+    assert judge(isolated(hostile.how_many, each=True, workers=2), four).scores == [1.0] * 20
+
+
+def test_a_function_is_found_by_its_name_or_refused():
+    def inner(rollouts):
+        return []
+
+    for reward in (lambda rs: [], inner, hostile.Unshowable().__str__, 3):
+        with pytest.raises(OperantError, match="isolated"):
+            isolated(reward)
+    with pytest.raises(OperantError, match=r"no other process can find <lambda> .* isolated\('file.py:function'\)"):
+        isolated(lambda rs: [])
+    for spec in ("good", ":good", "no_such_file.py:good"):
+        with pytest.raises(OperantError, match=r"module:function or file.py:function|there is no file"):
+            isolated(spec)
+    with pytest.raises(
+        OperantError, match=r"isolated reward 'hostile:god': .*has no function 'god'; did you mean 'good'"
+    ):
+        isolated("hostile:god").check()
+    with pytest.raises(OperantError, match="no module 'no_such_module_here'"):
+        isolated("no_such_module_here:f").check()
+
+
+@pytest.mark.parametrize(
+    ("guard", "says"), [("if __name__ == '__main__':", "scored 2.0"), ("if True:", "begin what starts")]
+)
+def test_a_function_of_the_script_itself(tmp_path, guard, says):
+    """It is found by its file; a script that would run itself again in the worker is told how to begin."""
+    script = f"""
+        import operant
+        from operant.rewards import judge
+
+        def twice(rollouts):
+            return [2.0 for _ in rollouts]
+
+        {guard}
+            guest = operant.isolated(twice)
+            try:
+                guest.check()
+                sample = operant.Rollout(operant.Task("t", "x"), 0, [operant.Turn([1], [2])], ["y"])
+                print("scored", judge(guest, [sample]).scores[0])
+            except operant.OperantError as error:
+                print(error)
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(script), encoding="utf-8")
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert says in done.stdout, done.stderr
+
+
+# --- what is done about it --------------------------------------------------------------------------------------------
+
+
+def test_each_outcome_has_its_fate():
+    both = rollouts(19)
+    given = isolated(hostile.raises, on_error=-1.0)
+    assert judge(given, both).scores == [*map(float, range(17)), -1.0, 18.0]
+    with pytest.raises(
+        OperantError, match=r"'raises' raised ValueError: no such word .*while judging task 't/17'.*on_error"
+    ):
+        judge(isolated(hostile.raises, on_error="stop"), both)
+    with pytest.raises(OperantError, match=r"'abstains' returned None while judging task 't/17'.* on_abstain"):
+        judge(isolated(hostile.abstains, on_abstain="stop"), both)
+    late = isolated(hostile.endless_sum, on_timeout=0.5, each=True, sample_timeout=0.2)
+    judged = judge(late, both)
+    assert judged.scores[17] == 0.5 and judged.outcomes[17] == "timeout"
+    for guest in (given, late):
+        guest.close()
+
+
+@pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
+def test_a_plain_reward_stops_the_run_unless_it_is_said_otherwise(reward):
+    with pytest.raises(OperantError, match=reward.__name__):
+        judge(under(reward, GuestOptions()), rollouts())
+    judged = judge(under(reward, GuestOptions(on_error="drop")), rollouts())
+    assert [s for i, s in enumerate(judged.scores) if i != 17] == KEPT
+    assert judged.outcomes.count("error") == 1 and judged.outcomes.count("ok") == 63
+    assert "1 of 64 samples were left out" in judged.notes[0]
+    assert judge(under(reward, GuestOptions(on_error=2.5)), rollouts()).scores[17] == 2.5
+
+
+def test_a_part_that_failed_is_no_part_that_abstained():
+    """A sum without the part that failed would be another reward: its row is dropped, or the part has its score."""
+    sample = rollouts(19)
+    for broken, outcome in ((hostile.raises, "error"), (hostile.abstains, "ok")):
+        parts = weighted({"a": (isolated(broken), 2.0), "b": (resolve("length:3"), 1.0)})
+        judged = judge(parts, sample)
+        assert judged.scores[:17] == [2.0 * i for i in range(17)]
+        assert judged.outcomes[17] == outcome and judged.scores[17] == (None if outcome == "error" else 0.0)
+    parts = weighted({"a": (isolated(hostile.raises, on_error=-3.0), 2.0), "b": (hostile.good, 1.0)})
+    assert judge(parts, sample).scores[17] == 2.0 * -3.0 + 17
+    given = judge(minus_query(isolated(hostile.raises, on_error=-3.0)), sample)
+    assert given.scores[16:18] == [0.0, -3.0]
+
+
+def test_options_of_the_run_reach_those_without_their_own():
+    options = GuestOptions(timeout=7, on_error=0.0, workers=2)
+    named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
+    own = under(isolated(hostile.good, timeout=9), options)
+    assert own.options.timeout == 9
+    inside = [guest.options for guest in operant.rewards.isolated_parts(named)]
+    assert inside == [options, options]
+    assert under(hostile.good, GuestOptions()) is hostile.good
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": 0.0}, {"timeout": float("inf")}, {"sample_timeout": -1.0}, {"memory": 0.0}, {"workers": 0},
+        {"processes": 0}, {"on_error": "ignore"}, {"on_timeout": float("nan")}, {"on_abstain": True}, {"level": "jail"},
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(wrong):
+    with pytest.raises(OperantError, match=next(iter(wrong)) if "level" not in wrong else "say auto, pid namespace"):
+        isolated(hostile.good, **wrong)
+
+
+def test_outcomes_are_counted_also_in_chunks():
+    guest = isolated(hostile.raises)
+    whole = judge(guest, rollouts())
+    parts = joined([judge(guest, rollouts()[:20]), judge(guest, rollouts()[20:])])
+    assert (parts.scores, parts.outcomes) == (whole.scores, whole.outcomes)
+    mixed = joined([judge(guest, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
+    tally = Tally()
+    mixed.report(tally)
+    counts = {k.removeprefix("reward/outcome/"): v for k, v in tally.result().items() if k.startswith("reward/outcome")}
+    assert counts == {"ok": 63, "error": 1, "timeout": 0, "abstain": 0}
+
+
+# --- in a run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_run_goes_on_and_tells_what_failed(tmp_path, chunks, mark):
+    run = train(
+        lm("gpt2", vocab=len(letters()), spread=0.3),
+        [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "lm"])],
+        {"isolated:hostile:vowels": 1.0, "length:3": 0.1},
+        evaluate=[Task(f"e/{i}", "ab") for i in range(12)],
+        out=tmp_path / "run",
+        tokenizer=letters(),
+        steps=3,
+        batch=12,
+        samples=2,
+        max_tokens=12,
+        probes=2,
+        reward_chunks=chunks,
+        guests={"timeout": 60, "workers": 2},
+    )
+    counted = [sum(m[f"reward/outcome/{o}"] for o in ("ok", "error", "timeout", "abstain")) for m in run.metrics]
+    assert counted == [12.0] * 3
+    failed = sum(m["reward/outcome/error"] for m in run.metrics)
+    assert failed == sum(m["reward/abstained"] * 12 for m in run.metrics) > 0
+    log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
+    assert "isolation of reward 'vowels': " in log and "no security boundary" in log
+    assert "samples were left out: reward 'vowels' raised ValueError: too many" in log
+    assert "isolation" in (tmp_path / "run/environment.json").read_text(encoding="utf-8")
+    assert "no security boundary" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert left(mark, patience=1.0) == [], "the workers end with the run"
+
+
+def test_a_reward_that_cannot_be_imported_is_told_before_anything_loads(tmp_path):
+    with pytest.raises(OperantError, match=r"isolated reward 'hostile:no_such'.*has no function"):
+        train(lm(), ["a"], "isolated:hostile:no_such", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def _failing_on_one(rank: int) -> str:
+    tasks = [Task(f"t/{i}", "ab") for i in range(4)]
+    learner = Learner(lm("gpt2", vocab=len(letters())), tokenizer=letters(), **{"max_tokens": 4, "watch_every": 0})
+    fate = "stop" if rank else "drop"
+    guest = isolated(hostile.raises, on_error=fate)
+    rollouts, _ = operant.distributed.together(lambda: attempt(learner, tasks, guest))
+    told = ""
+    try:
+        # All of one rank's replies abstain: neither may the other wait for it.
+        learner.learn(rollouts, [None if rank else 1.0 for _ in rollouts])
+    except OperantError as error:
+        told = str(error)
+    guest.close()
+    return told
+
+
+@pytest.mark.slow
+def test_a_rank_with_nothing_to_learn_from_stops_the_other_too():
+    assert all("no reply is left to learn from" in told for told in on_ranks(_failing_on_one, 2))
+
+
+# --- life and death ---------------------------------------------------------------------------------------------------
+
+PARENT = """
+import os, sys, time
+import hostile, operant
+from operant.rewards import judge
+
+sample = operant.Rollout(operant.Task(hostile.BAD, "x"), 0, [operant.Turn([1], [2])], ["y"])
+guest = operant.isolated(hostile.daemonises_and_hangs, level=sys.argv[1], timeout=500, sample_timeout=400)
+guest.check()
+print("ready", flush=True)
+judge(guest, [sample])
+"""
+
+
+@pytest.mark.parametrize("level", [STRONG, WEAK])
+def test_a_run_that_is_killed_leaves_nobody(level, mark):
+    env = os.environ | {"PYTHONPATH": str(TESTS)}
+    with subprocess.Popen([sys.executable, "-c", PARENT, level], env=env, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+        many = 4 + (level == STRONG)  # the parent, the keeper, the guest and its daemon; the first of the namespace
+        end = time.monotonic() + 30
+        while len(left(mark)) < many and time.monotonic() < end:
+            time.sleep(0.02)
+        assert len(left(mark)) == many
+        parent.send_signal(signal.SIGKILL)
+    assert left(mark, patience=10.0) == []
+
+
+def test_threads_and_forked_copies_share_no_worker(mark):
+    guest = isolated(hostile.process)
+    mine = judge(guest, rollouts(2)).scores
+    heard: list = []
+    threads = [threading.Thread(target=lambda: heard.append(judge(guest, rollouts(2)).scores)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == [mine] * 4
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:  # a copy: it starts its own, and its end is not the end of ours
+        theirs = judge(guest, rollouts(2)).scores
+        os.write(send, b"other" if theirs != mine and None not in theirs else b"same")
+        guest.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(receive, 10) == b"other"
+    assert judge(guest, rollouts(2)).scores == mine
+    guest.close()
+    assert left(mark, patience=1.0) == []
+
+
+TREE = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.fork()
+        time.sleep(1000)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_box_ends_with_all_that_it_has_started(level, mark):
+    """Any program, also one whose children leave its process group; the weakest level promises only the group."""
+    box = Box([sys.executable, "-c", TREE], Limits(level=level))
+    end = time.monotonic() + 20
+    while len(left(mark)) < 11 and time.monotonic() < end:
+        box.hear()
+        time.sleep(0.01)
+    assert len(left(mark)) >= 11 and box.level == level
+    box.end()
+    assert left(mark, patience=2.0) == []
+    assert box.ended == "was ended"
+
+
+def test_answers_that_nobody_has_asked_for_are_no_answers():
+    """The worker that gave them is replaced before the next request."""
+    pool = Pool(Job("hostile:answers_twice", None), Limits())
+    for asked in (1, 2, 3):
+        [reply] = pool.run([asked], until=time.monotonic() + 20)
+        assert (reply.outcome, reply.answer) == ("ok", asked)
+        time.sleep(0.2)
+    pool.close()
