@@ -74,14 +74,21 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
 
 def load_any(auto: Any, folder: str | Path, what: str, **how: Any) -> tuple[Any, dict[str, Any]]:
     """What a class of transformers makes of a folder, and its notes. Raises: OperantError as `load_model`."""
-    _no_pickles(Path(folder))
+    _only_safe(Path(folder))
     with quietly(), _explained(folder, what):
         model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **how)
     check_finite(dict(model.named_parameters()), folder)
     return model, notes
 
 
-def _no_pickles(folder: Path) -> None:
+def _only_safe(folder: Path) -> None:
+    """Raises: OperantError for weights that are a pickle, or that stand in another folder."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        with _explained(folder, "a model in several files"):
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if odd := sorted(name for name in names if Path(name).name != name):
+            raise OperantError(f"{index} leads out of its folder, to {odd[0]!r}: put the file beside it")
     if any(folder.glob("*.safetensors")):
         return
     for pattern in PICKLES:
