@@ -10,8 +10,9 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
 
     Raises: OperantError where a template or a tokenizer is missing.
     """
-    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-        return list(prompt)
+    ids = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
+    if isinstance(prompt, list) and len(ids) == len(prompt):
+        return ids
     if tokenizer is None:
         raise OperantError("the policy has no tokenizer: give prompts as token ids, or Policy(model, tokenizer)")
     if isinstance(prompt, str):
