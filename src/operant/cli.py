@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of a path that was typed: too long, a loop of links, not to be read
+        print(f"operant: {(error.strerror or str(error)).lower()}: {str(error.filename)[:100]!r}", file=sys.stderr)
+        return 2
 
 
 def _recipes() -> list[str]:
