@@ -157,9 +157,10 @@ def _alike(prompt: list[Any]) -> bool:
 def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
     if name not in fields:
         known = [str(field) for field in fields]
-        near = difflib.get_close_matches(name, known, 1, cutoff=0.4)
+        near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise OperantError(f"{where}: there is no field {name!r}{hint} (fields: {', '.join(known) or 'none'})")
+        fields_told = shown(", ".join(known) or "none", 300)[1:-1]
+        raise OperantError(f"{where}: there is no field {shown(name)}{hint} (fields: {fields_told})")
     return fields[name]
 
 

@@ -86,7 +86,7 @@ def _only_safe(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with _explained(folder, "a model in several files"):
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            names = set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if odd := sorted(name for name in names if Path(name).name != name):
             raise OperantError(f"{index} leads out of its folder, to {odd[0]!r}: put the file beside it")
     if any(folder.glob("*.safetensors")):
