@@ -159,8 +159,8 @@ def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
         known = [str(field) for field in fields]
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        fields_told = shown(", ".join(known) or "none", 300)[1:-1]
-        raise OperantError(f"{where}: there is no field {shown(name)}{hint} (fields: {fields_told})")
+        there = shown(", ".join(known) or "none", 300)[1:-1]
+        raise OperantError(f"{where}: there is no field {shown(name)}{hint} (fields: {there})")
     return fields[name]
 
 
