@@ -24,6 +24,25 @@ def peers() -> str:
     )
 
 
+def hostile() -> str:
+    """One row a reward that misbehaves: at the strong level and the weak one."""
+    told: Any = _read("guests.json")
+    if not told:
+        return NOTHING
+    names = dict.fromkeys(row["reward"] for row in told["rows"])
+    levels = list(dict.fromkeys(row["level"] for row in told["rows"]))
+    table = f"| reward | outcome | scores kept | {' | '.join(f'{level}: s' for level in levels)} | left over |\n"
+    table += f"|---|---|---|{'---|' * len(levels)}---|\n"
+    for name in names:
+        rows = [row for row in told["rows"] if row["reward"] == name]
+        kept, left = min(row["kept"] for row in rows), max(row["left"] for row in rows)
+        outcome = "/".join(dict.fromkeys(row["outcome"] for row in rows))
+        seconds = " | ".join(f"{row['seconds']:.1f}" for row in rows)
+        table += f"| `{name}` | {outcome} | {kept} of 63 | {seconds} | {left} |\n"
+    deadline = told["rows"][0]["deadline"]
+    return f"{table}\nThe deadline was {deadline:g} s. Made by `{told['command']}`.\n"
+
+
 def pieces() -> str:
     """One row a piece."""
     rows = _read("pieces.json")

@@ -19,6 +19,7 @@ PAGES = [
     "docs/trackers.md",
     "docs/ppo.md",
     "docs/lora.md",
+    "docs/guests.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

@@ -4,8 +4,8 @@ Real processes throughout. What is left is looked for among all processes of the
 which no child can shed.
 """
 
-import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,13 +21,16 @@ from rigs import on_ranks
 from toys import letters, lm
 
 import operant
-from operant import OperantError, Rollout, Task, Turn, isolated, train
+from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.attempts import attempt, joined
 from operant.learner import Learner
 from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
 from operant.tally import Tally
 from operant.workers.box import LEVELS, Box, Limits
 from operant.workers.pool import Job, Pool
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.guests import MARK, left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left over is looked for in /proc")
 TESTS = Path(__file__).parent
@@ -49,25 +52,8 @@ def rollouts(count: int = 64, **more) -> list[Rollout]:
 def mark(monkeypatch):
     """Everything that is started from here on carries it."""
     made = f"guest-{uuid.uuid4()}"
-    monkeypatch.setenv("OPERANT_TEST_MARK", made)
+    monkeypatch.setenv(MARK, made)
     return made
-
-
-def left(mark: str, patience: float = 0.0) -> list[int]:
-    """Processes with the mark, the dead that nobody has buried aside; with `patience`, once there are none."""
-    end = time.monotonic() + patience
-    while (found := _marked(mark)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return found
-
-
-def _marked(mark: str) -> list[int]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if mark.encode() in Path(f"/proc/{name}/environ").read_bytes() and int(name) != os.getpid():
-                found.append(int(name))
-    return found
 
 
 def held_to_the_promise(reward, outcome, mark, level, *, timeout=8.0, **options):
@@ -361,25 +347,44 @@ def test_a_reward_that_cannot_be_imported_is_told_before_anything_loads(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def _failing_on_one(rank: int) -> str:
-    tasks = [Task(f"t/{i}", "ab") for i in range(4)]
+def _failing_on_one(rank: int, world: int, fate: str) -> str:
+    """What a step runs into where rank 1 has the bad sample."""
+    tasks = [Task("t/16", "ab"), Task(hostile.BAD, "ab")]
     learner = Learner(lm("gpt2", vocab=len(letters())), tokenizer=letters(), **{"max_tokens": 4, "watch_every": 0})
-    fate = "stop" if rank else "drop"
     guest = isolated(hostile.raises, on_error=fate)
-    rollouts, _ = operant.distributed.together(lambda: attempt(learner, tasks, guest))
-    told = ""
     try:
-        # All of one rank's replies abstain: neither may the other wait for it.
-        learner.learn(rollouts, [None if rank else 1.0 for _ in rollouts])
+        rollouts, judged = distributed.together(lambda: attempt(learner, tasks, guest))
+        assert judged.outcomes == ["error" if rank else "ok"]
+        learner.learn(rollouts, judged.scores)
     except OperantError as error:
-        told = str(error)
-    guest.close()
-    return told
+        return str(error)
+    finally:
+        guest.close()
+    return "nothing"
 
 
 @pytest.mark.slow
-def test_a_rank_with_nothing_to_learn_from_stops_the_other_too():
-    assert all("no reply is left to learn from" in told for told in on_ranks(_failing_on_one, 2))
+@pytest.mark.parametrize(
+    ("fate", "says"), [("stop", "'raises' raised ValueError"), ("drop", "no reply is left to learn from")]
+)
+def test_what_one_rank_runs_into_keeps_no_other_waiting(fate, says):
+    assert all(says in told for told in on_ranks(_failing_on_one, 2, fate))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippet_of_the_page_says_what_it_says(tmp_path, monkeypatch, capsys):
+    page = (TESTS.parent / "docs/guests.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    code = "def politeness(rollouts):\n    return [float(r.reply[0] in 'pt') for r in rollouts]\n"
+    (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {})
+    said = capsys.readouterr().out.splitlines()
+    promised = re.findall(r"print\(.*?\) +# (.*)", snippet)
+    assert [line.split(": it raises")[0].split(";")[0].split(": ended")[0] for line in promised][:2] == said[:2]
+    assert said[2].split(":")[0] in LEVELS and "no security boundary" in said[2]
 
 
 # --- life and death ---------------------------------------------------------------------------------------------------
