@@ -84,7 +84,8 @@ def works(ground: Ground, kills: int, seed: int) -> Iterator[Callable[[], Outcom
     yield from (partial(full_disk, ground, number, seed) for number in range(max(2, kills // 5)))
     for which in ("resume", "light"):
         planned = part(list(damages(ground.half, which, seed)))
-        yield from (partial(recognised, ground, which, damage, i % 20 == 0) for i, damage in enumerate(planned))
+        again = which == "resume"  # nothing goes on from a light one
+        yield from (partial(recognised, ground, which, d, again and i % 20 == 0) for i, d in enumerate(planned))
     yield partial(in_order, ground)
 
 

@@ -1,4 +1,5 @@
 """Does a long run stay as it began? `python -m benchmarks.soak`: 2,000 steps of a tiny model.
+
 A real run in a process of its own, with checkpoints, evaluations, probes and reports. After every step its resident
 memory, open file handles, threads and the step's seconds are written down. Steady is: after the first quarter, memory
 grows by less than `GROWTH` a step (least squares), handles and threads are never more than before, and the median step
@@ -111,12 +112,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--leak", choices=sorted(LEAKS), help="plant one, to see it found")
+    parser.add_argument("--leak", nargs="+", choices=sorted(LEAKS), default=[], help="plant some, to see them found")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    harm = LEAKS[given.leak] if given.leak else lambda step: None
     with tempfile.TemporaryDirectory() as folder:
-        samples = list(soak(Path(folder), given.steps, harm))
+        samples = list(soak(Path(folder), given.steps, lambda step: [LEAKS[name](step) for name in given.leak]))
     wrong = verdict(samples)
     result = told(samples, given.steps) | {"wrong": wrong}
     if not given.leak:

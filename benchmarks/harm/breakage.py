@@ -36,24 +36,30 @@ class Unsynced:
     def __init__(self, seed: str):
         self.draw = random.Random(seed)
         self.safe: dict[Path, int] = {}
-        """Files with writes since their last fsync, and the bytes of each that are on the disk."""
+        """Files with writes since their last fsync, and how many bytes of each are on the disk."""
 
     def __call__(self, when: str, operation: str, path: Path) -> None:
-        if operation in ("append", "write", "truncate") and path not in self.safe:
-            before = path.stat().st_size if when == "before" and operation == "append" and path.exists() else 0
-            self.safe[path] = before
+        if operation in ("append", "write"):  # before and after: a folder that is written is full only then
+            for file in _files(path) or [path]:
+                whole = operation == "append" and when == "before" and file.exists()
+                self.safe.setdefault(file, file.stat().st_size if whole else 0)
         elif operation == "fsync" and when == "after":
             self.safe.pop(path, None)
-        elif operation == "rename" and when == "after":  # of a file that was never synced: its new name has nothing
-            for old in [old for old in self.safe if old.parent == path.parent and not old.exists()]:
-                self.safe[path] = self.safe.pop(old)
+        elif operation == "rename" and when == "after":  # told by the new name: the old one is what is gone
+            for old in [old for old in self.safe if old.is_relative_to(path.parent) and not old.exists()]:
+                below = old.relative_to(path.parent).parts[1:]
+                self.safe[path.joinpath(*below)] = self.safe.pop(old)
 
     def tear(self) -> None:
         """Leave of every such file what was safe, and by chance some of what was not."""
-        for path, safe in self.safe.items():
-            for file in [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else [path] * path.is_file():
+        for file, safe in self.safe.items():
+            if file.is_file():
                 size = file.stat().st_size
                 os.truncate(file, self.draw.choice([min(safe, size), self.draw.randint(min(safe, size), size)]))
+
+
+def _files(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
 
 
 def power(ground: Ground, start: Path | None, number: int, told: tuple[str, str, str]) -> Outcome:
@@ -111,7 +117,7 @@ def went_on(ground: Ground, out: Path, outcome: Outcome, status: int) -> Outcome
 def full_disk(ground: Ground, number: int, seed: int) -> Outcome | None:
     """A run on a disk of 20 MB that is filled after some step but for some bytes, and freed once the run has ended."""
     draw = random.Random(f"{seed}/disk/{number}")
-    step, free = draw.randint(1, 4), draw.randrange(0, 1_500_000)
+    step, free = draw.randint(1, 4), draw.randrange(0, 500_000)
     disk, told = ground.folder / "disk", ground.folder / "disk.json"
     disk.mkdir(exist_ok=True)
     told.unlink(missing_ok=True)

@@ -67,9 +67,13 @@ def _placeless(path: Path, folder: Path) -> str:
 
 def _tensors(ours: Path, theirs: Path) -> list[str]:
     """Names of what differs, where the bytes of the files do."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     if ours.read_bytes() == theirs.read_bytes():
         return []
-    a, b = load_file(ours), load_file(theirs)
+    try:
+        a, b = load_file(ours), load_file(theirs)
+    except SafetensorError as error:
+        return [str(error)]
     return [n for n in sorted(a.keys() | b.keys()) if n not in a or n not in b or a[n].tobytes() != b[n].tobytes()]

@@ -56,7 +56,7 @@ def job_of(folder: Path, steps: int = STEPS, **more: Any) -> Job:
     """A run over what `prepare` made, which writes all that a run can: a checkpoint of both kinds after every step."""
     tasks = str(folder / "tasks.jsonl")
     names = {"policy": str(folder / "model"), "tasks": tasks, "evaluate": tasks, "reward": "letters:e"}
-    looks = {"evaluate_every": 2, "probes": 3, "probe_every": 2, "best": "reward/mean", "score.normalise": True}
+    looks = {"evaluate_every": 2, "probes": 3, "probe_every": 2, "best": "episodes", "score.normalise": True}
     small = {"steps": steps, "batch": 8, "max_tokens": 8, "minibatch": 4, "optimizer.lr": 1e-3}
     return Job(names | looks | small | {"kl.control": "adaptive"} | _checkpoints() | more)
 

@@ -1,0 +1,216 @@
+"""A run that is killed, torn and damaged: that the comparison sees what is lost, and that nothing is."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import toys  # noqa: F401  one thread
+
+from operant.checkpoint import RunState
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.harm.breakage import Unsynced  # noqa: E402
+from benchmarks.harm.damage import damages, recognised  # noqa: E402
+from benchmarks.harm.equal import differences  # noqa: E402
+from benchmarks.harm.ground import Ground  # noqa: E402
+from benchmarks.harm.order import available, disorder, traced  # noqa: E402
+from benchmarks.harm.trials import job_of, play, playing, prepare  # noqa: E402
+
+STEPS, HALF = 4, 2
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    """A run that nobody disturbed, and one that was left after two of its four steps."""
+    folder = tmp_path_factory.mktemp("chaos")
+    prepare(folder / "given")
+    job = job_of(folder / "given", STEPS)
+    whole, half = folder / "whole/run", folder / "half/run"
+    play(job, whole)
+    leave(job, half)
+    return Ground(folder, job, whole, half, 1.0)
+
+
+def leave(job, out):
+    for run in playing(job, out):
+        if len(run.metrics) == HALF + 1:  # handed out once the checkpoint of its last step is written
+            break
+
+
+def resumed(ground, out):
+    play(ground.job, out)
+    return differences(ground.whole, out)
+
+
+def test_a_run_that_was_left_and_resumed_is_the_same(ground):
+    assert resumed(ground, ground.place("left", ground.half)) == []
+
+
+def without(part, method):
+    """The method of a `RunState` in which nobody has registered the part."""
+
+    def call(self, *args, **more):
+        held, self.parts = self.parts, {name: thing for name, thing in self.parts.items() if name != part}
+        try:
+            return method(self, *args, **more)
+        finally:
+            self.parts = held
+
+    return call
+
+
+@pytest.mark.parametrize("part", ["optimizer", "tasks", "moments", "controller"])
+def test_a_part_that_no_checkpoint_holds_is_missed(ground, monkeypatch, part):
+    """The comparison can fail: the numbers after the resume differ, not only what the checkpoint lists."""
+    for name in ("save", "load"):
+        monkeypatch.setattr(RunState, name, without(part, getattr(RunState, name)))
+    out = ground.place("forgot")
+    leave(ground.job, out)
+    wrong = resumed(ground, out)
+    assert any(text.startswith(f"metrics.jsonl, step {HALF + 2}") for text in wrong), wrong
+    assert any(text.startswith("export/model.safetensors") for text in wrong), wrong
+
+
+def last_digit(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    told = json.loads(lines[2])
+    told["reward/mean"] += 1e-12
+    path.write_text("\n".join([*lines[:2], json.dumps(told), *lines[3:]]) + "\n", encoding="utf-8")
+
+
+def one_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "name, change, said",
+    [
+        ("metrics.jsonl", last_digit, "step 3: reward/mean of 1 differ"),
+        ("metrics.jsonl", lambda path: path.write_text("", encoding="utf-8"), "has the steps []"),
+        ("rollouts/step-00003.parquet", one_bit, "differs"),
+        (f"checkpoints/step-0000{STEPS}/tensors.safetensors", one_bit, "differs"),
+        (f"checkpoints/step-0000{STEPS}/state.json", lambda path: path.write_text("{}", encoding="utf-8"), "differs"),
+        ("export/model.safetensors", one_bit, "differs"),
+        ("export/model.safetensors", lambda path: path.write_bytes(b"torn"), "header"),
+        ("evaluation.json", Path.unlink, "is missing"),
+        (".metrics.jsonl.712.tmp", lambda path: path.write_text("", encoding="utf-8"), "is left over"),
+    ],
+)
+def test_whatever_differs_is_told(ground, name, change, said):
+    out = ground.place("changed", ground.whole)
+    change(out / name)
+    (told,) = differences(ground.whole, out)
+    assert name in told and said in told
+
+
+def test_times_are_no_difference(ground):
+    out = ground.place("later", ground.whole)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    later = [{k: v + 1 if k.startswith("time/") else v for k, v in line.items()} for line in lines]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in later), encoding="utf-8")
+    assert later != lines and differences(ground.whole, out) == []
+
+
+@pytest.mark.parametrize("which", ["resume", "light"])
+def test_every_damage_is_recognised_and_the_older_checkpoint_used(ground, which):
+    planned = list(damages(ground.half, which, seed=0, cuts=4, flips=8))
+    assert {kind for kind, *_ in planned} >= {"a file cut off", "a bit flipped", "half deleted"}
+    outcomes = [recognised(ground, which, damage, resume=False) for damage in planned]
+    assert [o for o in outcomes if o.wrong] == []
+
+
+def test_a_damaged_checkpoint_costs_a_step_and_no_bit(ground):
+    planned = list(damages(ground.half, "resume", seed=0))
+    for damage in (planned[0], planned[len(planned) // 2], planned[-1]):
+        out = ground.place("damaged", ground.half)
+        newest = sorted((out / "checkpoints").glob("step-*"))[-1]
+        damage[-1](newest)
+        assert resumed(ground, out) == [], damage
+        log = (out / "log.txt").read_text(encoding="utf-8")
+        assert f"passing over the damaged checkpoint {newest}" in log and f"going on after step {HALF}" in log
+
+
+def test_a_damage_that_nobody_looks_for_is_found_by_the_trial(ground, monkeypatch):
+    """The trial can fail: without hashes a flipped bit goes unseen."""
+    from operant import manifest
+
+    monkeypatch.setattr(manifest, "_hash", lambda path: "same")
+    monkeypatch.setattr(manifest, "_seal", lambda told: "same")
+    flips = [
+        damage for damage in damages(ground.half, "resume", seed=0) if "tensors" in damage[1] and "bit" in damage[1]
+    ]
+    assert all(recognised(ground, "resume", damage, resume=False).wrong for damage in flips)
+
+
+def test_what_was_not_synced_is_torn_and_what_was_is_not(tmp_path):
+    power, safe, torn, grown = Unsynced("1"), tmp_path / "safe", tmp_path / "torn", tmp_path / "grown"
+    grown.write_bytes(bytes(10))
+    for path, operation in ((safe, "write"), (torn, "write"), (grown, "append")):
+        power("before", operation, path)
+        path.write_bytes(bytes(20))
+        power("after", operation, path)
+    power("after", "fsync", safe)
+    renamed = tmp_path / "renamed"
+    os.replace(torn, renamed)
+    power("after", "rename", renamed)
+    power.tear()
+    assert safe.stat().st_size == 20 and renamed.stat().st_size < 20 and 10 <= grown.stat().st_size <= 20
+
+
+GOOD = [
+    ("write", "/x/.step-00012.tmp/.a"),
+    ("rename", "/x/.step-00012.tmp/.a -> /x/.step-00012.tmp/tensors.safetensors"),
+    ("fsync", "/x/.step-00012.tmp/tensors.safetensors"),
+    ("write", "/x/.step-00012.tmp/state.json"),
+    ("fsync", "/x/.step-00012.tmp/state.json"),
+    ("write", "/x/.step-00012.tmp/manifest.json"),
+    ("fsync", "/x/.step-00012.tmp/manifest.json"),
+    ("fsync", "/x/.step-00012.tmp"),
+    ("rename", "/x/.step-00012.tmp -> /x/step-00012"),
+    ("fsync", "/x"),
+]
+
+
+def test_an_order_that_loses_something_is_told():
+    assert disorder(GOOD) == []
+    for i in (0, 2, 3, 4, 5, 6, 7, 8, 9):
+        assert len(disorder(GOOD[:i] + GOOD[i + 1 :])) == 1, GOOD[i]
+    assert disorder([*GOOD[:4], GOOD[5], GOOD[6], GOOD[7], GOOD[8], GOOD[4], GOOD[9]])  # synced too late
+    assert disorder([*GOOD[:8], GOOD[9], GOOD[8]])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="strace is not here, or may not look at processes")
+@pytest.mark.parametrize(
+    "before, said",
+    [("", None), ("files.sync = lambda path: None", "not synced"), ("files.sync_folder = lambda path: None", "folder")],
+)
+def test_the_system_calls_of_a_checkpoint_stand_in_order(tmp_path, before, said):
+    """write, fsync of every file, rename, fsync of the folder; two planted faults are seen."""
+    told = disorder(traced(tmp_path, before))
+    assert told == [] if said is None else told and all(said in text for text in told)
+
+
+@pytest.mark.slow
+def test_ten_kills_and_a_tenth_of_everything_else(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.chaos", "--kills", "10", "--results", str(tmp_path / "chaos.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "10 of 10"
+    rows = json.loads((tmp_path / "chaos.json").read_text(encoding="utf-8"))["rows"]
+    assert all(row["equal"] == row["trials"] > 0 for row in rows) and len(rows) >= 9
+
+
+def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(ground):
+    out = ground.place("early", ground.half)
+    shutil.rmtree(out / "checkpoints")
+    assert resumed(ground, out) == []
+    assert "going on after step 0" in (out / "log.txt").read_text(encoding="utf-8")

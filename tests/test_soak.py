@@ -1,0 +1,62 @@
+"""A long run stays as it began: what the criteria see, and that a run meets them."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.soak import LEAKS, Sample, sample, told, verdict  # noqa: E402
+
+STEADY = [
+    Sample(500_000 + (40_000 if i > 20 else 1000 * i) + 100 * (i % 7), 20, 4, 0.1 + 0.01 * (i % 3)) for i in range(400)
+]
+
+
+def test_what_warms_up_and_wobbles_is_steady():
+    assert verdict(STEADY) == []
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda i, s: replace(s, memory=s.memory + 12 * i), "memory grows by 1"),
+        (lambda i, s: replace(s, handles=s.handles + (i > 350)), "handles: 20 in the second quarter, 21 after it"),
+        (lambda i, s: replace(s, threads=s.threads + i // 250), "threads: 4 in the second quarter, 5 after it"),
+        (lambda i, s: replace(s, seconds=s.seconds * (1 + i / 400)), "a step of the last quarter takes 1.3"),
+    ],
+)
+def test_what_grows_is_told(change, said):
+    (text,) = verdict([change(i, s) for i, s in enumerate(STEADY)])
+    assert said in text
+
+
+def test_a_sample_is_of_this_process():
+    before = sample(0.1)
+    with open(__file__, encoding="utf-8"):
+        after = sample(0.2)
+    assert after.handles == before.handles + 1 and 10_000 < after.memory < 50_000_000 and after.threads >= 1
+    assert told(STEADY, 400)["growth_kb"] == pytest.approx(0.0, abs=1)
+
+
+def soak(*words):
+    command = [sys.executable, "-m", "benchmarks.soak", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_three_hundred_steps_are_steady(tmp_path):
+    done = soak("--steps", "300", "--results", str(tmp_path / "soak.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_what_leaks_is_found():
+    done = soak("--steps", "160", "--leak", *LEAKS)
+    assert done.returncode == 1
+    for name in ("memory grows", "handles:", "threads:", "a step of the last quarter"):
+        assert name in done.stdout, done.stdout + done.stderr
