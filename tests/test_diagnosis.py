@@ -125,7 +125,7 @@ def steps(count=40, **series):
         ("query_decides", {"reward__query_share": lambda i: 0.9}),
         ("abstains", {"reward__abstained": lambda i: 0.3}),
         ("scoring", {"rollout__logprob_gap": lambda i: 0.4}),
-        ("not_finite", {"update__not_finite": lambda i: 0.5}),
+        ("not_finite", {"update__refused": lambda i: 0.5}),
         ("not_finite", {"policy__loss": lambda i: None}),
         ("refused", {"policy__skipped_steps": lambda i: 0.5}),
         ("high_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.1 * i}),

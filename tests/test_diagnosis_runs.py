@@ -454,10 +454,10 @@ def test_every_rule_has_a_run():
 def test_a_gradient_that_is_none_is_told_with_its_step(what):
     told = not_finite(what)
     found = told.findings["not_finite"]
-    assert found.says == "Up to 50 % of a step's optimizer steps were refused because the gradient was not finite."
+    assert found.says == "1 step was refused: a number was not finite."
     assert found.step == 2 and found.level == "problem"
     assert set(told.findings) == {"not_finite"}  # the same step is not told again as refused for its ratio
-    assert "--optimizer.lr" in found.remedy and "--resume" in found.remedy
+    assert "--optimizer.lr" in found.remedy and "operant replay" in found.remedy
     assert all(bool(p.isfinite().all()) for p in told.learner.policy.parameters())
     assert not_finite(0.0).findings == {}
 

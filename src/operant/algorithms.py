@@ -3,10 +3,13 @@
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from operant import advantages, losses
 from operant.types import AdvantageFn, LossFn, OperantError, Rollout, shown
 from operant.updates import gradient
+from operant.updates.objective import Objective, minibatch_whitening
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,20 @@ class Algorithm:
     """Named copies of the policy and the rule by which each follows."""
     needs_values: bool = False
     update: Callable = gradient.update
+
+    def objective(self, options: Mapping[str, Any], horizon: int, reference: Any = None) -> Objective:
+        """What is descended on under a learner's options."""
+        advantage = options["advantage"]
+        return Objective(
+            loss=partial(self.loss, **options["loss"]),
+            unit=self.unit,
+            per=self.per,
+            horizon=horizon,
+            entropy_gradient=bool(options["loss"].get("entropy_coef")),
+            whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+            kl=options["kl"],
+            reference=reference,
+        )
 
 
 ALGORITHMS: dict[str, Algorithm] = {

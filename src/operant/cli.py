@@ -18,12 +18,13 @@ USAGE = """operant trains transformer language models with reinforcement learnin
   operant report runs/x                       write the report of a run anew
   operant report runs/x --serve               the same page live, with every reply
   operant report runs/a runs/b ...            compare runs: curves, reward against KL, replies side by side
+  operant replay runs/x/refused/step-00012    make a refused step again: which number was NaN, in which reply
   operant doctor                              versions, devices, extras, and a self-test
   operant doctor --plan RECIPE                the memory that a run would take, before anything is loaded
 
 `operant train --help` lists every option. Options are written --kl.coef 0.1, or --coef 0.1 where that is unambiguous.
 """
-COMMANDS = ("train", "sweep", "generate", "report", "doctor")
+COMMANDS = ("train", "sweep", "generate", "report", "replay", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

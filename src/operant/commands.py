@@ -224,6 +224,19 @@ def _compare(places: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
+def replay(arguments: Sequence[str]) -> int:
+    """`operant replay runs/x/refused/step-00012`: make a refused step again, and say which number was none."""
+    words, options = parse(arguments)
+    if "help" in options:
+        print("operant replay runs/x/refused/step-00012")
+        return 0
+    if len(words) != 1 or options:
+        raise OperantError("say which refused step: operant replay runs/sentiment/refused/step-00012")
+    from operant.replay import tell
+
+    return 0 if tell(words[0]) else 1
+
+
 def doctor(arguments: Sequence[str]) -> int:
     """`operant doctor`; with --plan, the memory that a run would take."""
     words, options = parse(arguments)

@@ -22,16 +22,17 @@ TENSORS, STATE = "tensors.safetensors", "state.json"
 
 
 class Bag:
-    """Tensors by name; one that is there already keeps its first name."""
+    """Tensors by name; one that is there already keeps its first name. `finite=False`: NaN and infinity are let in."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, finite: bool = True) -> None:
+        self.finite = finite
         self.tensors: dict[str, Tensor] = {}
         self._places: dict[tuple[Any, ...], str] = {}
 
     def add(self, value: Tensor, name: str) -> str:
         """The name under which `value` lies in the bag now. Raises `OperantError` where it is not finite."""
         value = value.detach()
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if self.finite and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise _not_finite(name)
         while name in self.tensors:  # {"a.b": x, "a": {"b": y}} makes one name of two
             name += "'"

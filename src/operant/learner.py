@@ -8,38 +8,38 @@
 The trainer is written with this class; a loop of one's own can be, too.
 """
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from operant import distributed, machine, measure
+from operant import bundle, distributed, machine, measure
 from operant.algorithms import find
-from operant.batch import collate
+from operant.bundle import Refusal, refuse
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
+from operant.finite import of_batch
 from operant.generation import declared, from_generation_kwargs, warn_of_unscored, warned
 from operant.kl import KLOptions, controller
-from operant.lessons import Learnt, Lesson, Progress, choose
-from operant.observe import bootstrap, observe, pay
-from operant.options import values
+from operant.lessons import Learnt, Lesson, Progress, choose, looked_back
+from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import play
-from operant.sampling import Sampling, check_ids, token_pieces
+from operant.sampling import Sampling, check_ids
 from operant.settings import LearnerOptions, find_device, learner_options
-from operant.tally import Tally
 from operant.tracking.diagnosis import Finding, History, diagnose
-from operant.tracking.rows import rows
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
-from operant.updates.objective import Objective, minibatch_whitening
-from operant.updates.optimizer import make_optimizer, rate, set_rate
+from operant.updates.gradient import Updated
+from operant.updates.optimizer import make_optimizer, rate
 
 HISTORY = 2000
 """Steps whose metrics `diagnose` can look back on."""
@@ -99,9 +99,13 @@ class Learner:
         self.clock = machine.Clock()
         self.spoken = self.sampling
         """What the last replies were sampled with."""
+        self.passes = Passes(self.policy, self.reference, self.algorithm, self.options, self.budget)
+        self.named = {"policy": bundle.name(policy), "reference": bundle.name(reference), "algorithm": algorithm}
         self.learnt: Learnt | None = None
         self.updating = False
         """True from the first optimizer step to the last; also after one of them has failed."""
+        self.refused: Refusal | None = None
+        """Of the last step, where a number of it was not finite."""
         self.history: list[dict[str, float]] = []
         """Metrics of the steps so far; of very many, the first ones and the last."""
         self.distributions: dict[str, Any] = {}
@@ -185,12 +189,14 @@ class Learner:
         own score; `next_values` is the value of the state after each (0: the episode has ended). `generation` declares
         how foreign replies were sampled: temperature, limits and stop tokens are then scored in the same way, and what
         no score can know (top_k, min_length, dropout=True, padding_side="right") is named where it shows: `diagnose`.
-        Returns the step's metrics. Raises: OperantError, with nothing changed.
+        Returns the step's metrics. A step with a number that is not finite is refused: it warns, counts as
+        `update/refused`, stands in `learner.refused`, and leaves all but `progress.step` as it was.
+        Raises: OperantError for what the caller got wrong, with nothing changed.
         """
         if scores is None:
             if episodes is not None or next_values is not None or generation is not None:
                 raise OperantError("episodes, next_values and generation go with step(queries, responses, scores)")
-            return self.learn(list(first), list(second), self.spoken)
+            return self._warned(self.learn(list(first), list(second), self.spoken))
         sampling, unscored = declared(self.sampling, generation or {})
         if unscored:
             warn_of_unscored(unscored)
@@ -198,39 +204,53 @@ class Learner:
         given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
         given |= {"declared": dict(generation or {}), "vocabulary": self.policy.vocabulary}
         if episodes is None:
-            return self.learn(to_rollouts(first, second, **given), told, sampling)
+            return self._warned(self.learn(to_rollouts(first, second, **given), told, sampling))
         rollouts = to_rollouts(first, second, episodes=episodes, rewards=told, **given)
-        return self.learn(rollouts, [0.0] * len(rollouts), sampling, world=True)
+        return self._warned(self.learn(rollouts, [0.0] * len(rollouts), sampling, world=True))
+
+    def _warned(self, metrics: dict[str, float]) -> dict[str, float]:
+        if self.refused is not None:
+            warnings.warn(self.refused.says(), stacklevel=3)
+        return metrics
 
     def learn(
         self, rollouts: list[Rollout], scores: Sequence[Any], sampling: Sampling | None = None, *, world: bool = False
     ) -> dict[str, float]:
         """Scores to weights. `world`: the rewards are in the turns, and `scores` are what comes on top."""
-        sampling, options = sampling or self.sampling, self.options
+        sampling, coef = sampling or self.sampling, self.controller.coef
         moments = self.moments.state_dict()
         try:
             lesson = distributed.together(lambda: self._choose(rollouts, scores, world))
             with self.timing("observe"):
-                batch = self._observe(lesson, sampling)
+                given, after, batch = distributed.together(lambda: self.passes.looked_at(lesson, sampling))
         except OperantError:
             self.moments.load_state_dict(moments)  # the only thing that has moved so far
             raise
-        coef = self.controller.coef
         with self.timing("advantage"):
-            batch = self._credit(batch, coef)
-        tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None)).merge(
-            measure.of_batch(batch.with_(states=None).to("cpu"), coef)
-        )
+            batch = self.passes.credited(batch, coef)
+        seen = batch.with_(states=None).to("cpu")
+        tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None))
+        tally.merge(measure.of_batch(seen, coef))
         progress = self.progress.share(self.total_steps)
-        lr = rate(options["optimizer"], progress)
-        set_rate(self.optimizer, lr)
-        self.updating = True
-        with self.timing("update"):
-            tally.merge(self._update(batch, sampling, [r.place for r in lesson.rollouts]))
-        self.updating = False
-        self.learnt = Learnt(rollouts, scores, batch.with_(states=None), lesson.places, sampling)
+        lr = rate(self.options["optimizer"], progress)
+        how = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
+        self.refused = refuse("observe", of_batch(seen), given, after, **how)
+        if self.refused is None:
+            self.updating = True
+            with self.timing("update"):
+                told, bad = self._update(batch, sampling, lr, [r.place for r in lesson.rollouts])
+            self.updating = False
+            tally.merge(told)
+            if bad is not None:
+                how |= {"tokens": bad.tokens, "whole": bad.first}
+                self.refused = refuse("update", bad.fault, bad.batch, {}, **how)
+        self.learnt = Learnt(rollouts, scores, seen, lesson.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
+        if self.refused is not None:
+            metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
+            if self.refused.whole:
+                self.moments.load_state_dict(moments)
         self._follow(metrics, progress)
         self.history.append(told := self._told(metrics, coef, lr))
         if len(self.history) > HISTORY:
@@ -244,8 +264,8 @@ class Learner:
             lesson = self._choose(rollouts, scores)
         finally:
             self.moments.load_state_dict(held)
-        batch = self._credit(self._observe(lesson, self.sampling), self.controller.coef)
-        return batch.to("cpu"), lesson.places
+        *_, batch = self.passes.looked_at(lesson, self.sampling)
+        return self.passes.credited(batch, self.controller.coef).to("cpu"), lesson.places
 
     def _choose(self, rollouts: list[Rollout], scores: Sequence[Any], world: bool = False) -> Lesson:
         tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
@@ -255,45 +275,14 @@ class Learner:
         """The rollouts as a reward is shown them: truncated after `score.truncate_token`, where one is set."""
         return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
 
-    def _credit(self, batch: Batch, coef: float) -> Batch:
-        batch = pay(batch, coef)
-        if self.algorithm.advantage is not None:
-            batch = self.algorithm.advantage(batch, **self.options["advantage"])
-        return batch
-
-    def _observe(self, lesson: Lesson, sampling: Sampling) -> Batch:
-        joined = not self.policy.encoder_decoder
-        batch = collate(lesson.rollouts, lesson.scores, joined=joined, numbers=self.policy.numbers)
-        batch = batch.to(self.policy.device)
-        reference = self.reference.policy if self.reference is not None else None
-        micro = self.budget.tokens
-        if batch.values is None and not self.policy.has_values:
-            batch = batch.with_(values=None)
-        again = self.own.rescore if self.own.rescore is not None else self.policy.rounds
-        batch = observe(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, again=again)
-        if self.policy.has_values:
-            batch = bootstrap(batch, lesson.rollouts, self.policy, lengths_too=self.own.on_length == "bootstrap")
-        return batch
-
-    def _update(self, batch: Batch, sampling: Sampling, places: list[int | None]) -> Tally:
-        options, advantage = self.options, self.options["advantage"]
-        objective = Objective(
-            loss=partial(self.algorithm.loss, **options["loss"]),
-            unit=self.algorithm.unit,
-            per=self.algorithm.per,
-            horizon=sampling.max_tokens,
-            entropy_gradient=bool(options["loss"].get("entropy_coef")),
-            whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
-            kl=self.kl,
-            reference=self.reference.policy if self.reference is not None else None,
-        )
+    def _update(self, batch: Batch, sampling: Sampling, lr: float, places: list[int | None]) -> Updated:
         return self.algorithm.update(
             self.policy,
             self.optimizer,
             batch,
-            objective,
-            options=options["update"],
-            steering=options["optimizer"],
+            self.passes.objective(sampling),
+            options=self.options["update"],
+            steering=replace(self.options["optimizer"], lr=lr),
             sampling=sampling,
             seed=self.own.seed,
             step=self.progress.step,
@@ -308,30 +297,28 @@ class Learner:
 
     def lately(self) -> History:
         """The metrics of the last steps, and the replies of the last one."""
-        learnt = self.learnt
-        config = {f"{g}.{k}": v for g, made in self.options.items() for k, v in values(made).items()}
-        config["reference"] = "none" if self.reference is None else "given"
-        if learnt is None:
-            return History([], [], config=config)
-        tokenizer = self.policy.tokenizer
-        pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
-        told = rows(learnt.rollouts, learnt.scores, None, learnt.batch, learnt.kept, pieces)
-        info = learnt.rollouts[0].info if learnt.rollouts else {}
-        return History(
-            list(self.history), told, config=config, declared=info.get("declared", {}), foreign="declared" in info
-        )
+        config = self.passes.given() | {"reference": "none" if self.reference is None else "given"}
+        return looked_back(self.learnt, self.history, config, self.policy.tokenizer)
+
+    def bundle(self, path: str | Path) -> Path:
+        """Write what `operant replay` needs to make the refused step again. Raises: OperantError where it cannot."""
+        about = {"step": self.progress.step, "options": self.passes.given(), **self.named}
+        return bundle.write(path, self.refused, about, Kept(self.policy).state_dict())
 
     def _follow(self, metrics: dict[str, float], progress: float) -> None:
         """What follows an update: shadows, controller, engine, counters."""
         self.progress.step += 1
-        self.progress.episodes += int(metrics.get("rollout/count", 0))
+        self.progress.refused = self.progress.refused + 1 if self.refused is not None else 0
         self.policy.version = self.progress.step
+        self.engine.sync(self.policy, self.policy.version)
+        if self.refused is not None and self.refused.whole:
+            return
+        self.progress.episodes += int(metrics.get("rollout/count", 0))
         for shadow in self.shadows.values():
             shadow.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
             self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies, progress)
-        self.engine.sync(self.policy, self.policy.version)
 
     def _told(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
         times = self.clock.take()

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from operant import measure
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
-from operant.sampling import Sampling
+from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
+from operant.tracking.diagnosis import History
+from operant.tracking.rows import rows
 from operant.types import Batch, OperantError, Rollout
 
 
@@ -35,6 +38,19 @@ class Learnt:
     kept: list[int]
     """Which rollouts the batch was made of, in order."""
     sampling: Sampling
+
+
+def looked_back(
+    learnt: Learnt | None, metrics: Sequence[dict[str, float]], config: dict[str, Any], tokenizer: Any
+) -> History:
+    """The metrics of the last steps, and the replies of the last one, as a diagnosis reads them."""
+    if learnt is None:
+        return History([], [], config=config)
+    pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
+    told = rows(learnt.rollouts, learnt.scores, None, learnt.batch, learnt.kept, pieces)
+    info = learnt.rollouts[0].info if learnt.rollouts else {}
+    declared, foreign = info.get("declared", {}), "declared" in info
+    return History(list(metrics), told, config=config, declared=declared, foreign=foreign)
 
 
 def choose(
@@ -91,17 +107,17 @@ def _number(score: Any, rollout: Rollout) -> float | list[float] | None:
 
 
 class Progress:
-    """How many steps and episodes have been learnt from."""
+    """How many steps and episodes have been learnt from; and how many steps in a row, up to now, were refused."""
 
     def __init__(self) -> None:
-        self.step, self.episodes = 0, 0
+        self.step, self.episodes, self.refused = 0, 0, 0
 
     def share(self, total: int | None) -> float:
         """In [0, 1]; 0 where the end is unknown."""
         return min(self.step / total, 1.0) if total else 0.0
 
     def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "episodes": self.episodes}
+        return {"step": self.step, "episodes": self.episodes, "refused": self.refused}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.episodes = state["step"], state["episodes"]
+        self.step, self.episodes, self.refused = state["step"], state["episodes"], state.get("refused", 0)

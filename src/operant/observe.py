@@ -1,5 +1,7 @@
 """The second look at a batch: what decoding did not tell. Values, log-probs, the reference, and what KL costs."""
 
+from collections.abc import Mapping
+
 import torch
 
 from operant.batch import cut, units
@@ -31,6 +33,8 @@ def observe(
     if lacking or exact or again or (batch.allowed is not None and batch.raw_logprobs is None):
         out = passed(batch, policy, sampling, micro_tokens, reference if exact else None)
         known = batch.logprobs is not None and not again
+        if batch.logprobs is None:
+            _sayable(batch, out)
         batch = batch.with_(
             logprobs=batch.logprobs if known else out.logprobs,
             raw_logprobs=out.raw_logprobs,
@@ -39,7 +43,6 @@ def observe(
         )
     if batch.raw_logprobs is None:
         batch = batch.with_(raw_logprobs=batch.logprobs)
-    _finite(batch)
     if reference is None:
         return batch
     bare = batch.with_(allowed=None)
@@ -99,18 +102,31 @@ def passed(
     )
 
 
-@torch.no_grad()
 def bootstrap(batch: Batch, rollouts: list[Rollout], policy: Policy, *, lengths_too: bool = False) -> Batch:
     """The critic's value of the state after every cut episode (and, on request, after every reply cut for length)."""
-    ends = batch.bootstrap.clone()
+    return with_ends(batch, ends(rollouts, lengths_too=lengths_too), policy)
+
+
+def ends(rollouts: list[Rollout], *, lengths_too: bool = False) -> dict[int, list[int]]:
+    """The ids after which the critic is asked, of each episode that did not end by itself."""
+    found: dict[int, list[int]] = {}
     for i, rollout in enumerate(rollouts):
         last = rollout.turns[-1]
         after = rollout.following if rollout.end == "cut" else None
         if after is None and lengths_too and rollout.end == "length":
             after = last.prompt + last.action
         if after is not None and not last.next_value:
-            ends[i] = _value_after(policy, after)
-    return batch.with_(bootstrap=ends)
+            found[i] = after
+    return found
+
+
+@torch.no_grad()
+def with_ends(batch: Batch, after: Mapping[int, list[int]], policy: Policy) -> Batch:
+    """The batch with the critic's value after these ids, by episode."""
+    known = batch.bootstrap.clone()
+    for episode, ids in after.items():
+        known[episode] = _value_after(policy, ids)
+    return batch.with_(bootstrap=known)
 
 
 def _value_after(policy: Policy, ids: list[int]) -> float:
@@ -128,15 +144,12 @@ def _fits(batch: Batch, policy: Policy) -> None:
         )
 
 
-def _finite(batch: Batch) -> None:
-    for name in ("logprobs", "values"):
-        held = getattr(batch, name)
-        if held is None:
-            continue
-        bad = (~held.isfinite() & batch.actions).nonzero()
-        if len(bad):
-            row, column = bad[0].tolist()
-            raise OperantError(
-                f"{name} of row {row} at token {column} is {float(held[row, column])}: the reply holds a token that "
-                "the policy could not have said (a masked stop token?), or the weights are broken"
-            )
+def _sayable(batch: Batch, out: Outputs) -> None:
+    """Refuse given replies with a token that has no probability: that is whoever gave them, not the numbers."""
+    bad = ((out.logprobs == -torch.inf) & out.logsumexp.isfinite() & batch.actions).nonzero()
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise OperantError(
+            f"row {row} has token {int(batch.tokens[row, column])} at column {column}, which the policy could not have "
+            "said: it is banned, or a stop token before min_tokens; leave that reply out, or declare how it was sampled"
+        )

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operant import distributed, files, machine
+from operant import bundle, distributed, files, machine
 from operant.attempts import attempt
 from operant.build import Built
+from operant.bundle import Refusal
 from operant.checkpoint import RunState
 from operant.config import Config
 from operant.evaluate import Evaluation
@@ -121,7 +122,27 @@ class Run:
             raise
         metrics |= _parts(judged)
         self._track(metrics, rollouts, judged, start)
+        if learner.refused is not None:
+            self._heed(learner.refused, int(metrics["step"]))
         return metrics
+
+    def _heed(self, refusal: Refusal, step: int) -> None:
+        """A refused step leaves a bundle. Raises: OperantError where too many were refused in a row, all saved."""
+        path = self.path / "refused" / files.step_name(step)
+        if self.first:
+            told = _tried(lambda: bundle.keep(path, self.learner.bundle))
+            self.trackers.warn(f"step {step}: {refusal.says()}; {told or f'operant replay {path}'}")
+        if self.learner.progress.refused < bundle.IN_A_ROW:
+            return
+        self._save_what_is()
+        self.report()
+        found = next((f for f in self.diagnose() if f.name == "not_finite"), None)
+        why = f"{found.cause}; try {found.remedy}" if found else "the numbers are no more"
+        raise OperantError(
+            f"{self.learner.progress.refused} steps in a row were refused, at last step {step}: "
+            f"{refusal.fault.says()}. Likely {why}. "
+            f"The run is saved as it was before them; the last one lies in {path}: operant replay {path}"
+        )
 
     def _save_what_is(self) -> None:
         """Before an error ends the run: another one must not take its place."""
@@ -314,7 +335,7 @@ class Run:
             return
         name, sign = wanted.removeprefix("-"), -1 if wanted.startswith("-") else 1
         value = metrics.get(name)
-        if value is None or value != value or (self.best is not None and sign * value <= sign * self.best["value"]):
+        if value is None or value - value != 0 or (self.best is not None and sign * value <= sign * self.best["value"]):
             return
         best = {"metric": name, "value": value, "step": int(metrics["step"])}
         try:

@@ -160,7 +160,8 @@ class Sampling:
         block, share, total = _pick(sums, uniforms)
         columns = block * BLOCK + torch.arange(BLOCK, device=scores.device)
         inside = mass.gather(-1, columns.clamp(max=mass.shape[-1] - 1)).masked_fill_(columns >= mass.shape[-1], 0)
-        ids = block * BLOCK + _pick(inside, share.squeeze(-1))[0]
+        # Where scores are NaN any token is as good, but one of the vocabulary; the step will be refused.
+        ids = (block * BLOCK + _pick(inside, share.squeeze(-1))[0]).clamp_(max=scores.shape[-1] - 1)
         logprobs = scores.gather(-1, ids) - top - total.log().to(scores)
         return ids.squeeze(-1), logprobs.squeeze(-1)
 

@@ -64,7 +64,7 @@ class Histogram:
         """The same values on a grid of `width`, a power of two at least as large as this one's."""
         if width == self.width:
             return self
-        places = np.floor_divide(np.arange(len(self.counts)) + self.start, round(width / self.width))
+        places = np.floor_divide(np.arange(len(self.counts)) + self.start, round(min(width / self.width, 2.0**62)))
         start = int(places[0])
         return Histogram(width, start, tuple(np.bincount(places - start, self.counts).astype(int).tolist()))
 

@@ -16,7 +16,7 @@ from operant import files
 from operant.hub import find_model, quietly
 from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
-from operant.policy.folders import check_model, load_model, load_tensors, load_tokenizer
+from operant.policy.folders import check_finite, check_model, load_model, load_tensors, load_tokenizer
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
@@ -152,8 +152,10 @@ def export(policy: Policy, folder: str | Path) -> Path:
     """Write a plain transformers folder that bare `from_pretrained` loads, and the critic beside it.
 
     Of a policy with an adapter: merged into a copy, and `adapter/` beside it in peft's own format.
+    Raises: OperantError where a weight is not finite; nothing is written then.
     """
     folder = Path(folder)
+    check_finite(dict(policy.named_parameters()), folder)
     _save_plain(policy.model, folder)
     if adapters.adapted(policy.model):
         adapters.save(policy.model, folder / "adapter")

@@ -67,8 +67,7 @@ policy/ratio_max | | ..200 | ppo/policy/ratio | largest ratio of the step
 policy/advantage_mean | | 0 where it is whitened | ppo/policy/advantages_mean | mean advantage over tokens, as the
     loss uses it
 policy/advantage_std | | 1 where it is whitened | ppo/policy/advantages | spread of the advantages over tokens
-policy/skipped_steps | share | 0 | | share of optimizer steps refused: ratios too large, or a gradient that
-    is not finite
+policy/skipped_steps | share | 0 | | share of optimizer steps left out because their ratios were too large
 # Value
 value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
     mean over tokens, before its coefficient
@@ -134,7 +133,8 @@ update/lr | | | ppo/learning_rate, lr | learning rate
 update/grad_norm | | steady | gradients/* (whole histograms) | length of the gradient before clipping, mean over
     optimizer steps
 update/grad_norm_clipped | | | | length of the gradient after clipping, mean over optimizer steps
-update/not_finite | share | 0 | | share of optimizer steps refused because the gradient was not finite
+update/refused | | 0 | | 1 where a number of the step was NaN or infinite: the optimizer step that it was found in is
+    refused, with those that would have followed; found before the first one, nothing changes at all
 update/steps | | | | optimizer steps made
 update/micro_tokens | tokens | | | of one forward and backward pass, padding included; halved where memory ran out
 update/epochs | | | | passes over the replies that were finished

@@ -20,8 +20,9 @@ from operant.tally import Tally
 from operant.types import Batch, OperantError
 from operant.updates.blocks import Watch
 from operant.updates.micro import Budget, accumulate
-from operant.updates.objective import Objective
+from operant.updates.objective import FAULTS, Objective
 from operant.updates.optimizer import OptimizerOptions, apply
+from operant.updates.retrace import Refused, first_fault
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class UpdateOptions:
         return Budget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 
+Updated = tuple[Tally, Refused | None]
+"""The metrics of an update, and the optimizer step that ended it, where one was refused."""
+
+
 def update(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
@@ -71,9 +76,11 @@ def update(
     places: Sequence[int | None] = (),
     closely: bool = False,
     budget: Budget | None = None,
-) -> Tally:
+) -> Updated:
     """Epochs over the batch; returns the metrics of all minibatches, of this rank.
 
+    An optimizer step with a log-prob, logsumexp, value, loss or gradient that is not finite is not made, on any rank,
+    and ends the update.
     `places`: where each episode stands among those of all ranks, which decides its minibatches; without, they are
     counted as `distributed.shard` deals them. `closely`: look at every gradient, weight and update (`blocks.Watch`).
     """
@@ -88,19 +95,35 @@ def update(
         for mine in _cut(numbers, options.minibatch, seed, step, epoch):
             whole = _minibatch(batch, [row for u in mine for row in held[u]], objective)
             seen, first = accumulate(together, whole, objective, sampling, budget, gap=first), False
+            norms = _norms(watch.held)
+            if not _finite(seen, norms):
+                optimizer.zero_grad()
+                fault = first_fault(policy, whole, objective, sampling, budget.tokens)
+                seen.sums.pop("loss/total", None)
+                moved = "update/steps" in tally.sums
+                return _ended(tally.merge(seen), watch, refused=True), Refused(fault, whole, budget.tokens, not moved)
             so_far.merge(seen)
             if _too_far(so_far, options.target_kl):
                 optimizer.zero_grad()
                 seen.sums.pop("loss/total", None)
-                tally.merge(seen).add("update/early_stopped", 1.0)
-                watch.weights()
-                return tally
-            _apply(watch, optimizer, options, steering, seen)
+                return _ended(tally.merge(seen), watch, early=True), None
+            _apply(watch, norms, optimizer, options, steering, seen)
             tally.merge(seen)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
-    tally.add("update/early_stopped", 0.0)
+    return _ended(tally, watch), None
+
+
+def _ended(tally: Tally, watch: Watch, *, early: bool = False, refused: bool = False) -> Tally:
+    tally.add("update/early_stopped", float(early))
+    tally.add("update/refused", float(refused) / distributed.world(), 0.0)
     watch.weights()
     return tally
+
+
+def _finite(seen: Tally, norms: Mapping[str, float]) -> bool:
+    """Whether every rank's numbers are."""
+    faults, _ = seen.sums.pop(FAULTS, (0.0, 0.0))
+    return not distributed.largest(int(faults > 0 or not math.isfinite(math.hypot(*norms.values()))))
 
 
 def _numbers(episodes: Sequence[int], places: Sequence[int | None]) -> list[int]:
@@ -138,14 +161,17 @@ def _too_far(so_far: Tally, limit: float | None) -> bool:
 
 
 def _apply(
-    watch: Watch, optimizer: torch.optim.Optimizer, options: UpdateOptions, steering: OptimizerOptions, seen: Tally
+    watch: Watch,
+    norms: dict[str, float],
+    optimizer: torch.optim.Optimizer,
+    options: UpdateOptions,
+    steering: OptimizerOptions,
+    seen: Tally,
 ) -> None:
-    """Clip and step; a gradient that is not finite, or a ratio beyond its threshold, never reaches the weights."""
-    norms, bound = _norms(watch.held), steering.max_grad_norm or float("inf")
-    norm = math.hypot(*norms.values())
-    finite = norm == norm and norm != float("inf")
-    refused = not finite or _ratio_beyond(seen, options.ratio_threshold)
-    if not refused:
+    """Clip and step; a ratio beyond its threshold never reaches the weights."""
+    norm, bound = math.hypot(*norms.values()), steering.max_grad_norm or float("inf")
+    skipped = _ratio_beyond(seen, options.ratio_threshold)
+    if not skipped:
         watch.gradients(norms)
         seen.add("update/grad_norm", norm)
         seen.add("update/grad_norm_clipped", min(norm, bound))
@@ -153,8 +179,7 @@ def _apply(
         apply(optimizer, steering, shrink=min(1.0, bound / (norm + 1e-6)))
     loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
     seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
-    seen.add("policy/skipped_steps", float(refused))
-    seen.add("update/not_finite", float(not finite))
+    seen.add("policy/skipped_steps", float(skipped))
     optimizer.zero_grad()
 
 

@@ -1,5 +1,6 @@
 """What is descended on, and the gradient that one micro-batch of it makes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,9 @@ from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, LossFn, Outputs
+
+FAULTS = "update/faults"
+"""How many sums of a micro-batch were not finite; no metric, the update takes it out."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +48,26 @@ def backward(
 
     A row of weight 0, which stands in where a rank has none of its own, takes part and is not told of.
     """
+    out, terms = forward(policy, batch, objective, sampling)
+    whole = losses.total(terms.pop("loss"), batch)
+    whole.backward()
+    if bool(batch.weights.any()):
+        _record(tally, out, batch, terms | {"loss/total": whole.detach()}, gap)
+
+
+def forward(
+    policy: Policy | Together, batch: Batch, objective: Objective, sampling: Sampling
+) -> tuple[Outputs, dict[str, Tensor]]:
+    """One forward pass and what is told of it; among that `loss`, the KL term included."""
     exact = objective.kl is not None and objective.kl.loss_coef > 0 and objective.kl.loss_kind in EXACT
     against = objective.reference if exact else None
     out = policy(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
     terms = objective.loss(out, batch)
-    loss = terms.pop("loss")
     if objective.kl is not None and objective.kl.loss_coef:
         divergence = _kl_term(out, batch, objective.kl)
         terms["kl/in_loss"] = divergence.detach()
-        loss = loss + objective.kl.loss_coef * divergence
-    whole = losses.total(loss, batch)
-    whole.backward()
-    if bool(batch.weights.any()):
-        _record(tally, out, batch, terms | {"loss/total": whole.detach()}, gap)
+        terms["loss"] = terms["loss"] + objective.kl.loss_coef * divergence
+    return out, terms
 
 
 def _kl_term(out: Outputs, batch: Batch, options: KLOptions) -> Tensor:
@@ -71,9 +82,13 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     at = batch.actions
     sums = {name: x.double() if x.ndim == 0 else x[at].double().sum() for name, x in terms.items()}
     sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
-    held = torch.stack([*sums.values(), at.sum().double()]).tolist()
-    count = held.pop()
-    for name, total in zip(sums, held, strict=True):
+    # A sum in float64 is finite exactly where all that it is made of is.
+    checked = [x.detach()[at].double().sum() for x in (out.logprobs, out.logsumexp, out.values) if x is not None]
+    *held, count = torch.stack([*checked, *sums.values(), at.sum().double()]).tolist()
+    totals = dict(zip(sums, held[len(checked) :], strict=True))
+    bad = [x for x in (*held[: len(checked)], totals["loss/total"]) if not math.isfinite(x)]
+    tally.add(FAULTS, len(bad), 0.0)
+    for name, total in totals.items():
         tally.add(name, total, 0.0 if name == "loss/total" else count)
     if batch.logprobs is None:
         return

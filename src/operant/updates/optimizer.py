@@ -149,16 +149,13 @@ def rate(options: OptimizerOptions, progress: float) -> float:
     return options.lr * shape[options.schedule]
 
 
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
 def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink: float = 1.0) -> None:
-    """One step with the gradients times `shrink`.
+    """One step at the rate `options.lr` with the gradients times `shrink`.
 
     The tensorflow placement of epsilon is the torch one with eps / sqrt(1 - beta2^t).
     """
+    for group in optimizer.param_groups:
+        group["lr"] = options.lr
     if options.eps_placement == "tensorflow":
         for group in optimizer.param_groups:
             state = optimizer.state.get(group["params"][0], {})

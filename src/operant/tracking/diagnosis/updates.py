@@ -118,13 +118,11 @@ def scoring(history: History) -> Finding | None:
 
 def not_finite(history: History) -> Finding | None:
     """Numbers that are none, and optimizer steps that were refused."""
-    share = max(history.values("update/not_finite"), default=0.0)
+    count = sum(x > 0 for x in history.values("update/refused"))
     null = _nulls(history.metrics[-1]) if history.metrics else []
-    if not share and not null:
+    if not count and not null:
         return None
-    what = [
-        f"up to {percent(share)} of a step's optimizer steps were refused because the gradient was not finite"
-    ] * bool(share)
+    what = [f"{count} step{'s were' if count > 1 else ' was'} refused: a number was not finite"] * bool(count)
     what += [f"{', '.join(null[:3])} {'is' if len(null) == 1 else 'are'} not finite"] * bool(null)
     says = " and ".join(what)
     return Finding(
@@ -132,11 +130,11 @@ def not_finite(history: History) -> Finding | None:
         "problem",
         f"{says[0].upper()}{says[1:]}.",
         "scores or steps so large that float arithmetic overflows",
-        "`--score.clip 5`, `--optimizer.lr` a tenth, `--optimizer.max_grad_norm 1`; `operant train --resume` goes on "
-        "from the last checkpoint, whose weights are finite",
-        ("update/not_finite", "update/grad_norm", "policy/skipped_steps"),
+        "`operant replay` with the run's refused/step-... says which number, in which reply; `--score.clip 5`, "
+        "`--optimizer.lr` a tenth, `--optimizer.max_grad_norm 1`; the weights are those of before",
+        ("update/refused", "update/grad_norm", "loss/total"),
         next(
-            (int(m.get("step", i)) for i, m in enumerate(history.metrics, 1) if m.get("update/not_finite")),
+            (int(m.get("step", i)) for i, m in enumerate(history.metrics, 1) if m.get("update/refused")),
             history.step,
         ),
     )
@@ -145,7 +143,6 @@ def not_finite(history: History) -> Finding | None:
 def refused(history: History) -> Finding | None:
     """Optimizer steps refused for their ratios."""
     share = history.recent("policy/skipped_steps") or 0.0
-    share -= history.recent("update/not_finite") or 0.0
     if share < 1e-9:
         return None
     limit = history.option("update.ratio_threshold")

@@ -278,7 +278,7 @@ const Figures = (() => {
           series("update/grad_norm", "before clipping", "--orange"),
           series("update/grad_norm_clipped", "after clipping", "--blue"),
         ],
-        { class: "wide", metrics: ["update/grad_norm", "update/grad_norm_clipped", "update/not_finite"], include: [0] },
+        { class: "wide", metrics: ["update/grad_norm", "update/grad_norm_clipped", "update/refused"], include: [0] },
       ),
       blocks(
         "gradient",

@@ -1,0 +1,126 @@
+"""A step that was refused, as a folder: what `operant replay` needs to make it again in another process.
+
+    refused/step-00012/tensors.safetensors   the batch as it went in, and the weights that are trained
+                       state.json            what was not finite and where, the options, the model's name
+                       manifest.json         sizes and hashes
+
+Numbers that are none may stand in it: they are what it is about. Nothing in it is unpickled.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from operant import distributed, files, machine, manifest
+from operant.encoding import Bag, decode, encode, read_folder, write_folder
+from operant.finite import Fault, first, located
+from operant.options import values
+from operant.sampling import Sampling
+from operant.types import Batch, OperantError
+
+KEPT = 3
+"""Bundles of a run; the newest stay."""
+IN_A_ROW = 3
+"""So many refused steps end a run."""
+SCHEMA = 1
+
+Ends = Mapping[int, list[int]]
+"""By episode: the ids after which the critic's value is asked for."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A step that was not made, or not to its end, because a number was not finite."""
+
+    stage: str
+    """observe: found in what was known before the update. update: found in an optimizer step, which ended it."""
+    fault: Fault
+    parts: list[tuple[Batch, Ends]]
+    """What went in, of each rank: the batch as collated, or the minibatch."""
+    sampling: Sampling
+    coef: float
+    tokens: int
+    """Of a pass."""
+    whole: bool = True
+    """Whether nothing has moved: no optimizer step was made before it in its step of training."""
+
+    def says(self) -> str:
+        where = "before the update" if self.stage == "observe" else "in the update"
+        kept = "nothing has changed" if self.whole else "the optimizer steps before it stand"
+        return f"a step was refused, {where}: {self.fault.says()}; {kept}"
+
+
+def refuse(stage: str, fault: Fault | None, batch: Batch, ends: Ends, *, tokenizer: Any, **more: Any) -> Refusal | None:
+    """The refusal that all ranks agree on; None where none of them has a fault. Every rank must call."""
+    rank = distributed.rank()
+    met = first(distributed.gathered(None if fault is None else located(fault, batch, tokenizer, rank)))
+    if met is None and stage == "observe":
+        return None
+    parts = distributed.gathered((batch.to("cpu"), dict(ends)))
+    # Each rank's own gradient may be finite, and their sum be none.
+    return Refusal(stage, met or Fault("gradient norm", "not finite"), parts, **more)
+
+
+def name(given: Any) -> str | None:
+    """What another process can load; of an object, its class in angle brackets."""
+    return given if given is None else str(given) if isinstance(given, (str, Path)) else f"<{type(given).__name__}>"
+
+
+def write(path: str | Path, refusal: Refusal | None, about: Mapping[str, Any], weights: Any) -> Path:
+    """Write the bundle as a whole, in place of one of that name. `about`: algorithm, options, names of the models.
+
+    Raises: OperantError without a refusal, or where the disk refuses.
+    """
+    if refusal is None:
+        raise OperantError("the last step was not refused: there is nothing to write a bundle of")
+    path, bag = Path(path), Bag(finite=False)
+    held = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
+    held |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
+    held["parts"] = [({f.name: getattr(batch, f.name) for f in fields(batch)}, ends) for batch, ends in refusal.parts]
+    content = encode({"refusal": held, "about": dict(about), "weights": weights}, "bundle", bag)
+    told = {"schema": SCHEMA, "kind": "refused", "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    temporary = path.with_name(f".{path.name}.tmp")
+    with files.explained(path):
+        files.mkdir(path.parent)
+        for old in (temporary, path):
+            files.remove_tree(old)
+        write_folder(temporary, bag, content, told | {"made_by": machine.about()})
+        files.rename(temporary, path)
+        files.sync_folder(path.parent)
+    return path
+
+
+def read(path: str | Path) -> tuple[Refusal, dict[str, Any], Any]:
+    """The refusal, what it was about, and the trained weights. Raises: OperantError where it is no whole bundle."""
+    path = Path(path)
+    if not (path / manifest.NAME).exists():
+        raise OperantError(f"{path} is no bundle of a refused step: they lie in a run's refused/, as step-00012")
+    if wrong := manifest.wrong(path):
+        raise OperantError(f"{path} is damaged: {wrong}; it cannot be replayed")
+    try:
+        with files.explained(path, "read"):
+            told, (content, tensors) = manifest.read(path), read_folder(path)
+        if told.get("kind") != "refused" or told.get("schema") != SCHEMA:
+            raise OperantError(f"{path} is no bundle of a refused step that this operant reads")
+        held = decode(content, tensors)
+        return _refusal(held["refusal"]), held["about"], held["weights"]
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OperantError):
+            raise
+        raise OperantError(f"{path} is damaged: {error}; it cannot be replayed") from error
+
+
+def _refusal(held: dict[str, Any]) -> Refusal:
+    parts = [(Batch(**batch), ends) for batch, ends in held["parts"]]
+    made = Refusal(**held | {"parts": parts, "fault": Fault(**held["fault"])})
+    return replace(made, sampling=Sampling(**held["sampling"]))
+
+
+def keep(path: Path, put: Callable[[Path], Any]) -> None:
+    """Write one more bundle of a run; the newest stay. Raises: OperantError where the disk refuses."""
+    put(path)
+    with files.explained(path.parent, "delete"):
+        for old in sorted(path.parent.glob("step-*"), key=lambda p: files.step_of(p) or 0)[:-KEPT]:
+            files.remove_tree(old)

@@ -1,0 +1,94 @@
+"""Which number of a step is the first that is NaN or infinite: what it is, where it stands, in which reply.
+
+fault = of_batch(batch)                                  # None, or Fault("value", "nan", row=3, column=17)
+fault = located(fault, batch, tokenizer)                 # ... token=12, piece=" film", reply="The film was"
+fault.says()
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from operant.sampling import token_pieces
+from operant.types import Batch
+
+KNOWN = {
+    "logprobs": "log-prob",
+    "raw_logprobs": "untruncated log-prob",
+    "values": "value",
+    "ref_logprobs": "reference log-prob",
+    "kl": "KL",
+    "rewards": "reward",
+    "returns": "return",
+    "advantages": "advantage",
+}
+"""Of a batch, in the order in which they are computed."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A number that is none."""
+
+    what: str
+    """`log-prob`, `value`, `loss`, `gradient of model.wte.weight` ..."""
+    value: str
+    """`nan`, `inf` or `-inf`."""
+    row: int | None = None
+    """Of the batch; None for what is no token's."""
+    column: int | None = None
+    rank: int = 0
+    """Whose batch it is, of several ranks."""
+    token: int | None = None
+    piece: str = ""
+    """The token as text."""
+    reply: str = ""
+
+    def says(self) -> str:
+        """What and where, as a part of a sentence."""
+        if self.row is None:
+            return f"the {self.what} is {self.value}"
+        rank = f" of rank {self.rank}" if self.rank else ""
+        at = "" if self.column is None else f", column {self.column} (token {self.token}, {self.piece!r})"
+        return f"the {self.what} at row {self.row}{rank}{at} is {self.value}; the reply: {self.reply!r}"
+
+
+def of_batch(batch: Batch) -> Fault | None:
+    """The first among what is known of a batch's actions before any update."""
+    ends = (~batch.bootstrap.isfinite()).nonzero().flatten().tolist()
+    if ends:
+        row = (batch.episodes == ends[0]).nonzero().flatten().tolist()[-1]
+        return Fault("value after the end", str(float(batch.bootstrap[ends[0]])), row)
+    return at_actions({word: getattr(batch, name) for name, word in KNOWN.items()}, batch)
+
+
+def at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> Fault | None:
+    """The first of named [B, T] tensors that is not finite at an action; what stands elsewhere is never looked at."""
+    for what, x in named.items():
+        bad = None if x is None else (~x.isfinite() & batch.actions).nonzero()
+        if x is not None and bad is not None and len(bad):
+            row, column = bad[0].tolist()
+            return Fault(what, str(float(x[row, column].detach())), row, column)
+    return None
+
+
+def located(fault: Fault, batch: Batch, tokenizer: Any, rank: int = 0) -> Fault:
+    """The fault with its token and reply; without a tokenizer, the reply is its ids."""
+    if fault.row is None:
+        return fault
+    tokens, turns = batch.tokens[fault.row], batch.turns[fault.row]
+    turn = turns[turns >= 0][-1] if fault.column is None else turns[fault.column]
+    ids = tokens[turns == turn].tolist()
+    reply = tokenizer.decode(ids) if tokenizer is not None else " ".join(map(str, ids))
+    if fault.column is None:
+        return replace(fault, reply=reply, rank=rank)
+    token = int(tokens[fault.column])
+    return replace(fault, token=token, piece=token_pieces(tokenizer, [token])[0], reply=reply, rank=rank)
+
+
+def first(faults: Iterable[Fault | None]) -> Fault | None:
+    """Of several ranks' faults, the one that was computed first: the others may follow from it."""
+    order = [*KNOWN.values(), "logsumexp", "loss"]
+    there = [f for f in faults if f is not None]
+    return min(there, key=lambda f: (order.index(f.what) if f.what in order else len(order), f.rank), default=None)

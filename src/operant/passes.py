@@ -1,0 +1,70 @@
+"""What a step computes of its replies, from rows to what is descended on: the passes before the update.
+
+A learner makes them once a step; `operant replay` makes those of a refused step again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from operant.algorithms import Algorithm
+from operant.batch import collate
+from operant.lessons import Lesson
+from operant.observe import ends, observe, pay, with_ends
+from operant.options import values
+from operant.policy.policy import Policy
+from operant.policy.shadow import Shadow
+from operant.sampling import Sampling
+from operant.types import Batch
+from operant.updates.micro import Budget
+from operant.updates.objective import Objective
+
+
+@dataclass
+class Passes:
+    """Under the options of a learner, by group."""
+
+    policy: Policy
+    shadow: Shadow | None
+    """What KL is measured against."""
+    algorithm: Algorithm
+    options: Mapping[str, Any]
+    budget: Budget
+
+    @property
+    def reference(self) -> Policy | None:
+        return None if self.shadow is None else self.shadow.policy
+
+    def given(self) -> dict[str, Any]:
+        """The options by name."""
+        return {f"{g}.{k}": v for g, made in self.options.items() for k, v in values(made).items()}
+
+    def looked_at(self, lesson: Lesson, sampling: Sampling) -> tuple[Batch, dict[int, list[int]], Batch]:
+        """The replies as rows, what the critic is to be asked after, and the rows with what decoding did not tell."""
+        batch, after = self.collated(lesson)
+        return batch, after, self.observed(batch, after, sampling)
+
+    def collated(self, lesson: Lesson) -> tuple[Batch, dict[int, list[int]]]:
+        """The replies as rows, and what the critic is to be asked after, by episode."""
+        joined, lengths_too = not self.policy.encoder_decoder, self.options["learner"].on_length == "bootstrap"
+        batch = collate(lesson.rollouts, lesson.scores, joined=joined, numbers=self.policy.numbers)
+        after = ends(lesson.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
+        return batch.to(self.policy.device), after
+
+    def observed(self, batch: Batch, after: Mapping[int, list[int]], sampling: Sampling) -> Batch:
+        """The batch with what decoding did not tell."""
+        again, kl, micro = self.options["learner"].rescore, self.options["kl"], self.budget.tokens
+        again = self.policy.rounds if again is None else again
+        batch = observe(batch, self.policy, self.reference, sampling, kl, micro_tokens=micro, again=again)
+        return with_ends(batch, after, self.policy)
+
+    def credited(self, batch: Batch, coef: float) -> Batch:
+        """The batch with KL paid at `coef` a nat, and advantages."""
+        batch = pay(batch, coef)
+        if self.algorithm.advantage is not None:
+            batch = self.algorithm.advantage(batch, **self.options["advantage"])
+        return batch
+
+    def objective(self, sampling: Sampling) -> Objective:
+        """What is descended on."""
+        return self.algorithm.objective(self.options, sampling.max_tokens, self.reference)

@@ -1,0 +1,131 @@
+"""A refused step once more, in another process: from its bundle to the first number that is not finite.
+
+    operant replay runs/x/refused/step-00012
+    replay("runs/x/refused/step-00012", policy=model)       # where the model was a Python object
+
+Loads the model that the run began from, puts the trained weights of that moment into it, and makes the passes again
+that found the number: observe, advantage; or forward, loss, backward.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from operant import bundle, manifest, origin
+from operant.finite import Fault, first, located, of_batch
+from operant.learner import Learner
+from operant.policy.kept import Kept
+from operant.types import OperantError
+from operant.updates.retrace import first_fault
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What was recorded, and what came of doing it again."""
+
+    recorded: Fault
+    found: Fault | None
+    """None where every number is finite now."""
+    module: str | None
+    """The first part of the model whose output was not finite, though all that went in was."""
+
+    @property
+    def same(self) -> bool:
+        return self.found == self.recorded
+
+
+def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Replayed:
+    """Make the step of a bundle again. `policy`, `reference`: what it began from, where that has no name.
+
+    Raises: OperantError where the bundle is damaged, or its models cannot be had.
+    """
+    refusal, about, weights = bundle.read(path)
+    given = {name: thing for name, thing in (("policy", policy), ("reference", reference)) if thing is not None}
+    named = {"policy": about["policy"], "reference": about["reference"], **about["options"]}
+    named |= _kept(named, Path(path)) | given
+    for what in ("policy", "reference"):
+        if str(named[what]).startswith("<"):
+            raise OperantError(
+                f"the {what} of {path} was a Python object, {named[what]}: "
+                f"operant.replay.replay({str(path)!r}, {what}=...) takes one as it was when the run began"
+            )
+    learner = Learner(named.pop("policy"), algorithm=about["algorithm"], **named)
+    try:
+        Kept(learner.policy).load_state_dict(weights)
+    except RuntimeError as error:
+        raise OperantError(
+            f"the weights of {path} do not fit its policy: give the model that the run began from"
+        ) from error
+    learner.budget.tokens = refusal.tokens
+    with _watched(learner.policy) as seen:
+        found = first(_again(learner, refusal, rank) for rank in range(len(refusal.parts)))
+    return Replayed(refusal.fault, found, seen.module)
+
+
+def _kept(named: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Of models that were named by a folder, what the bundle's run has kept of them."""
+    start = path.resolve().parent.parent / origin.START
+    if not start.is_dir():
+        return {}
+    if wrong := manifest.wrong(start):
+        raise OperantError(f"{start}, which the run began from, is damaged: {wrong}; put it back")
+    called = manifest.read(start).get("models", {})
+    found = {option: folder for option, folder in origin.MODELS.items() if named.get(option) is not None}
+    return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
+
+
+def _again(learner: Learner, refusal: bundle.Refusal, rank: int) -> Fault | None:
+    batch, after = refusal.parts[rank]
+    batch = batch.to(learner.policy.device)
+    passes = learner.passes
+    if refusal.stage == "observe":
+        batch = passes.credited(passes.observed(batch, after, refusal.sampling), refusal.coef).to("cpu")
+        fault = of_batch(batch)
+    else:
+        objective = passes.objective(refusal.sampling)
+        fault = first_fault(learner.policy, batch, objective, refusal.sampling, refusal.tokens)
+    return None if fault is None else located(fault, batch, learner.policy.tokenizer, rank)
+
+
+class _watched:
+    """While this lasts, looks for the first module that makes a number that is none out of numbers."""
+
+    def __init__(self, policy: torch.nn.Module):
+        self.module: str | None = None
+        named = [(name, m) for name, m in policy.named_modules() if not list(m.children())]
+        self.hooks = [m.register_forward_hook(self._look(name)) for name, m in named]
+
+    def _look(self, name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, given: tuple[Any, ...], out: Any) -> None:
+            made = out[0] if isinstance(out, tuple) else out
+            if self.module is None and isinstance(made, torch.Tensor) and not bool(made.isfinite().all()):
+                self.module = name
+
+        return hook
+
+    def __enter__(self) -> "_watched":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def tell(path: str | Path, say: Callable[[str], None] = print) -> bool:
+    """Replay a bundle and say what came of it; whether it is what was recorded."""
+    refusal, about, _ = bundle.read(path)
+    where = "before the update" if refusal.stage == "observe" else "in an optimizer step"
+    say(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
+    say(f"recorded: {refusal.fault.says()}")
+    done = replay(path)
+    if done.same:
+        say("made again: the same")
+    else:
+        say(f"made again: {done.found.says() if done.found else 'every number is finite'}")
+        say("a difference comes from another machine, other versions or threads, or another device: see its manifest")
+    if done.module:
+        say(f"first in the model: the output of {done.module}")
+    return done.same

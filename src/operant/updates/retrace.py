@@ -1,0 +1,67 @@
+"""An optimizer step once more, number by number: which is the first that is not finite.
+
+What an update notices is sums, which leave the device anyway. Where one of them is no number, this looks for the place;
+`operant replay` does the same in another process.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from operant import losses
+from operant.batch import cut, units
+from operant.finite import Fault, at_actions
+from operant.policy.policy import Policy
+from operant.sampling import Sampling
+from operant.types import Batch
+from operant.updates.objective import Objective, forward
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An optimizer step that was not made; the weights are as they were before it."""
+
+    fault: Fault | None
+    """None where it cannot be found again: the sum of several ranks' gradients, say."""
+    batch: Batch
+    """This rank's minibatch, with its weights."""
+    tokens: int
+    """Of a pass."""
+    first: bool
+    """Whether nothing had moved before it in its training step."""
+
+
+def first_fault(policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tokens: int) -> Fault | None:
+    """Forward, loss and backward of a minibatch in the order of the update; None where every number is finite.
+
+    The parameters are left without gradients.
+    """
+    if fault := at_actions({"advantage": batch.advantages, "return": batch.returns, "weight": batch.weights}, batch):
+        return fault
+    try:
+        for rows in cut(batch, units(batch, objective.unit), tokens):
+            if fault := _of_piece(policy, batch.rows(torch.tensor(rows)), objective, sampling):
+                return fault if fault.row is None else replace(fault, row=rows[fault.row])
+        norms = [p.grad.norm() for p in policy.parameters() if p.grad is not None]
+        norm = float(torch.stack(norms).norm()) if norms else 0.0
+        return None if norm - norm == 0 else Fault("gradient norm", str(norm))
+    finally:
+        for p in policy.parameters():
+            p.grad = None
+
+
+def _of_piece(policy: Policy, piece: Batch, objective: Objective, sampling: Sampling) -> Fault | None:
+    out, terms = forward(policy, piece, objective, sampling)
+    loss = terms["loss"]
+    seen = {"log-prob": out.logprobs, "logsumexp": out.logsumexp, "value": out.values}
+    seen |= {"loss": loss} if loss.ndim == 2 else {}
+    if fault := at_actions(seen, piece):
+        return fault
+    whole = losses.total(loss, piece)
+    if not bool(whole.isfinite()):
+        return Fault("loss", str(float(whole.detach())))
+    whole.backward()
+    for name, p in reversed(list(policy.named_parameters())):  # as the backward pass goes
+        if p.grad is not None and not bool(p.grad.isfinite().all()):
+            return Fault(f"gradient of {name}", str(float(p.grad[~p.grad.isfinite()][0])))
+    return None

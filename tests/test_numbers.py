@@ -1,0 +1,421 @@
+"""A number that is NaN or infinite never reaches the weights: the step is refused, and can be made again elsewhere.
+
+The numbers break as they do in practice: a weight so large that a norm overflows, a reward whose square does, a
+gradient that a kernel spoils. What must not move is compared to the bit with a copy from before.
+"""
+
+import copy
+import dataclasses
+import functools
+import json
+import math
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from rigs import on_ranks, said
+from safetensors.torch import load_file
+from toys import letters, lm
+
+from operant import Learner, OperantError
+from operant.encoding import Bag, encode
+from operant.finite import Fault
+from operant.policy.loading import export
+from operant.replay import Replayed, replay
+from operant.trainer import runs
+
+QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
+SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
+OPTIONS = {"optimizer.lr": 1e-2, "minibatch": 4, "epochs": 2, "score.scale": True, "kl.control": "adaptive"}
+HUGE = 3e38
+"""Finite, and nothing of its size can be squared or summed in float32."""
+
+
+def model(kind="gpt2", **more):
+    return lm(kind, tie_word_embeddings=False, **more)
+
+
+def learner(algorithm="ppo", **more) -> Learner:
+    student = Learner(model(), algorithm=algorithm, **OPTIONS | more)
+    told = student.step(QUERIES, REPLIES, SCORES)
+    assert told["update/refused"] == 0 and student.refused is None
+    return student
+
+
+def held(student: Learner) -> dict:
+    """All that may move, but the counter of steps."""
+    parts = {name: part.state_dict() for name, part in student.parts().items()}
+    parts["progress"] = {k: v for k, v in parts["progress"].items() if k == "episodes"}
+    return copy.deepcopy(parts) | {"weights": {k: v.clone() for k, v in student.policy.state_dict().items()}}
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def refused(student: Learner, scores=SCORES, **more) -> dict[str, float]:
+    """One step that must be refused as a whole, and change nothing."""
+    before, step = held(student), student.progress.step
+    with pytest.warns(UserWarning, match="a step was refused"):
+        told = student.step(QUERIES, REPLIES, scores, **more)
+    assert student.refused is not None and student.refused.whole
+    assert same(held(student), before)
+    assert told["step"] == student.progress.step == step + 1
+    assert told["update/refused"] == 1 and "update/steps" not in told
+    assert all(math.isfinite(x) for x in told.values()) and told["reward/mean"] == pytest.approx(sum(scores) / 8)
+    return told
+
+
+@torch.no_grad()
+def word_without_norm(student: Learner) -> None:
+    """Token 12 becomes so large that its layer norm overflows."""
+    student.policy.model.transformer.wte.weight[12] = HUGE
+
+
+# --- where numbers break ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
+def test_a_forward_pass_that_overflows_is_refused_before_the_update(algorithm):
+    student = learner(algorithm)
+    word_without_norm(student)
+    refused(student)
+    fault = student.refused.fault
+    # Rows with the token alone: in every second one, from its first reply token on (0 times NaN is NaN).
+    assert (fault.what, fault.value, fault.row, fault.column, fault.token) == ("log-prob", "nan", 1, 2, 11)
+    assert fault.reply == "11 12 13 14" and student.refused.stage == "observe"
+    with torch.no_grad():
+        student.policy.model.transformer.wte.weight[12] = 0.1
+    assert student.step(QUERIES, REPLIES, SCORES)["update/refused"] == 0 and student.progress.refused == 0
+
+
+def test_a_critic_that_overflows_is_refused():
+    student = learner()
+    with torch.no_grad():
+        student.policy.value_head.net[0].weight.fill_(HUGE)
+    refused(student)
+    assert student.refused.fault.what == "value"
+
+
+def test_a_return_that_cannot_be_squared_is_refused_in_the_update_and_nothing_moves():
+    """The reward is a number, and so is the advantage; its squared error is none."""
+    student = learner(**{"score.scale": False, "value_clip": None, "minibatch": 8})
+    refused(student, [1e30, *SCORES[1:]])
+    assert student.refused.stage == "update" and student.refused.fault.what == "loss"
+    assert student.refused.fault.value == "inf" and "nothing has changed" in student.refused.says()
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf])
+def test_a_gradient_that_is_none_is_refused(what):
+    student = learner()
+    name, p = list(student.policy.model.named_parameters())[3]
+    p.register_hook(lambda gradient: gradient * what)
+    refused(student)
+    fault = student.refused.fault
+    assert fault.what == f"gradient of model.{name}" and not math.isfinite(float(fault.value))
+
+
+def test_gradients_whose_norm_overflows_are_refused():
+    student = learner()
+    for p in student.policy.model.parameters():
+        p.register_hook(lambda gradient: torch.full_like(gradient, 1e25))
+    refused(student)
+    assert student.refused.fault == Fault("gradient norm", "inf")
+
+
+def test_later_in_an_update_the_optimizer_steps_before_it_stand():
+    """The fourth of four gradients is spoilt: three steps were made, and the weights are those after the third."""
+    calls, spoilt = [], learner()
+    whole = learner()
+    snapshots = []
+    original = whole.optimizer.step
+
+    def step(**more):
+        original(**more)
+        snapshots.append({k: v.clone() for k, v in whole.policy.state_dict().items()})
+
+    whole.optimizer.step = step
+    whole.step(QUERIES, REPLIES, SCORES)
+
+    def spoil(gradient):
+        calls.append(1)
+        return gradient * math.nan if len(calls) >= 4 else gradient
+
+    spoilt.policy.model.transformer.ln_f.weight.register_hook(spoil)
+    with pytest.warns(UserWarning, match="the optimizer steps before it stand"):
+        told = spoilt.step(QUERIES, REPLIES, SCORES)
+    assert told["update/steps"] == 3 and told["update/refused"] == 1 and not spoilt.refused.whole
+    assert len(snapshots) == 4 and same(spoilt.policy.state_dict(), snapshots[2])
+    assert same(spoilt.controller.state_dict(), whole.controller.state_dict())  # the replies were learnt from
+
+
+VARIANTS = {
+    "bf16": {"model.precision": "bfloat16"},
+    "trunk": {"model.train_layers": 1},
+    "lora": {"lora.rank": 2},
+    "8bit": {"optimizer.states": "8bit", "model.precision": "bfloat16"},
+    "critic": {"value.critic": "copy"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_is_refused_however_the_model_is_trained(name, tmp_path):
+    if name == "lora":
+        pytest.importorskip("peft")
+    student = learner(**VARIANTS[name])
+    with torch.no_grad():  # of the last norm, which is trained in none and frozen in some of them
+        norm = next(m for n, m in student.policy.model.named_modules() if n.endswith("ln_f"))
+        norm.weight.fill_(math.nan)
+    refused(student)
+    assert student.refused.fault.what == "log-prob"
+    student.bundle(tmp_path / "refused")
+    spoilt = norm.weight.requires_grad or name == "critic"
+    if spoilt:
+        assert replay(tmp_path / "refused", policy=model()).same
+    else:  # what is frozen comes from where the run began, and that is not broken
+        with pytest.raises(OperantError, match="frozen weights have the hash"):
+            replay(tmp_path / "refused", policy=model())
+
+
+def test_a_reply_that_could_not_have_been_said_is_the_callers_mistake():
+    student = Learner(model(), **OPTIONS, banned=(12,))
+    before, step = held(student), student.progress.step
+    with pytest.raises(OperantError, match=r"row 1 has token 12 at column 3, which the policy could not have said"):
+        student.step(QUERIES, REPLIES, SCORES)
+    assert same(held(student), before) and student.progress.step == step and student.refused is None
+
+
+def test_replies_with_log_probs_that_are_none_are_refused():
+    student = learner()
+    bad = [said(q, r, logprobs=[-1.0] * len(r), values=[0.0] * len(r)) for q, r in zip(QUERIES, REPLIES, strict=True)]
+    bad[5] = said(QUERIES[5], REPLIES[5], logprobs=[-1.0, math.nan, -1.0, -1.0], values=[0.0] * 4)
+    with pytest.warns(UserWarning, match="the log-prob at row 5"):
+        assert student.step(bad, SCORES)["update/refused"] == 1
+
+
+def test_a_policy_of_nan_still_draws_tokens_of_its_vocabulary():
+    student = learner()
+    word_without_norm(student)
+    replies = student.generate([[12, 3]] * 3, max_new_tokens=4)
+    assert all(0 <= token < 20 for r in replies for token in r.ids)
+    with pytest.warns(UserWarning, match="a step was refused"):
+        student.step(replies, [1.0, 2.0, 3.0])
+
+
+# --- bundles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(tmp_path):
+    """A model that lies in a folder, so that another process can load it."""
+    student = Learner(model(vocab=len(letters())), tokenizer=letters(), algorithm="grpo")
+    return str(export(student.policy, tmp_path / "model"))
+
+
+def test_the_command_makes_a_step_again_in_another_process(named, tmp_path):
+    student = Learner(named, **OPTIONS)
+    student.step(QUERIES, REPLIES, SCORES)
+    word_without_norm(student)
+    refused(student)
+    path = student.bundle(tmp_path / "refused" / "step-00002")
+    command = [sys.executable, "-m", "operant", "replay", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    reply = student.policy.tokenizer.decode(REPLIES[1])
+    assert f"step 2 of ppo on {named}: refused before the update" in done.stdout
+    assert f"the log-prob at row 1, column 2 (token 11, {reply[0]!r}) is nan; the reply: {reply!r}" in done.stdout
+    assert "made again: the same" in done.stdout
+    assert "first in the model: the output of model.transformer.h.0.ln_1" in done.stdout
+    assert sorted(p.suffix for p in path.iterdir()) == [".json", ".json", ".safetensors"]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
+def test_a_refused_update_is_made_again_from_the_weights_of_that_moment(algorithm, tmp_path, monkeypatch):
+    """The loss itself breaks in the last optimizer step, at one token; there the replay finds it as well."""
+    student = learner(algorithm)
+    row = student.algorithm
+    calls = []
+
+    @functools.wraps(row.loss)
+    def broken(out, given, **options):
+        told = row.loss(out, given, **options)
+        calls.append(1)
+        if len(calls) < 4 or len(told["loss"]) < 2:  # options are tried on a row
+            return told
+        spoilt = told["loss"].clone()
+        spoilt[1, 3] = math.inf
+        return told | {"loss": spoilt}
+
+    student.passes.algorithm = dataclasses.replace(row, loss=broken)
+    with pytest.warns(UserWarning, match="the loss at row 1, column 3"):
+        assert student.step(QUERIES, REPLIES, SCORES)["update/steps"] == 3
+    path = student.bundle(tmp_path / "b")
+    assert replay(path, policy=model()) == Replayed(student.refused.fault, None, None)  # the loss is whole again
+    monkeypatch.setitem(sys.modules["operant.algorithms"].ALGORITHMS, algorithm, student.passes.algorithm)
+    done = replay(path, policy=model())
+    assert done.same and done.found.what == "loss" and done.found.value == "inf"
+    state = load_file(path / "tensors.safetensors")
+    weight = next(v for k, v in state.items() if k.endswith("model.transformer.ln_f.weight"))
+    assert torch.equal(weight, student.policy.model.transformer.ln_f.weight)
+
+
+def test_without_its_model_a_bundle_says_what_it_needs(tmp_path):
+    student = learner()
+    word_without_norm(student)
+    refused(student)
+    with pytest.raises(OperantError, match=r"the policy of .* was a Python object, <GPT2LMHeadModel>"):
+        replay(student.bundle(tmp_path / "b"))
+    with pytest.raises(OperantError, match=r"do not fit"):
+        replay(tmp_path / "b", policy=lm("llama"))
+    student.refused = None
+    with pytest.raises(OperantError, match="was not refused"):
+        student.bundle(tmp_path / "c")
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "lose", "seal", "other", "empty"])
+def test_a_damaged_bundle_is_refused_in_a_sentence(harm, tmp_path):
+    student = learner()
+    word_without_norm(student)
+    refused(student)
+    path = student.bundle(tmp_path / "b")
+    tensors, manifest = path / "tensors.safetensors", path / "manifest.json"
+    data = bytearray(tensors.read_bytes())
+    match harm:
+        case "flip":
+            data[len(data) // 2] ^= 1
+            tensors.write_bytes(data)
+        case "cut":
+            tensors.write_bytes(data[:-9])
+        case "lose":
+            (path / "state.json").unlink()
+        case "seal":
+            manifest.write_text(manifest.read_text(encoding="utf-8").replace("refused", "resume"), encoding="utf-8")
+        case "other":
+            path = tmp_path / "nothing"
+        case "empty":
+            shutil.rmtree(path)
+            path.mkdir()
+    with pytest.raises(OperantError, match=r"no bundle of a refused step|is damaged"):
+        replay(path, policy=model())
+
+
+def test_a_bundle_takes_what_a_checkpoint_refuses():
+    bad = torch.tensor([1.0, math.nan])
+    assert encode(bad, "x", Bag(finite=False)) == {"tensor": "x"}
+    with pytest.raises(OperantError, match="x holds NaN"):
+        encode(bad, "x", Bag())
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
+
+
+def told(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def weights_on_disk(path):
+    return [load_file(p) for p in path.rglob("*.safetensors") if "refused" not in p.parts]
+
+
+def test_a_run_goes_on_after_a_refused_step_and_stops_after_three(named, tmp_path):
+    """The critic's weights are too large for a while: in steps 2 and 3, and from step 5 on."""
+    seen, healthy = [], None
+    with pytest.raises(OperantError) as failed:
+        for run in runs(
+            tmp_path / "r", policy=named, tasks=["ab", "c"], reward=scored, steps=12, best="reward/mean", **SMALL
+        ):
+            seen.append(run.learner.progress.step)
+            weight = run.policy.value_head.net[0].weight.data
+            if seen[-1] == 3:
+                weight.copy_(healthy)
+            elif seen[-1] in (1, 4):
+                healthy = weight.clone()
+                weight.fill_(HUGE)
+    path = tmp_path / "r"
+    assert seen == [0, 1, 2, 3, 4, 5, 6]
+    assert [m["update/refused"] for m in told(path)] == [0, 1, 1, 0, 1, 1, 1]
+    text = str(failed.value)
+    assert "3 steps in a row were refused, at last step 7: the value at row" in text
+    assert "--optimizer.lr" in text and f"operant replay {path}/refused/step-00007" in text
+    assert sorted(p.name for p in (path / "refused").iterdir()) == ["step-00005", "step-00006", "step-00007"]
+    assert replay(path / "refused" / "step-00007").same
+    assert all(bool(x.isfinite().all()) for held in weights_on_disk(path) for x in held.values())
+    assert "step 2: a step was refused" in (path / "log.txt").read_text(encoding="utf-8")
+    assert {m["episodes"] for m in told(path)[4:]} == {8}
+
+
+def scored(rollouts):
+    return [float(len(r.reply)) for r in rollouts]
+
+
+def test_weights_that_are_none_reach_neither_best_nor_export(named, tmp_path):
+    with pytest.raises(OperantError, match=r"not finite|NaN"):
+        for run in runs(
+            tmp_path / "r", policy=named, tasks=["ab", "c"], reward=scored, steps=3, best="reward/mean", **SMALL
+        ):
+            if run.learner.progress.step == 2:
+                run.policy.value_head.net[0].weight.data.fill_(math.nan)
+    held = weights_on_disk(tmp_path / "r")
+    assert held and all(bool(x.isfinite().all()) for weights in held for x in weights.values())
+
+
+def test_another_step_draws_other_random_numbers(named, tmp_path):
+    """What a refused step said is not said again by the next one."""
+    replies = []
+
+    def reward(rollouts):
+        replies.append([r.ids for r in rollouts])
+        return scored(rollouts)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for run in runs(tmp_path / "r", policy=named, tasks=["ab"], reward=reward, steps=2, **SMALL | {"batch": 8}):
+            if run.learner.progress.step == 0:
+                run.policy.value_head.net[0].weight.data.fill_(HUGE)
+    assert replies[-2] != replies[-1] and [m["update/refused"] for m in told(tmp_path / "r")] == [1, 1]
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def ranks_work(rank: int, world: int, folder: str) -> dict:
+    """Rank 1 alone holds replies with the token that overflows; then one whose reward cannot be squared."""
+    found = {}
+    for case in ("observe", "update"):
+        student = Learner(model(), **OPTIONS | {"score.scale": False, "value_clip": None})
+        mine = slice(rank, None, 2)  # of the eight, rank 1 has those with token 12
+        scores = SCORES[mine] if case == "observe" or rank == 0 else [1e30, *SCORES[mine][1:]]
+        if case == "observe":
+            word_without_norm(student)
+        before = held(student)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            told = student.step(QUERIES[mine], REPLIES[mine], scores)
+        found[case] = {"fault": student.refused.fault, "same": same(held(student), before), "told": told}
+        if rank == 0:
+            student.bundle(f"{folder}/{case}")
+    return found
+
+
+def test_all_ranks_refuse_together_and_the_bundle_holds_all_of_them(tmp_path):
+    ranks = on_ranks(ranks_work, 2, str(tmp_path))
+    for case in ("observe", "update"):
+        first, second = (ranks[r][case] for r in (0, 1))
+        assert first["same"] and second["same"] and first["fault"] == second["fault"]
+        assert first["fault"].rank == 1 and first["told"]["update/refused"] == 1
+        assert {k: v for k, v in first["told"].items() if not k.startswith("time/")}.keys() == {
+            k for k in second["told"] if not k.startswith("time/")
+        }
+        assert replay(tmp_path / case, policy=model()).same
+    assert ranks[0]["observe"]["fault"].what == "log-prob" and ranks[0]["update"]["fault"].what == "loss"
