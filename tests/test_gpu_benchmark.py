@@ -27,7 +27,7 @@ def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
     parts = {name: part for name, part in told.items() if isinstance(part, dict)}
     errors = {f"{name}/{key}": part[key] for name, part in parts.items() for key in part if key.endswith("error")}
     assert not errors and done.returncode == 0, (errors, done.stdout[-2000:], done.stderr[-2000:])
-    assert len(parts) == 11
+    assert len(parts) == 12
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ PARTS = {
     "head": Part("benchmarks.gpu.head", 30),
     "decode": Part("benchmarks.gpu.decode", 75),
     "flops": Part("benchmarks.gpu.flops", 60),
+    "packed": Part("benchmarks.gpu.packed", 60),
     "reviews": Part("benchmarks.gpu.reviews", 75),
     "work": Part("benchmarks.gpu.work", 90),
     "recovery": Part("benchmarks.gpu.recovery", 30),

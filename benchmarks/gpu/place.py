@@ -36,6 +36,24 @@ class Place:
         self.sync()
         return time.perf_counter() - start
 
+    def updates(self, learner: Any, step: Callable[[], Any], times: int) -> list[float]:
+        """Wall-clock seconds of the update in each of so many steps, with everything that it left queued."""
+        seconds: list[float] = []
+        update = learner._update
+
+        def timed(*given: Any, **named: Any) -> Any:
+            out: list[Any] = []
+            seconds.append(self.seconds(lambda: out.append(update(*given, **named))))
+            return out[0]
+
+        learner._update = timed  # its own clock does not wait for the device
+        try:
+            for _ in range(times):
+                step()
+        finally:
+            learner._update = update
+        return seconds
+
     def learner(self, model: Any, *, precision: str = "bfloat16", **options: Any) -> Any:
         """A learner around a model (or one of a named shape), on the device, with the options by name."""
         from operant.learner import Learner

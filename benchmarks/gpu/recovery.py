@@ -29,15 +29,15 @@ def updated(place: Place, allowed: float | None) -> tuple[torch.Tensor, float, f
     held = peak.forget()
     before = [p.detach().clone() for p in learner.policy.trainable()]
     prompts, replies = queries(rows, half), [q[::-1] for q in queries(rows, half)]
-    with _limited(place, learner.policy, allowed, rows):
+    with _limited(place, learner.policy, allowed, rows * half):
         learner.step(prompts, replies, [float(i % 3) for i in range(rows)])
     moved = [(p.detach() - b).flatten() for p, b in zip(learner.policy.trainable(), before, strict=True)]
     return torch.cat(moved).cpu(), peak.most(), held
 
 
 @contextmanager
-def _limited(place: Place, policy: Any, allowed: float | None, rows: int):
-    """Memory of the GPU cut down to `allowed` GB; without one, a model that runs out of it above half the rows."""
+def _limited(place: Place, policy: Any, allowed: float | None, tokens: int):
+    """Memory of the GPU cut down to `allowed` GB; without one, a model that runs out of it above so many tokens."""
     if allowed is None:
         yield
     elif place.device == "cuda":
@@ -47,7 +47,7 @@ def _limited(place: Place, policy: Any, allowed: float | None, rows: int):
         yield
         torch.cuda.set_per_process_memory_fraction(1.0)
     else:
-        handle = policy.model.register_forward_pre_hook(_refuse(rows // 2), with_kwargs=True)
+        handle = policy.model.register_forward_pre_hook(_refuse(tokens), with_kwargs=True)
         yield
         handle.remove()
 
@@ -55,7 +55,7 @@ def _limited(place: Place, policy: Any, allowed: float | None, rows: int):
 def _refuse(most: int) -> Any:
     def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         given = kwargs.get("input_ids", kwargs.get("inputs_embeds"))
-        if torch.is_grad_enabled() and given is not None and len(given) > most:
-            raise torch.OutOfMemoryError(f"{len(given)} rows, and there is room for {most}")
+        if torch.is_grad_enabled() and given is not None and given.numel() > most:
+            raise torch.OutOfMemoryError(f"{given.numel()} tokens, and there is room for {most}")
 
     return hook

@@ -31,8 +31,8 @@ class ModelOptions:
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass, block by block: less memory, a third more time."""
     packing: str = "auto"
-    """Lay the rows of a forward pass end to end, without padding: on, off, or auto: on a GPU that has a kernel for it
-    (bfloat16). What cannot be packed exactly is padded."""
+    """Lay the rows of a forward pass end to end, without padding: on, off, or auto: on a processor, and on a GPU that
+    has a kernel for it (bfloat16). A model that cannot be packed exactly is padded."""
     states_gb: float = 4.0
     """Memory for a batch's trunk states; past it they are computed again in every pass."""
 

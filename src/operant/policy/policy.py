@@ -241,9 +241,8 @@ class Policy(nn.Module):
         return layout.end_to_end(batch) if self.packs(batch) else layout.causal(batch)
 
     def packs(self, batch: Batch) -> bool:
-        """Whether the rows of the batch are laid end to end, so that padding costs nothing."""
-        window = self.packing.window
-        return self.modes.packed and (window is None or int(batch.mask.sum(1).max()) <= window)
+        """Whether the rows of the batch are laid end to end: where that is exact, and enough of it would be padding."""
+        return self.modes.packed and self.packing.pays(batch.mask)
 
     def _alone(self, batch: Batch) -> bool:
         """Whether each row has to be computed by itself."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from operant.policy import layout
-from operant.policy.packing import kernel
+from operant.policy.packing import quick
 from operant.types import Batch, OperantError
 
 if TYPE_CHECKING:
@@ -82,24 +82,24 @@ def probe(policy: "Policy") -> Modes:
 @torch.no_grad()
 def packs_exactly(policy: "Policy") -> bool:
     """Whether rows are to be laid end to end, and every token has the state then that it has in its row alone."""
-    asked = policy.options.packing
-    there = kernel(policy.device, policy.head.weight.dtype) is not None
-    if policy.encoder_decoder or policy.device.type == "meta" or asked == "off" or (asked == "auto" and not there):
+    asked, held = policy.options.packing, policy.modes
+    wanted = asked == "on" or (asked == "auto" and quick(policy.device, policy.head.weight.dtype))
+    if not wanted or policy.encoder_decoder or policy.device.type == "meta":
         return False
-    held = policy.modes
     rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
     batch = Batch.given([row[:1] for row in rows], [row[1:] for row in rows]).to(policy.device)
+    replaceable = policy.packing.replaceable
     try:
         policy.modes = replace(held, packed=False)
         plain = torch.cat([policy.states(batch.rows(slice(i, i + 1))) for i in range(len(rows))])
         policy.modes = replace(held, packed=True)
-        exact = policy.packing.replaceable and _close(policy.states(batch), plain)
-        why = "its states differ" if policy.packing.replaceable else "its attention is no function by name"
+        exact = replaceable and _close(policy.states(batch), plain)
+        why = "its states differ" if replaceable else "its attention is no function by name"
     except _FAILS as error:
         exact, why = False, str(error)
     finally:
         policy.modes = held
-    if not exact:
+    if not exact and (asked == "on" or replaceable):  # of some architectures it is known
         _say(f"rows of {type(policy.model).__name__} are padded, not packed: {why}")
     return exact
 

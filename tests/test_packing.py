@@ -1,0 +1,413 @@
+"""Rows end to end: the numbers and gradients of rows side by side, and no row sees another."""
+
+import inspect
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+import transformers as t
+from test_gradient import batch_of, caught, gap, truth
+from test_micro import partitions
+from torch.nn.functional import pad
+from toys import SPECIAL, lm
+
+from operant.batch import cut, units
+from operant.learner import Learner
+from operant.observe import passed
+from operant.policy import packing, probe
+from operant.policy.adapters import LoraOptions
+from operant.policy.heads import ValueOptions
+from operant.policy.loading import load_policy
+from operant.policy.modelling import ModelOptions
+from operant.policy.policy import Policy
+from operant.policy.shadow import Shadow
+from operant.sampling import Sampling
+from operant.types import Batch, OperantError
+
+WIDE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
+GATED = WIDE | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+OPT = WIDE | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3, "max_position_embeddings": 64}
+MADE = {
+    "gpt2": lambda: lm("gpt2", 40),
+    "gpt_neox": lambda: lm("gpt_neox", 40),
+    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**GATED)),  # two heads share one of keys and values
+    "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(tie_word_embeddings=True, **GATED)),
+    "opt": lambda: t.OPTForCausalLM(t.OPTConfig(**OPT)),
+    "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(head_dim=8, **GATED)),
+    "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=40, hidden_size=32, n_layer=2, n_head=2, **SPECIAL)),
+    "t5": lambda: lm("t5", 40),
+}
+PACKED = ("gpt2", "gpt_neox", "llama", "qwen2", "opt")
+
+
+def policy(name: str = "gpt2", on: str = "on", **options) -> Policy:
+    """Float64: what differs is a fault, not rounding."""
+    torch.manual_seed(0)
+    model = MADE[name]().double()
+    return Policy(model, value=ValueOptions(init="normal"), options=ModelOptions(packing=on, **options))
+
+
+def ragged() -> Batch:
+    """Rows of 4, 7, 15, 2 and 6 tokens, of which the last of each is computed nowhere."""
+    prompts = [[3, 4, 5], [6, 7, 8, 9, 10], [11], [5], [20, 21, 22]]
+    return Batch.given(prompts, [[1], [5, 6], [*range(7, 21)], [3], [9, 30, 8]])
+
+
+def told(made: Policy, rows: Batch) -> tuple[dict, dict]:
+    """Every number of a forward pass, and every gradient of a loss in which all of them have a part."""
+    made.zero_grad()
+    out = made(rows, entropy_gradient=True)
+    (out.logprobs.sum() + out.entropy.sum() + out.logsumexp.sum() + out.values.square().sum()).backward()
+    numbers = {name: getattr(out, name).detach() for name in ("logprobs", "entropy", "logsumexp", "values")}
+    return numbers, {n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None}
+
+
+def same(a: dict, b: dict, limit: float = 1e-8) -> None:
+    assert set(a) == set(b) and a
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=limit, rtol=limit, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def shapes(made: Policy, run) -> list[tuple[int, ...]]:
+    """What the model was called with."""
+    seen = []
+    hook = made.model.register_forward_pre_hook(
+        lambda m, a, k: seen.append(tuple(k["input_ids"].shape)), with_kwargs=True
+    )
+    run()
+    hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_rows_end_to_end_are_rows_side_by_side(name):
+    made, rows = policy(name), ragged()
+    assert made.modes.packed and shapes(made, lambda: made(rows)) == [(1, 3 + 6 + 14 + 1 + 5)]
+    for mine, right in zip(told(made, rows), told(policy(name, "off"), rows), strict=True):
+        same(mine, right)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_in_float32_as_well(name):
+    made, plain = policy(name).float(), policy(name, "off").float()
+    assert made.modes.packed
+    (numbers, gradients), (right, slopes) = told(made, ragged()), told(plain, ragged())
+    same(numbers, right, 1e-5)
+    flat = [torch.cat([g.flatten() for g in held.values()]) for held in (gradients, slopes)]
+    assert gap(*flat) < 1e-5
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_no_row_sees_another(name):
+    """One row says something else: what is told of the others stays as it was, to the last bit."""
+    made, rows = policy(name), ragged()
+    changed = rows.tokens.clone()
+    changed[2, :15] = (changed[2, :15] + 7) % 40
+    with torch.no_grad():
+        before, after = made(rows), made(rows.with_(tokens=changed))
+    others = [0, 1, 3, 4]
+    assert torch.equal(before.logprobs[others], after.logprobs[others])
+    assert torch.equal(before.values[others], after.values[others])
+    assert not torch.equal(before.values[2], after.values[2])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_positions_begin_anew_with_each_row(name):
+    """Rows of up to 7 in a context of 8 make 27 tokens: a position counted on would have no embedding."""
+    model = {
+        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_positions=8, n_embd=32, n_layer=2, n_head=2, vocab_size=40)),
+        "opt": lambda: t.OPTForCausalLM(t.OPTConfig(**OPT | {"max_position_embeddings": 8})),
+    }[name]()
+    made = Policy(model.eval(), options=ModelOptions(packing="on"))
+    rows = Batch.given([[i, i + 1] for i in range(6)], [[5, 6, 7, 8, 9][i % 5 :] for i in range(6)])
+    assert made.modes.packed and shapes(made, lambda: made(rows)) == [(1, 26)]
+    plain = Policy(model, options=ModelOptions(packing="off"))
+    torch.testing.assert_close(made(rows).logprobs, plain(rows).logprobs, atol=1e-5, rtol=0)
+
+
+def padded_left(rows: Batch) -> Batch:
+    """The same rows, ending at the same column, behind tokens of no meaning."""
+    lengths = rows.mask.sum(1).tolist()
+    width = rows.tokens.shape[1]
+    order = torch.tensor([[*range(n, width), *range(n)] for n in lengths])
+    moved = {name: getattr(rows, name).gather(1, order) for name in ("tokens", "mask", "actions", "turns", "rewards")}
+    return rows.with_(**moved | {"tokens": torch.where(moved["mask"], moved["tokens"], 17)})
+
+
+def silent(rows: Batch) -> Batch:
+    """Row 1 has no action; of row 2 only the tokens in the middle are."""
+    actions = rows.actions.clone()
+    actions[1], actions[2, 9:] = False, False
+    return rows.with_(actions=actions)
+
+
+@pytest.mark.parametrize("change", [padded_left, silent, lambda b: b.with_(actions=b.actions & False)])
+def test_odd_rows(change):
+    """Padding on the left, rows that ask for nothing, replies that text follows, a batch without any action."""
+    rows = change(ragged())
+    made, plain = policy(), policy(on="off")
+    with torch.no_grad():
+        mine, right = made(rows), plain(rows)
+    torch.testing.assert_close(mine.logprobs, right.logprobs, atol=1e-8, rtol=0)
+    torch.testing.assert_close(mine.values, right.values, atol=1e-8, rtol=0)
+
+
+# --- what stands around it --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt"])
+def test_a_trunks_states_are_kept_and_taken(name):
+    rows = ragged()
+    made, plain = policy(name, train_layers=1), policy(name, "off", train_layers=1)
+    kept, right = made.trunk_states(rows), plain.trunk_states(rows)
+    reads = rows.mask.clone()
+    reads[torch.arange(5), rows.mask.sum(1) - 1] = False
+    torch.testing.assert_close(kept[reads], right[reads], atol=1e-8, rtol=0)
+    for states in (kept, right):  # decoding has made some of its own
+        for mine, slow in zip(told(made, rows.with_(states=states)), told(plain, rows), strict=True):
+            same(mine, slow)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_blocks_are_computed_again_within_the_same_rows(name):
+    for mine, right in zip(
+        told(policy(name, gradient_checkpointing=True), ragged()), told(policy(name, "off"), ragged()), strict=True
+    ):
+        same(mine, right)
+
+
+def test_blocks_are_computed_again_in_bfloat16_on_a_processor():
+    """Attention is spelt out there, and has to be when the backward pass computes it again."""
+    told_of = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        options = ModelOptions(precision="bfloat16", packing="off", gradient_checkpointing=again)
+        made = Policy(lm("gpt2", 40), value=ValueOptions(init="normal"), options=options)
+        told_of.append(told(made, ragged())[1])
+    same(*told_of, 1e-6)
+
+
+def test_beside_an_adapter_and_against_a_reference():
+    """The exact KL from the reference, and its gradient, by both ways."""
+    pytest.importorskip("peft")
+    found = []
+    for on in ("on", "off"):
+        torch.manual_seed(0)
+        made = load_policy(MADE["llama"](), options=ModelOptions(packing=on), lora=LoraOptions(rank=2)).double()
+        reference = Shadow(made).policy
+        assert made.modes.packed == reference.modes.packed == (on == "on")
+        moved = torch.Generator().manual_seed(1)
+        for p in made.trainable():
+            p.data += 0.3 * torch.randn(p.shape, generator=moved)
+        out = made(ragged(), against=reference)
+        out.kl["reverse"].sum().backward()
+        found.append(
+            {"kl": out.kl["reverse"].detach()} | {n: p.grad for n, p in made.named_parameters() if p.requires_grad}
+        )
+    assert found[0]["kl"].sum() > 0.1
+    same(*found)
+
+
+@pytest.mark.parametrize("preset", [None, "trunk"])
+def test_a_step_is_the_same_step(preset):
+    """Ratios are 1 and KL is 0 with unchanged weights, and the weights come out the same."""
+    weights = []
+    for on in ("on", "off"):
+        options = {"model.packing": on, "kl.coef": 0.1, "epochs": 2, "minibatch": 3, "watch_every": 0}
+        options |= {"model.train_layers": 1} if preset else {}
+        learner = Learner(lm("gpt2", 40).double(), **options, **{"optimizer.lr": 1e-3, "optimizer.eps": 1e-2})
+        replies = [[5 + i % 3 for i in range(n)] for n in (1, 9, 4, 12, 2, 7)]
+        metrics = learner.step([[3 + n] * (n + 1) for n in range(6)], replies, [float(i % 2) for i in range(6)])
+        assert metrics["rollout/logprob_gap"] < 1e-6 and abs(metrics["kl/per_reply"]) < 1e-6
+        assert learner.policy.modes.packed == (on == "on")
+        weights.append({n: p.detach().double() for n, p in learner.policy.named_parameters()})
+    same(*weights, 1e-5)
+
+
+# --- the cut ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setup", [0, 7, 64, 10_000])
+@pytest.mark.parametrize("budget", [30, 60, 8192])
+def test_the_cut_counts_real_tokens(budget, setup):
+    """Against every way to cut eight rows in order of length: a pass costs its tokens, and padding is none."""
+    lengths = [3, 9, 4, 17, 9, 30, 5, 12]
+    batch = Batch.given([[1]] * 8, [[2] * (n - 1) for n in lengths])
+    cuts = cut(batch, units(batch), budget, setup, packed=True)
+    assert sorted(r for rows in cuts for r in rows) == list(range(8))
+
+    def cost(pieces):
+        allowed = all(sum(piece) <= budget or len(piece) == 1 for piece in pieces)
+        return sum(lengths) + setup * len(pieces) if allowed else float("inf")
+
+    ordered = sorted(lengths)
+    best = min(cost([ordered[a:b] for a, b in edges]) for edges in partitions(8))
+    assert cost([[lengths[r] for r in rows] for rows in cuts]) == best
+
+
+def test_ragged_batches_need_fewer_passes_and_have_the_gradient_of_the_formula():
+    found = {}
+    for on in ("on", "off"):
+        torch.manual_seed(3)
+        made = Policy(lm("gpt2"), value=ValueOptions(init="normal"), options=ModelOptions(packing=on))
+        batch = batch_of(list(range(8)), made)
+        (mine,), found[on] = caught(made, batch, micro=80)
+        assert gap(mine, truth(made, list(range(8)), "token")) < 1e-5
+        with torch.no_grad():
+            apart = passed(batch, made, Sampling(), 60).logprobs
+        torch.testing.assert_close(apart, made(batch).logprobs.detach(), atol=1e-5, rtol=0)
+    assert found == {"on": 1, "off": 2}  # 79 tokens, or 8 rows of 18
+
+
+# --- what is not packed -----------------------------------------------------------------------------------------------
+
+
+class Counting(t.GPT2LMHeadModel):
+    """Positions are counted over everything that it reads."""
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class Mixing(t.LlamaForCausalLM):
+    """A token is mixed with the one before it, whoever said that."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.embed_tokens.register_forward_hook(lambda m, a, out: out + 0.2 * pad(out, (0, 0, 1, -1)))
+
+
+class Own(t.LlamaForCausalLM):
+    """Its attention is its own affair."""
+
+    _supports_attention_backend = False
+
+
+def made_of(kind: type, **more) -> t.PreTrainedModel:
+    torch.manual_seed(0)
+    if kind is Counting:
+        return kind(t.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3, **SPECIAL))
+    return kind(t.LlamaConfig(**GATED | more))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: made_of(Counting), "its states differ"),
+        (lambda: made_of(Mixing), "its states differ"),
+        (lambda: made_of(Own), "no function by name"),
+        (MADE["gemma2"], "knows no softcap"),
+        (MADE["bloom"], "no function by name"),
+    ],
+)
+def test_what_cannot_be_packed_exactly_is_padded_and_that_is_said_once(make, why):
+    probe._say.cache_clear()
+    with pytest.warns(UserWarning, match=f"are padded, not packed: .*{why}"):
+        made = Policy(make().eval(), options=ModelOptions(packing="on"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = Policy(make().eval(), options=ModelOptions(packing="on"))
+    assert not made.modes.packed and not again.modes.packed
+    assert shapes(made, lambda: made(ragged())) == [(5, 14)]
+
+
+def test_an_encoder_decoder_is_never_packed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not policy("t5").modes.packed
+
+
+def test_rows_of_one_length_lie_side_by_side():
+    """End to end would save nothing, and cost a little."""
+    made = policy()
+    even = Batch.given([[3, 4]] * 6, [[5, 6, 7]] * 6)
+    assert not made.packs(even) and shapes(made, lambda: made(even)) == [(6, 4)]
+    assert made.packs(Batch.given([[3, 4]] * 6, [[5, 6, 7]] * 5 + [[5] * 9]))
+
+
+def test_rows_longer_than_a_window_are_padded():
+    """The kernels are asked for whole rows only; a window that none of them reaches changes nothing."""
+    model = t.MistralForCausalLM(t.MistralConfig(**GATED, sliding_window=9)).double()
+    made, plain = (Policy(model, options=ModelOptions(packing=on)) for on in ("on", "off"))
+    long, short = ragged(), ragged().rows(torch.tensor([0, 1, 3, 4]))
+    assert shapes(made, lambda: made(long)) == [(5, 14)] and shapes(made, lambda: made(short)) == [(1, 15)]
+    assert made.packs(short) and not made.packs(long)
+    for rows in (long, short):
+        torch.testing.assert_close(made(rows).logprobs, plain(rows).logprobs, atol=1e-8, rtol=0)
+
+
+def test_auto_packs_where_it_pays_and_off_nowhere(monkeypatch):
+    assert policy(on="auto").modes.packed and not policy(on="off").modes.packed
+    monkeypatch.setattr(probe, "quick", lambda device, numbers: numbers == torch.bfloat16)
+    made = policy(on="auto")
+    assert not made.modes.packed
+    assert made.to(torch.bfloat16).modes.packed and not made.float().modes.packed  # found out again
+    with pytest.raises(OperantError, match="packing='always': it must be auto, on or off"):
+        ModelOptions(packing="always")
+
+
+def test_attention_is_as_it_was_afterwards():
+    made = policy("llama")
+    name = made.config._attn_implementation
+    made(ragged())
+    with pytest.raises(IndexError):  # an id that the model has not
+        made(ragged().with_(tokens=ragged().tokens + 1000))
+    assert made.config._attn_implementation == name != packing.NAME
+
+
+def test_attention_that_was_not_laid_out_is_refused():
+    made = policy()
+    q = torch.zeros(1, 2, 5, 8)
+    with made.packing.within([3, 1], made.device), pytest.raises(ValueError, match="not the rows"):
+        packing.attend(made.model, q, q, q, None)
+    with made.packing.within([3, 2], made.device), pytest.raises(ValueError, match="knows no mask"):
+        packing.attend(made.model, q, q, q, None, is_causal=False)
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def one_by_one(query, key, value, edges, edges_too, longest, longest_too, *, scale, window_size, enable_gqa):
+    """What torch's kernel promises of its arguments, a row at a time and spelt out; called as that can be called."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    given = {"scale": scale, "window_size": window_size, "enable_gqa": enable_gqa}
+    inspect.signature(varlen_attn).bind(query, key, value, edges, edges_too, longest, longest_too, **given)
+    bare = [x.to("meta") for x in (query, key, value, edges)]
+    assert varlen_attn(*bare, bare[-1], longest, longest, **given).shape == query.shape
+    assert edges.dtype == torch.int32 and edges[0] == 0 and edges[-1] == len(query) and window_size == (-1, 0)
+    assert torch.equal(edges, edges_too) and longest == longest_too == int(edges.diff().max())
+    out, share = [], query.shape[1] // key.shape[1]
+    assert enable_gqa == (share > 1)
+    for a, b in pairwise(edges.tolist()):
+        k, v = (x[a:b].repeat_interleave(share, 1) for x in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query[a:b], k) * scale
+        seen = torch.ones(b - a, b - a, dtype=torch.bool).tril()
+        out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_the_kernel_is_told_the_same_rows(name, monkeypatch):
+    """On a GPU a kernel attends to all rows at once: its twin, in its place here, gives the same numbers."""
+    used = []
+
+    def twin(*args, **kwargs):
+        used.append(len(args[0]))
+        return one_by_one(*args, **kwargs)
+
+    monkeypatch.setattr(packing, "kernel", lambda device, numbers: twin)
+    made = policy(name)
+    used.clear()
+    mine = told(made, ragged())
+    assert used == [29, 29]
+    for ours, right in zip(mine, told(policy(name, "off"), ragged()), strict=True):
+        same(ours, right)
+
+
+def test_there_is_no_kernel_for_a_processor_or_float32():
+    assert packing.kernel(torch.device("cpu"), torch.bfloat16) is None
+    assert packing.kernel(torch.device("cuda"), torch.float32) is None
+    assert packing.quick(torch.device("cpu"), torch.float32)
+    assert not packing.quick(torch.device("cuda"), torch.float32)
