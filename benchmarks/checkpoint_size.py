@@ -1,0 +1,96 @@
+"""Bytes and seconds of a checkpoint of GPT-2's shape: `python -m benchmarks.checkpoint_size`; into results/.
+
+Three runs (all weights, preset `trunk`, LoRA of rank 16), each with a value head and one step of Adam behind it, save a
+`resume` and a `light` checkpoint. Beside them stands what a trainer writes that saves policy, reference and Adam whole,
+through the same writer. Weights are random; seconds are medians, every file brought to the disk.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import RESULTS, machine
+from operant.checkpoint import RunState, Saved
+from operant.learner import Learner
+
+RUNS: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "trunk": {"preset": "trunk"},
+    "LoRA, rank 16": {"lora.rank": 16},
+}
+SHAPES = {"124M": {}, "tiny": {"vocab_size": 1000, "n_embd": 64, "n_layer": 4, "n_head": 4}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="124M", help="tiny: does it run? nothing is written")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", help="where the checkpoints are written for the while")
+    asked = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        for name, options in RUNS.items():
+            rows += measured(name, learner(asked.shape, options), Path(folder), asked.rounds)
+            for row in (row for row in rows if row["run"] == name):
+                print(
+                    f"{row['run']:<14} {row['kind']:<20} {row['bytes'] / 1e6:9.2f} MB {row['seconds']:7.2f} s",
+                    flush=True,
+                )
+    if asked.shape == "124M":
+        told = {"command": "python -m benchmarks.checkpoint_size", "machine": machine(), "rounds": asked.rounds}
+        text = json.dumps(told | {"rows": rows}, indent=1) + "\n"
+        (RESULTS / "checkpoint-size.json").write_text(text, encoding="utf-8")
+
+
+def learner(shape: str, options: dict[str, Any]) -> Learner:
+    """A learner whose Adam has been through one step."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**SHAPES[shape])).eval()
+    made = Learner(model, **options)
+    for p in made.policy.trainable():
+        p.grad = torch.randn_like(p)
+    made.optimizer.step()
+    made.optimizer.zero_grad()
+    return made
+
+
+def measured(name: str, made: Learner, folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A row for each kind; they take turns."""
+    own = RunState()
+    for part, thing in made.parts().items():
+        own.register(part, thing)
+    ways = {"light": (own, "light"), "resume": (own, "resume")}
+    if not RUNS[name]:
+        ways["policy+reference+Adam"] = _whole(made), "resume"
+    taken: dict[str, list[Saved]] = {way: [] for way in ways}
+    for step in range(rounds):
+        for way, (state, kind) in ways.items():
+            place = folder / name / way
+            taken[way].append(state.save(place, step, kind=kind, keep=1))
+            time.sleep(0.5)  # what a disk still does for one is not counted for the next
+    return [
+        {"run": name, "kind": way, "bytes": saved[-1].bytes, "seconds": statistics.median(s.seconds for s in saved)}
+        for way, saved in taken.items()
+    ]
+
+
+def _whole(made: Learner) -> RunState:
+    """Policy, a whole reference and Adam."""
+    state = RunState()
+    state.register("policy", made.policy)
+    state.register("reference", deepcopy(made.policy.model))
+    state.register("optimizer", made.optimizer)
+    return state
+
+
+if __name__ == "__main__":
+    main()
