@@ -90,6 +90,48 @@ def frontier() -> str:
     return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{told['command']}`.\n"
 
 
+def chaos() -> str:
+    """One row a kind of harm."""
+    told = _object("chaos.json")
+    if not told:
+        return NOTHING
+    table = "| what was done to the run | trials | kills | resumed | begun anew | equal |\n|---|---|---|---|---|---|\n"
+    for row in told["rows"]:
+        numbers = [row[name] or "" for name in ("trials", "kills", "resumed", "fresh")]
+        table += f"| {row['kind']} | {' | '.join(map(str, numbers))} | **{row['equal']}** |\n"
+    return f"{table}\nMade by `{told['command']}`.\n"
+
+
+def soak() -> str:
+    """One row a thing that should not grow."""
+    told = _object("soak.json")
+    if not told:
+        return NOTHING
+    bound, quarter = told["criteria"], told["steps"] // 4
+    start, warm, end = told["memory_mb"]
+    rows = [
+        ("memory", f"{start:.0f} MB, {warm:.0f} MB after {quarter} steps, {end:.0f} MB at the end"),
+        ("its growth after that", f"{told['growth_kb']:.1f} KB a step (bound: {bound['growth_kb']:g})"),
+        ("open file handles", _range(told["handles"])),
+        ("threads", _range(told["threads"])),
+        (
+            "a step of the last quarter",
+            f"{told['step_ratio']:.2f} of one of the second (bound: {bound['step_ratio']:g})",
+        ),
+    ]
+    table = f"| over {told['steps']} steps | |\n|---|---|\n" + "".join(f"| {a} | {b} |\n" for a, b in rows)
+    return f"{table}\nMade by `{told['command']}`.\n"
+
+
+def _range(told: list[int]) -> str:
+    return str(told[0]) if told[0] == told[1] else f"{told[0]} to {told[1]}"
+
+
+def _object(name: str) -> dict[str, Any]:
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def _interval(told: dict[str, float]) -> str:
     return f"{told['mean']:.1f} ± {told['half']:.1f}"
 

@@ -22,7 +22,7 @@ from benchmarks.harm.trials import Job, fork, play, playing, run_in, wait
 KILLED = -signal.SIGKILL
 UNCOUNTED = ("log.txt", "report.html", "lock")
 """Files that are written when it is time, not when it is their turn: no operation of theirs has a number."""
-HALF = 3
+HALF = 2
 """The step that the resumes begin after."""
 
 Told = tuple[str, str, str]

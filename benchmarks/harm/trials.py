@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-STEPS = 6
+STEPS = 5
 SENTENCE = 3
 """The exit status of a run that ended with a sentence, as the command line would print it; 1 is a traceback."""
 
@@ -57,7 +57,7 @@ def job_of(folder: Path, steps: int = STEPS, **more: Any) -> Job:
     tasks = str(folder / "tasks.jsonl")
     names = {"policy": str(folder / "model"), "tasks": tasks, "evaluate": tasks, "reward": "letters:e"}
     looks = {"evaluate_every": 2, "probes": 3, "probe_every": 2, "best": "episodes", "score.normalise": True}
-    small = {"steps": steps, "batch": 8, "max_tokens": 8, "minibatch": 4, "optimizer.lr": 1e-3}
+    small = {"steps": steps, "batch": 8, "max_tokens": 8, "minibatch": 4, "update.epochs": 2, "optimizer.lr": 1e-3}
     return Job(names | looks | small | {"kl.control": "adaptive"} | _checkpoints() | more)
 
 
