@@ -27,7 +27,7 @@ class TrainOptions:
     """What is trained, on what, for how long."""
 
     policy: Any = "builtin:reviews-lm"
-    """A folder, builtin:NAME, a Hub name; from Python a model or a Policy, too."""
+    """A folder, builtin:NAME, a Hub name (also name@revision); from Python a model or a Policy, too."""
     tasks: Any = None
     """A file, builtin:openings/train, a data set of the Hub; from Python a list or a function, too."""
     reward: Any = None
