@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import toys  # noqa: F401  one thread
 
+from operant import files
 from operant.checkpoint import RunState
 
 ROOT = Path(__file__).parents[1]
@@ -163,6 +164,38 @@ def test_what_was_not_synced_is_torn_and_what_was_is_not(tmp_path):
     power("after", "rename", renamed)
     power.tear()
     assert safe.stat().st_size == 20 and renamed.stat().st_size < 20 and 10 <= grown.stat().st_size <= 20
+
+
+class Auditor:
+    """Hears of every file that Python opens to write, renames or deletes, and whether `files.seam` knew."""
+
+    EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
+
+    def __init__(self, folder):
+        self.folder, self.inside, self.unknown, self.heard, self.on = str(folder), 0, [], 0, True
+        sys.addaudithook(self.hear)  # for ever: it falls silent when `on` is false
+
+    def seam(self, when, operation, path):
+        self.inside += 1 if when == "before" else -1
+
+    def hear(self, event, arguments):
+        if not self.on or not arguments or not str(arguments[0]).startswith(self.folder):
+            return
+        if event in self.EVENTS or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+            self.heard += 1
+            if self.inside <= 0:
+                self.unknown.append((event, arguments[0]))
+
+
+def test_whatever_a_run_does_to_the_disk_passes_the_seam(ground, monkeypatch):
+    """So an enumeration of its operations is one of all. The watchdog's open handle on the log writes nothing."""
+    out = ground.place("audited")
+    auditor = Auditor(out)
+    monkeypatch.setattr(files, "seam", auditor.seam)
+    play(ground.job, out)
+    auditor.on = False
+    assert auditor.heard > 100 and auditor.inside == 0
+    assert [(event, path) for event, path in auditor.unknown if not str(path).endswith("log.txt")] == []
 
 
 GOOD = [
