@@ -16,7 +16,7 @@ from browsing import chromium, visit
 from safetensors.torch import load_file, save_file
 from toys import letters, lm
 
-from operant import Learner, OperantError, load_policy, train
+from operant import Learner, OperantError, load_policy, rewards, train
 from operant.cli import main
 from operant.data import DataOptions, load_tasks
 from operant.policy.folders import check_finite
@@ -150,6 +150,13 @@ def test_names_that_can_be_none(name):
     refused(load_policy, name)
 
 
+@pytest.mark.parametrize("words", ["train --resume", "train", "report", "generate", "doctor --plan", "sweep", "replay"])
+def test_paths_that_can_be_none_on_the_command_line(words, capsys):
+    for name in ("a" * 5000, "~nobody-of-this-name/x", "\ud800", "/dev/null/x"):
+        assert main([*words.split(), name]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_ids_that_name_nothing():
     for given, sentence in (
         ([{"id": "x" * 10**6, "text": "a"}], "at most 1000 characters"),
@@ -262,6 +269,26 @@ def test_weights_that_are_not_finite_are_named(model, bad):
         live.transformer.wte.weight[0, 0] = bad
     assert "transformer.wte.weight" in refused(load_policy, live)
     check_finite({"x": torch.full((9,), 3e38)}, "a sum that overflows is no number that does")
+
+
+def test_an_index_that_leads_out_of_the_folder(model, tmp_path):
+    (model / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = model / "model.safetensors.index.json"
+    names = load_file(tmp_path / "outside.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../outside.safetensors")}), encoding="utf-8")
+    assert "leads out of its folder" in refused(load, model)
+    for content in ("", "[]", "{}", '{"weight_map": {"a": 5}}', DEEP):
+        index.write_text(content, encoding="utf-8")
+        assert str(model) in refused(load, model)
+
+
+def test_a_classifier_from_a_stranger(model, tmp_path):
+    reward = rewards.resolve(f"classifier:{model}")
+    (model / "model.safetensors").write_bytes(pickle.dumps(Program(tmp_path / "mark")))
+    assert "classifier" in refused(rewards.check, reward)
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert "any program" in refused(rewards.check, reward)
+    assert not (tmp_path / "mark").exists()
 
 
 def test_weights_of_another_shape_or_name(model):
@@ -394,7 +421,7 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 
 
 CONFIGS = ["!!python/object/apply:os.mkdir [MARK]", "steps: !!python/name:os.system ''", LAUGHS, MERGES, "&a [*a]"]
-CONFIGS += ["[1, 2]", "", "steps: 2001-99-99", "{" * 3000, "\0", "steps: [", "5: 5", "true: 1", "steps: 1\nkl: 5"]
+CONFIGS += ["[1, 2]", "", "steps: 2001-99-99", "{" * 1000, "\0", "steps: [", "5: 5", "true: 1", "steps: 1\nkl: 5"]
 CONFIGS += ["policy: [1, 2]", "steps: " + "9" * 5000, "a: !!binary x", "steps: !!int x"]
 
 
