@@ -99,6 +99,15 @@ def test_the_rest_goes_through_the_seam_too(tmp_path, watch):
     assert [operation for operation, _ in seam.done()] == ["append", "append", "truncate", "fsync", "remove"]
 
 
+def test_of_a_link_the_link_is_deleted_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "f").write_text("text", encoding="utf-8")
+    for name in ("link", "nowhere"):
+        (tmp_path / name).symlink_to(tmp_path / ("mine" if name == "link" else "nothing"))
+        files.remove_tree(tmp_path / name)
+    assert named(tmp_path) == ["mine"] and named(tmp_path / "mine") == ["f"]
+
+
 def test_a_folder_that_cannot_be_synced_there_is_no_trouble_but_a_full_disk_is(tmp_path, monkeypatch):
     def refuses(code):
         def fsync(descriptor):

@@ -137,10 +137,12 @@ def remove(path: str | Path) -> None:
 
 
 def remove_tree(path: str | Path) -> None:
-    """Delete a folder with all that is in it; one that is not there is no error. Raises: OSError."""
-    if Path(path).exists():
-        with operation("remove_tree", path):
-            shutil.rmtree(path)
+    """Delete a folder with all that is in it, of a link the link; what is not there is no error. Raises: OSError."""
+    if Path(path).is_symlink() or not Path(path).is_dir():
+        remove(path)
+        return
+    with operation("remove_tree", path):
+        shutil.rmtree(path)
 
 
 def put_folder(made: str | Path, path: str | Path) -> None:
