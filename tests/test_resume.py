@@ -10,7 +10,7 @@ import yaml
 from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
-from operant import Learner, OperantError, steps, train
+from operant import Learner, OperantError, Task, steps, train
 from operant.cli import main
 from operant.shelf import about, newest_whole
 
@@ -78,6 +78,23 @@ def test_a_changed_option_is_recorded_and_in_force(tmp_path):
     assert last["step"] == 3 and last["update/lr"] == 5e-4 and last["kl/coef"] == 0.7
     assert [group["weight_decay"] for group in run.learner.optimizer.param_groups] == [0.5, 0.0]
     assert all(group["betas"] == (0.8, 0.9) for group in run.learner.optimizer.param_groups)
+
+
+def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
+    """The checkpoint still holds the old coefficient, and config.yaml the new one."""
+    out = tmp_path / "run"
+    cut(out, 2, **{"kl.control": "adaptive"})
+    for _ in steps_of(out, resume=True, **{"kl.coef": 0.7}):
+        break
+    for run in steps_of(out, resume=True):
+        assert run.learner.controller.coef == 0.7
+        run.step()
+        run.save()
+        moved = run.learner.controller.coef
+        break
+    for run in steps_of(out, resume=True):
+        assert run.learner.controller.coef == moved != 0.7, "from then on the checkpoint's counts"
+        break
 
 
 def test_nothing_is_recorded_where_nothing_changed(tmp_path):
@@ -296,6 +313,16 @@ def test_a_reward_that_fails_is_asked_again_as_it_was_before(tmp_path):
     with pytest.raises(OperantError, match="enough"):
         train(model(), TASKS, broken, out=tmp_path / "cut", **options())
     assert told(again(tmp_path / "cut", Grumpy())) == told(whole)
+
+
+def test_held_out_tasks_that_nobody_judges_stop_no_checkpoint(tmp_path):
+    def only_training(rollouts):
+        return [None if r.task.id.startswith("held") else 1.0 for r in rollouts]
+
+    held = [Task(f"held/{i}", text) for i, text in enumerate(TASKS)]
+    cut(tmp_path / "run", 2, only_training, evaluate=held)
+    run = again(tmp_path / "run", only_training, evaluate=held)
+    assert len(told(run)) == 4 and run.before.mean != run.before.mean
 
 
 # --- light ------------------------------------------------------------------------------------------------------------

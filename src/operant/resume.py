@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from operant import files
 from operant.config import Config, as_mapping, config_schema, configure
 from operant.learner import Learner
 from operant.options import resolve
@@ -102,6 +103,13 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[key] = value
     return flat
+
+
+def changed_since(out: Path, step: int, config: Config) -> list[Change]:
+    """Changes that an earlier resume recorded, which the checkpoint of `step` does not know of yet."""
+    now = _flat(as_mapping(config))
+    told = [record for record in files.records(out / "changes.jsonl") if record["step"] >= step]
+    return [Change(r["name"], r["old"], r["new"]) for r in told if now.get(r["name"]) == r["new"]]
 
 
 def in_force(found: list[Change], learner: Learner) -> None:

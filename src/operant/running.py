@@ -294,15 +294,17 @@ class Run:
             self.report()
 
     def _write(self, write: Callable[..., None]) -> None:
+        step = self.learner.progress.step
         if self.first:
             with self.learner.timing("checkpoint"):
                 spare = [self.best["step"]] if self.best is not None else []
-                write(self.learner.progress.step, self._extra(), spare)
+                write(step, self._extra(), spare)
 
     def _extra(self) -> dict[str, Any]:
         before = self.before.as_plain() if self.before is not None else None
-        told = {"before": before, "best": self.best, "probed": self.probed}
-        return told | {"started": self.started, "decided": decided(self.learner)}
+        told = {"before": before, "best": self.best, "probed": self.probed, "started": self.started}
+        # A mean over nothing is told as nothing: no number that is not finite reaches a checkpoint.
+        return json.loads(files.strict_json(told | {"decided": decided(self.learner)}))
 
     def go_on(self, path: Path, *, fresh_optimizer: bool = False) -> int:
         """Put a checkpoint back; returns its step. Raises: OperantError where it does not fit."""

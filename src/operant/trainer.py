@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ from operant import __version__, distributed, machine
 from operant.build import build
 from operant.config import Config, as_mapping, configure
 from operant.origin import keep, pinned, restored
-from operant.resume import Change, changes, in_force, stored
+from operant.resume import Change, changed_since, changes, in_force, stored
 from operant.rewards import isolated_parts
 from operant.run import RunFolder
 from operant.running import Run
@@ -201,11 +201,11 @@ def _asked_to_end(run: Run, asked: Asked) -> bool:
     return run.interrupted
 
 
-def _go_on(run: Run, path: Path | None, changed: Sequence[Change], *, fresh_optimizer: bool) -> None:
+def _go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:
     """Put the checkpoint back; without one, the run starts anew."""
     folder = run.folder
     step = run.go_on(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
-    in_force(changed, run.learner)
+    in_force(changed + changed_since(folder.path, step, run.config), run.learner)
     if not run.first:
         return
     folder.cut_after(step, about(path)["lengths"] if path is not None else None)

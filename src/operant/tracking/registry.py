@@ -149,6 +149,7 @@ time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimi
 time/evaluate | s | | | judging the held-out tasks
 time/probe | s | | | the probe queries and what is known of their tokens
 time/checkpoint | s | | | writing checkpoints since the step before
+time/report | s | | | writing the report since the step before
 time/track | s | | time/ppo/calc_stats | writing metrics and replies
 tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
 # Checkpoints
