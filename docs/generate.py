@@ -4,7 +4,7 @@ metrics.md   whole, from tracking/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       what stands between the marks <!-- presets --> and <!-- curves -->
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
-fast.md, how-to-train.md, guests.md  the tables of what was measured, from measured.py
+fast.md, how-to-train.md, guests.md, checkpoints.md  the tables of what was measured, from measured.py
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -67,6 +67,7 @@ def pages() -> dict[str, str]:
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
         "guests.md": {"hostile": measured.hostile()},
+        "checkpoints.md": {"sizes": measured.sizes()},
         "fast.md": {"peers": measured.peers(), "pieces": measured.pieces(), "limit": measured.limit()},
     }
     return whole | {page: _filled(page, parts) for page, parts in marked.items()}

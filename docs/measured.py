@@ -43,6 +43,26 @@ def hostile() -> str:
     return f"{table}\nThe deadline was {deadline:g} s. Made by `{told['command']}`.\n"
 
 
+def sizes() -> str:
+    """One row a run: bytes and seconds of a checkpoint of each kind, and of what holds everything twice."""
+    told: Any = _read("checkpoint-size.json")
+    if not told:
+        return NOTHING
+    rows = {(row["run"], row["kind"]): row for row in told["rows"]}
+    whole = next(row for row in told["rows"] if "+" in row["kind"])
+    table = "| what is trained | `light` | `resume` | policy, reference and Adam, whole |\n|---|---|---|---|\n"
+    for run in dict.fromkeys(row["run"] for row in told["rows"]):
+        both = [rows[run, kind] for kind in ("light", "resume")]
+        cells = [f"{_size(row)}, 1/{whole['bytes'] / row['bytes']:.3g}" for row in both]
+        table += f"| {run} | {' | '.join(cells)} | {_size(whole)} |\n"
+    return f"{table}\nMade by `{told['command']}` on {told['machine']}.\n"
+
+
+def _size(row: dict[str, Any]) -> str:
+    size = f"{row['bytes'] / 1e9:.2f} GB" if row["bytes"] > 1e9 else f"{row['bytes'] / 1e6:.3g} MB"
+    return f"{size} in {row['seconds']:.2g} s"
+
+
 def pieces() -> str:
     """One row a piece."""
     rows = _read("pieces.json")

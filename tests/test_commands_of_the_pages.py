@@ -20,6 +20,7 @@ PAGES = [
     "docs/ppo.md",
     "docs/lora.md",
     "docs/guests.md",
+    "docs/checkpoints.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

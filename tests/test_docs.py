@@ -55,7 +55,17 @@ def generate() -> ModuleType:
 
 @pytest.mark.parametrize(
     "name",
-    ["metrics.md", "options.md", "ppo.md", "from-trl.md", "fast.md", "guests.md", "how-to-train.md", "../README.md"],
+    [
+        "metrics.md",
+        "options.md",
+        "ppo.md",
+        "from-trl.md",
+        "fast.md",
+        "guests.md",
+        "checkpoints.md",
+        "how-to-train.md",
+        "../README.md",
+    ],
 )
 def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:
     assert page(ROOT / "docs" / name) == generate.pages()[name], "run `make docs`"

@@ -456,7 +456,7 @@ time.sleep(1000)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_box_ends_with_all_that_it_has_started(level, mark):
     """Any program, also one whose children leave its process group; the weakest level promises only the group."""
-    box = Box([sys.executable, "-c", TREE], Limits(level=level))
+    box = Box([sys.executable, "-c", TREE], Limits(level=level, processes=None))  # and no cgroup that knows them
     end = time.monotonic() + 20
     while len(left(mark)) < 11 and time.monotonic() < end:
         box.hear()
@@ -465,6 +465,25 @@ def test_a_box_ends_with_all_that_it_has_started(level, mark):
     box.end()
     assert left(mark, patience=2.0) == []
     assert box.ended == "was ended"
+
+
+@pytest.mark.parametrize("level", [STRONG, WEAK])
+def test_the_death_of_a_keeper_is_the_end_of_its_box(level, mark):
+    """At the weak level a cgroup tells who is left; a machine without one promises nothing there."""
+    box = Box([sys.executable, "-c", TREE], Limits(level=level))
+    end = time.monotonic() + 20
+    while len(left(mark)) < 11 and time.monotonic() < end:
+        box.hear()
+        time.sleep(0.01)
+    os.kill(box.keeper.pid, signal.SIGKILL)
+    while box.ended is None:
+        box.hear()
+    if level == WEAK and box.counted != "cgroup":
+        pytest.skip("no cgroup may be made here")
+    if level == WEAK:
+        box.end()
+    assert left(mark, patience=2.0) == [] and "keeper" in box.ended
+    box.end()
 
 
 def test_answers_that_nobody_has_asked_for_are_no_answers():

@@ -52,7 +52,7 @@ class Keeper:
                 ready, _, _ = select.select([self.control, self.woken], [], [], 1.0)
                 if self.woken in ready:
                     os.read(self.woken, 4096)
-                if self.control in ready and not self._obey(self.control.recv(1)):
+                if self.control in ready and not self._obey():
                     return
                 if os.getppid() != self.setup["opener"]:
                     return
@@ -160,7 +160,11 @@ class Keeper:
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 
-    def _obey(self, told: bytes) -> bool:
+    def _obey(self) -> bool:
+        """Do what is said; whether to go on after it."""
+        told = b""
+        with suppress(OSError):  # a socket whose other end was killed
+            told = self.control.recv(1)
         if told == b"s":
             self._say(swept=self._sweep())
         return told == b"s"
