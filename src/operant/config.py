@@ -138,7 +138,8 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
 
 
 def _preset(known: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    return named.resolve(known, preset(name))
+    """What of a preset the algorithm has: others have no critic, or no clipping."""
+    return {full: value for full, value in preset(name).items() if full in named.names(known)}
 
 
 def _sensible(config: Config) -> None:
