@@ -9,6 +9,7 @@ The trainer is written with this class; a loop of one's own can be, too.
 """
 
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -328,7 +329,8 @@ class Learner:
             known["kl/coef"] = coef
         if self.kl.loss_coef:
             known["kl/loss_coef"] = self.kl.loss_coef
-        return known | metrics | times
+        told = known | metrics | times
+        return {sys.intern(name): value for name, value in told.items()}  # steps are kept: their names only once
 
     def timing(self, phase: str) -> AbstractContextManager[None]:
         """Count the seconds of a phase of this step."""
