@@ -93,7 +93,9 @@ class Guest:
         try:
             self._pool.start(max(self.options.timeout, START))
         except OperantError as error:
-            raise OperantError(f"isolated reward {self.spec!r}: {error}") from error
+            short = any(sign in str(error) for sign in ("MemoryError", "allocate memory", "failed to map"))
+            hint = f"; is memory={self.options.memory_gb:g} GB of address space too little for it?" if short else ""
+            raise OperantError(f"isolated reward {self.spec!r}: {error}{hint}") from error
 
     def close(self) -> None:
         """End the workers."""
@@ -107,6 +109,8 @@ class Guest:
 
         Raises: OperantError for a rollout with something else than plain data, and where a fate is to stop.
         """
+        if not rollouts:
+            return Judged([])
         until = time.monotonic() + self.options.timeout
         plain, left_before = self._plain(rollouts), self._pool.left_behind
         said: list[Said | None] = [None] * len(rollouts)
