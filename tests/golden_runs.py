@@ -1,0 +1,129 @@
+"""Golden runs: twenty steps of each algorithm, on weights that come from a stream of whole numbers.
+
+GPT-2's architecture computes in float64 from end to end, so its numbers are the same on every machine to a few units in
+the sixteenth digit; the steps are small, so that twenty of them do not blow that up. The other architectures compute
+their norms in float32 whatever they are given, and are held to the fourth digit.
+
+`python -m tests.golden` writes the files anew: after a change that is meant to change numbers, and says so.
+"""
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from toys import lm
+
+from operant import Learner, Task
+
+STEPS = 20
+FOLDER = Path(__file__).parent / "golden"
+ALGORITHMS = ("ppo", "grpo", "rloo", "sft")
+ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
+RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
+"""By file: the architecture and the algorithm."""
+OPTIONS = {
+    "optimizer.lr": 3e-4,
+    "optimizer.warmup": 0.2,
+    "optimizer.schedule": "linear",
+    "optimizer.weight_decay": 0.01,
+    "optimizer.max_grad_norm": 0.5,
+    "update.epochs": 2,
+    "update.minibatch": 4,
+    "update.micro_tokens": 40,
+    "sampling.max_tokens": 8,
+    "sampling.temperature": 0.9,
+    "score.scale": True,
+    "seed": 3,
+}
+MORE = {
+    "ppo": {"kl.control": "adaptive", "kl.horizon": 200, "loss.entropy_coef": 0.01, "advantage.gamma": 0.97},
+    "grpo": {"kl.coef": 0.0, "kl.loss_coef": 0.05, "kl.loss_kind": "k3"},
+    "rloo": {"kl.kind": "k2", "kl.coef": 0.05, "loss.clip_high": 0.28},
+    "sft": {},
+}
+TOLD = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std policy/clip_fraction
+policy/advantage_std value/loss value/mean value/prediction value/explained_variance returns/mean returns/std
+kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef reward/mean reward/scaled_mean reward/return
+rollout/logprob_mean rollout/ref_logprob_mean rollout/reply_tokens update/grad_norm update/grad_norm_clipped update/lr
+update/steps""".split()
+"""Metrics that are written down, where a run has them."""
+
+
+def settle(module: torch.nn.Module) -> None:
+    """Give every parameter numbers of its name: uniform ones of PCG64, whose stream is fixed."""
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+            x = np.random.Generator(np.random.PCG64(seed)).random(p.numel()) * 2 - 1
+            norm = p.ndim == 1 and name.endswith("weight")
+            p.copy_(torch.from_numpy(1 + 0.2 * x if norm else 0.4 * x).view(p.shape))
+
+
+def made(kind: str, algorithm: str, **more) -> Learner:
+    """A learner in float64."""
+    model = lm(kind, vocab=24).double()
+    settle(model)
+    learner = Learner(model, algorithm=algorithm, total_steps=STEPS, **OPTIONS | MORE[algorithm] | more)
+    if learner.policy.value_head is not None:
+        settle(learner.policy.value_head)
+    return learner
+
+
+def score(prompt: list[int], reply: list[int]) -> float:
+    """Some number of the ids, different for most replies."""
+    return sum((5 * a + 3 * i + prompt[-1]) % 7 for i, a in enumerate(reply)) / 7 - 0.1 * len(reply)
+
+
+def prompts(step: int) -> list[list[int]]:
+    """Four a step, of one to four ids."""
+    return [[(7 * step + 5 * i + 3 * j) % 21 + 3 for j in range(1 + (step + i) % 4)] for i in range(4)]
+
+
+def step(learner: Learner, number: int) -> tuple[list[list[int]], dict[str, float]]:
+    """Two replies to each prompt, and what is told of learning from them; of data, replies that stand here."""
+    asked = [p for p in prompts(number) for _ in range(2)]
+    if learner.algorithm.source == "data":
+        given = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
+        return given, learner.step(asked, given, [0.0] * 8)
+    tasks = [Task(f"{number}/{p}", p) for p in asked]
+    replies = learner.play(tasks)
+    scores = [score(p, r.ids) for p, r in zip(asked, replies, strict=True)]
+    return [r.ids for r in replies], learner.learn(replies, scores)
+
+
+def run(name: str, learner: Learner | None = None, steps: int = STEPS) -> dict:
+    """Numbers of a run: metrics of every step, the last replies, and what has become of each parameter."""
+    learner = learner or made(*RUNS[name])
+    told, said = {}, []
+    for number in range(steps):
+        said, metrics = step(learner, number)
+        for key in TOLD:
+            if key in metrics:
+                told.setdefault(key, []).append(metrics[key])
+    ends = {name: p.detach().double() for name, p in learner.policy.named_parameters()}
+    return {"replies": said} | told | {name: [float(p.sum()), float(p.square().sum())] for name, p in ends.items()}
+
+
+def read(name: str) -> dict:
+    """What is written down."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def write(name: str) -> None:
+    """A line a name."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in run(name).items()]
+    (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def farthest(mine: dict, right: dict) -> tuple[float, str]:
+    """The largest difference, as a share of the number or of a thousandth, whichever is larger; and of what."""
+    gaps = {
+        name: max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(mine[name], right[name], strict=True))
+        for name in right
+        if name != "replies"
+    }
+    assert mine.keys() == right.keys()
+    name = max(gaps, key=lambda n: gaps[n])
+    return gaps[name], name
