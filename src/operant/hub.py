@@ -112,7 +112,7 @@ def found(name: str | os.PathLike[str]) -> Path | None:
 
 def _name(given: Any) -> str:
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text.strip():
         raise OperantError(f"model {shown(given)} is no name: {_what_can('model')}, a Hub name, or a model from Python")
     return text
 
