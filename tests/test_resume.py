@@ -12,7 +12,9 @@ from toys import letters, lm
 
 from operant import Learner, OperantError, Task, steps, train
 from operant.cli import main
+from operant.envs.single_turn import SingleTurn
 from operant.shelf import about, newest_whole
+from operant.trainer import runs
 
 
 def options(**more):
@@ -178,8 +180,6 @@ def test_what_came_after_the_checkpoint_is_cut_to_the_byte(tmp_path):
 def test_rollouts_and_probes_of_later_steps_are_gone_while_the_run_goes_on(tmp_path):
     cut(tmp_path / "run", 3, probes=2, probe_every=1, checkpoint_minutes=60.0)
     given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "resume": True}
-    from operant.trainer import runs
-
     for run in runs(tmp_path / "run", **given):
         assert not list(run.folder.rollouts_path.iterdir())
         assert [p.name for p in run.folder.probes_path.glob("step-*")] == ["step-00000.parquet"]
@@ -238,8 +238,6 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
 
 
 def steps_of(out, **given):
-    from operant.trainer import runs
-
     begun = {} if given.get("resume") else SMALL
     return runs(out, policy=model(), tasks=TASKS, reward=count_a, tokenizer=letters(), **begun, **given)
 
@@ -305,6 +303,39 @@ def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
     assert told(run) == told(whole)
     plain = train(model(), TASKS, reward(), out=tmp_path / "plain", **options())
     assert [m["reward/mean"] for m in told(plain)] == [m["reward/mean"] for m in told(whole)], "looks count for nothing"
+
+
+def test_a_world_and_a_source_register_too_and_a_module_does_not(tmp_path):
+    class World(SingleTurn):
+        state_dict, load_state_dict = Grumpy.state_dict, Grumpy.load_state_dict
+        asked = 5
+
+    class Source(list):
+        state_dict, load_state_dict = Grumpy.state_dict, Grumpy.load_state_dict
+        asked = 7
+
+    class Fixed(torch.nn.Linear):
+        def forward(self, rollouts):
+            return [1.0] * len(rollouts)
+
+    given = options(reward=Fixed(1, 1), env=World(), tasks=Source(TASKS))
+    for run in runs(tmp_path / "run", policy=model(), **given):
+        assert run.guests == ["env", "source"]
+        run.save()
+        break
+    given["env"].asked = given["tasks"].asked = 0
+    for _ in runs(tmp_path / "run", policy=model(), resume=True, **given):
+        assert (given["env"].asked, given["tasks"].asked) == (5, 7)
+        break
+
+
+def test_a_checkpoint_that_stands_is_not_written_again_at_the_end(tmp_path):
+    written = []
+    for run in runs(tmp_path / "run", policy=model(), tasks=TASKS, reward=count_a, **options()):
+        if not run.metrics:
+            save = run.state.save
+            run.state.save = lambda *given, save=save, **more: (written.append(given[1]), save(*given, **more))[1]
+    assert written == [1, 2, 3, 4]
 
 
 def test_a_reward_that_fails_is_asked_again_as_it_was_before(tmp_path):

@@ -285,6 +285,11 @@ class Run:
         """Write a checkpoint. Raises: OperantError where that cannot be done."""
         self._write(self.saving.save)
 
+    def save_last(self) -> None:
+        """A checkpoint of the run as it stands, where there is none yet. Raises: OperantError as `save`."""
+        if self.saving.last != self.learner.progress.step:
+            self.save()
+
     def save_when_due(self) -> None:
         """After a step: a checkpoint and the report, now and then. A disk that refuses them stops nothing."""
         if self._best_moved or self.saving.due(self.learner.progress.step):
@@ -319,6 +324,8 @@ class Run:
         self.policy.version = step
         self.learner.engine.sync(self.policy, step)
         self.saving.note(step)
+        if fresh_optimizer:
+            self.saving.last = None
         return step
 
     def report(self) -> Path | None:
@@ -365,7 +372,7 @@ class Run:
 
         Raises: OperantError where the checkpoint or the model could not be written, once all else is done.
         """
-        failed = [error for error in (_tried(self.save),) if error is not None]
+        failed = [error for error in (_tried(self.save_last),) if error is not None]
         self.after = self.evaluate()
         if self.first:
             if self.after is not None and (error := _tried(self._write_comparison)) is not None:

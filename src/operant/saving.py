@@ -28,6 +28,8 @@ class Saving:
         self._wait = 60 * options.checkpoint_minutes
         self._next = time.monotonic() + self._wait
         self._written: dict[str, float] = {}
+        self.last: int | None = None
+        """The step whose checkpoint is the run as it stands."""
 
     def due(self, step: int) -> bool:
         """Whether one is to be written after this step."""
@@ -66,6 +68,7 @@ class Saving:
         paths = [path_of(self.folder.checkpoints, kind, step) for kind in KINDS[self.options.checkpoint]]
         sizes = [file.stat().st_size for path in paths if path.is_dir() for file in path.iterdir()]
         self._written = {"checkpoint/bytes": float(sum(sizes))}
+        self.last = step if all(path.is_dir() for path in paths) else None
 
     def take(self) -> dict[str, float]:
         """Metrics of the checkpoint that was written since this was last asked."""

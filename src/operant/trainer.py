@@ -188,7 +188,7 @@ def _loop(run: Run, asked: Asked) -> Iterator[Run]:
         run.trackers.close()
     with run.watched("the end"):
         if run.interrupted:
-            run.save()
+            run.save_last()
             run.report()
         else:
             run.finish()
