@@ -7,6 +7,7 @@ through the same writer. Weights are random; seconds are medians, every file bro
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where the checkpoints are written for the while")
     asked = parser.parse_args()
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         for name, options in RUNS.items():
             rows += measured(name, learner(asked.shape, options), Path(folder), asked.rounds)
@@ -45,6 +46,7 @@ def main() -> None:
                 )
     if asked.shape == "124M":
         told = {"command": "python -m benchmarks.checkpoint_size", "machine": machine(), "rounds": asked.rounds}
+        told["load"] = load
         text = json.dumps(told | {"rows": rows}, indent=1) + "\n"
         (RESULTS / "checkpoint-size.json").write_text(text, encoding="utf-8")
 

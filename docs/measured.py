@@ -55,7 +55,8 @@ def sizes() -> str:
         both = [rows[run, kind] for kind in ("light", "resume")]
         cells = [f"{_size(row)}, 1/{whole['bytes'] / row['bytes']:.3g}" for row in both]
         table += f"| {run} | {' | '.join(cells)} | {_size(whole)} |\n"
-    return f"{table}\nMade by `{told['command']}` on {told['machine']}.\n"
+    load = f", with {told['load']:.0f} other processes at work" if told["load"] >= 1 else ""
+    return f"{table}\nMade by `{told['command']}` on {told['machine']}{load}.\n"
 
 
 def _size(row: dict[str, Any]) -> str:
