@@ -205,13 +205,16 @@ def test_a_function_is_found_by_its_name_or_refused():
 
 
 @pytest.mark.parametrize(
-    ("guard", "says"), [("if __name__ == '__main__':", "scored 2.0"), ("if True:", "begin what starts")]
+    ("guard", "says"),
+    [
+        ("if __name__ == '__main__':", "scored [2.0]"),
+        pytest.param("if True:", "begin what starts", marks=pytest.mark.slow),
+    ],
 )
 def test_a_function_of_the_script_itself(tmp_path, guard, says):
     """It is found by its file; a script that would run itself again in the worker is told how to begin."""
     script = f"""
         import operant
-        from operant.rewards import judge
 
         def twice(rollouts):
             return [2.0 for _ in rollouts]
@@ -221,7 +224,7 @@ def test_a_function_of_the_script_itself(tmp_path, guard, says):
             try:
                 guest.check()
                 sample = operant.Rollout(operant.Task("t", "x"), 0, [operant.Turn([1], [2])], ["y"])
-                print("scored", judge(guest, [sample]).scores[0])
+                print("scored", guest([sample]))
             except operant.OperantError as error:
                 print(error)
     """
