@@ -232,6 +232,24 @@ def test_the_system_calls_of_a_checkpoint_stand_in_order(tmp_path, before, said)
     assert told == [] if said is None else told and all(said in text for text in told)
 
 
+PLANTED = """
+import sys
+from pathlib import Path
+from operant import files
+files.sync = lambda path: None
+from benchmarks.harm import breakage, ground
+made = ground.make_ground(Path(sys.argv[1]))
+named = [o for o in ground.operations(made) if o[3] == ["after", "rename", "step-00004"] and "step" in o[0]]
+print(breakage.power(made, *named[0][1:]).wrong)
+"""
+
+
+@pytest.mark.slow
+def test_power_that_goes_finds_a_missing_fsync(tmp_path):
+    done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert "there was a checkpoint of step 4, and it went on after 3" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_ten_kills_and_a_tenth_of_everything_else(tmp_path):
     command = [sys.executable, "-m", "benchmarks.chaos", "--kills", "10", "--results", str(tmp_path / "chaos.json")]

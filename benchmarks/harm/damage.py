@@ -66,7 +66,7 @@ def recognised(ground: Ground, which: str, damage: Damage, resume: bool) -> Outc
         outcome.wrong.append(f"{found} was taken, not {older}")
     if not any(str(newest) in text for text in heard):
         outcome.wrong.append(f"{newest.name} was not named: {heard}")
-    return finish(ground, out, outcome) if resume else outcome
+    return finish(ground, out, outcome, damaged=True) if resume else outcome
 
 
 def checkpoints(run: Path, which: str) -> list[Path]:

@@ -22,7 +22,7 @@ from benchmarks.harm.trials import Job, fork, play, playing, run_in, wait
 KILLED = -signal.SIGKILL
 UNCOUNTED = ("log.txt", "report.html", "lock")
 """Files that are written when it is time, not when it is their turn: no operation of theirs has a number."""
-HALF = 2
+HALF = 3
 """The step that the resumes begin after."""
 
 Told = tuple[str, str, str]
@@ -173,9 +173,9 @@ def _must(status: int, log: Path) -> None:
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-def finish(ground: Ground, out: Path, outcome: Outcome) -> Outcome:
-    """Go on to the end, and compare."""
-    begun = run_in(out)
+def finish(ground: Ground, out: Path, outcome: Outcome, damaged: bool = False) -> Outcome:
+    """Go on to the end, and compare. Unless it was `damaged`, a checkpoint that has its name must be whole."""
+    begun, named = run_in(out), _newest_named(out)
     status = wait(fork(partial(play, ground.job, out), ground.log(out)))
     if begun is None:
         outcome.resumed.append(0)
@@ -185,4 +185,12 @@ def finish(ground: Ground, out: Path, outcome: Outcome) -> Outcome:
         outcome.wrong.append(f"going on ended with {status}: {''.join(said)}")
     else:
         outcome.wrong += differences(ground.whole, run_in(out) or out)
+        if outcome.resumed[-1] < named and not damaged:
+            outcome.wrong.append(f"there was a checkpoint of step {named}, and it went on after {outcome.resumed[-1]}")
     return outcome
+
+
+def _newest_named(out: Path) -> int:
+    """The step of the newest checkpoint there is by its name; 0 where there is none."""
+    made = ((run_in(out) or out) / "checkpoints").glob("step-*")
+    return max((int(path.name[5:]) for path in made if path.name[5:].isdigit()), default=0)
