@@ -335,10 +335,10 @@ def _short(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def names_it(message: str, given: Mapping[Any, Any], form: str) -> bool:
     """Whether a refusal names an option or a value that was given."""
-    told = [part.lower() for name in given for part in (*str(name).split("."), f"{name!r}")]
-    told += ["recipe.yaml"] * (form in ("yaml", "raw"))
-    values = [str(v)[:40] for v in given.values() if len(str(v)) > 2]
-    return any(word and word in message.lower().replace("-", "_") for word in told) or any(v in message for v in values)
+    told = [part.lower() for name in given for part in (*str(name).split("."), repr(name)) if part]
+    told += ["recipe.yaml"] * (form in ("yaml", "raw")) + ["option ''"] * ("." in given)
+    values = [text for v in given.values() for text in (str(v)[:40], repr(v)[:40]) if len(text) > 2]
+    return any(word in message.lower().replace("-", "_") for word in told) or any(v in message for v in values)
 
 
 def trial(case: tuple[str, dict[Any, Any]]) -> bool:
