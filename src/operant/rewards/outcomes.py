@@ -132,7 +132,7 @@ def _notes(said: Sequence[Said], rollouts: list[Rollout], name: str, options: Gu
             fate = options.fate(outcome, unless)
             done = "left out" if fate == "drop" else f"given {fate:g}" if isinstance(fate, float) else f"given {fate}"
             first = _told(said[which[0]], rollouts[which[0]])
-            notes.append(f"{outcome}: {len(which)} of {len(said)} samples were {done}: reward {name!r} {first}")
+            notes.append(f"{outcome}: {len(which)} of {len(said)} samples {done}: reward {name!r} {first}")
     return notes
 
 
