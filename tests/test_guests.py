@@ -26,7 +26,7 @@ from operant.attempts import attempt, joined
 from operant.learner import Learner
 from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
 from operant.tally import Tally
-from operant.workers.box import LEVELS, Box, Limits
+from operant.workers.box import FORCED, LEVELS, Box, Limits
 from operant.workers.pool import Job, Pool
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -432,6 +432,17 @@ def test_a_run_that_is_killed_leaves_nobody(level, mark):
         assert len(left(mark)) == many
         parent.send_signal(signal.SIGKILL)
     assert left(mark, patience=10.0) == []
+
+
+def test_a_weaker_level_can_be_forced_and_no_other_word(monkeypatch):
+    monkeypatch.setenv(FORCED, WEAK)
+    guest = isolated(hostile.good)
+    guest.check()
+    assert guest.level.startswith(WEAK)
+    guest.close()
+    monkeypatch.setenv(FORCED, "jail")
+    with pytest.raises(OperantError, match="isolation level 'jail' is unknown: say auto, pid namespace"):
+        guest.check()
 
 
 def test_threads_and_forked_copies_share_no_worker(mark):

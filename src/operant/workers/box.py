@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class Box:
         """`fds` stay open in the program under the same numbers; what it prints goes to the descriptor `output`."""
         if os.name != "posix":
             raise OperantError("isolated work needs Linux or macOS: leave the isolation out here")
+        if limits.level == "auto":
+            limits = replace(limits, level=os.environ.get(FORCED, "auto"))
         self.limits, self.level, self.counted = limits, "", None
         self.ended: str | None = None
         """Why it runs no more."""
@@ -74,9 +76,8 @@ class Box:
         self._opener = os.getpid()
         self.control, theirs = socket.socketpair()
         self.control.setblocking(False)
-        level = limits.level if limits.level != "auto" else os.environ.get(FORCED, "auto")
         setup = {"argv": list(argv), "control": theirs.fileno(), "keep": list(fds), "opener": os.getpid()}
-        setup |= {"level": level, "memory": limits.memory, "processes": limits.processes}
+        setup |= {"level": limits.level, "memory": limits.memory, "processes": limits.processes}
         boot = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parents[2]), json.dumps(setup)]
         given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with theirs:

@@ -91,9 +91,9 @@ class Process(NamedTuple):
 def processes() -> dict[int, Process]:
     """All there are, by number."""
     if not LINUX:
-        listed = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=False).stdout
-        rows = [line.split() for line in listed.splitlines()]
-        return {int(pid): Process(int(parent), state[:1], 1) for pid, parent, state in rows}
+        with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+            rows = [line.split() for line in ps.communicate()[0].splitlines()]
+        return {int(pid): Process(int(up), state[:1], 1) for pid, up, state in rows if int(pid) != ps.pid}
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:

@@ -66,7 +66,7 @@ class Worker:
         for fd in (self.requests, self.answers, self.output):
             os.set_blocking(fd, False)
         told = {"requests": requests, "answers": answers, "make": job.make, "argument": job.argument}
-        argv = [sys.executable, "-c", BOOT, json.dumps(sys.path), json.dumps(told)]
+        argv = [sys.executable, "-c", BOOT, json.dumps(list(map(str, sys.path))), json.dumps(told)]
         try:
             self.box = Box(argv, limits, fds=[requests, answers], output=output)
         except OSError as error:
