@@ -165,7 +165,7 @@ def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):
     whole = (path / "manifest.json").read_bytes()
     assert verify(path) is None
     for place in range(len(whole)):
-        for bit in range(8) if place % 7 == 0 else (place % 8,):
+        for bit in range(8) if place % 29 == 0 else (place % 8,):
             data = bytearray(whole)
             data[place] ^= 1 << bit
             (path / "manifest.json").write_bytes(data)
