@@ -12,9 +12,11 @@ from operant.advantages import whiten
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
+from operant.probes import Probes
 from operant.rewards import judge, weighted
 from operant.rewards.scaling import RunningMoments
 from operant.tally import Tally
+from operant.types import OperantError, Task
 
 SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]
 REPLIES = [
@@ -169,3 +171,24 @@ def test_two_ranks_move_what_one_process_moves_where_some_parameters_have_no_gra
         for rank in (0, 1):
             apart = (ranks[rank]["parts"][name] - right).norm() / right.norm()
             assert float(apart) < 1e-4, (name, rank, float(apart))
+
+
+def probed(rank: int, world: int) -> str:
+    """What a rank hears where the reward fails on the other one's probes."""
+
+    def fails(rollouts):
+        if distributed.rank() == 1:
+            raise ValueError("no judge here")
+        return [1.0] * len(rollouts)
+
+    learner = Learner(lm(), max_tokens=4, stop_tokens=(2,))
+    try:
+        Probes(learner, [Task("a", [5, 6]), Task("b", [7])], fails).ask()
+    except OperantError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_reward_that_fails_on_one_ranks_probes_is_heard_on_all():
+    first, second = on_ranks(probed, 2)
+    assert "no judge here" in first and first == second

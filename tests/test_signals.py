@@ -82,6 +82,31 @@ def test_the_second_ends_a_reward_that_never_returns(tmp_path, first, second):
     assert again.ends() == 5
 
 
+def test_under_torchrun_ctrl_c_and_what_it_hands_on_are_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    (tmp_path / "heard").mkdir()
+
+    def work():
+        with asked_to_end() as asked:
+            asked.told = lambda text: (tmp_path / "heard" / text.split()[1]).touch()
+            (tmp_path / "begun").touch()
+            until((tmp_path / "over").exists)
+        return asked.by
+
+    for last, ends in ((None, signal.SIGINT), (signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGTERM)):
+        for name in ("begun", "over", "heard/SIGINT:"):
+            (tmp_path / name).unlink(missing_ok=True)
+        child = Child(work, output=str(tmp_path / "said"))
+        until((tmp_path / "begun").exists)
+        child.kill(signal.SIGINT)
+        until((tmp_path / "heard/SIGINT:").exists)
+        child.kill(signal.SIGTERM)
+        time.sleep(0.3)
+        assert child.running()
+        child.kill(last) if last else (tmp_path / "over").touch()
+        assert child.ends(within=10) == ends
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc can forget a handler after one signal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_needs_no_python(tmp_path, number):

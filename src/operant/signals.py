@@ -45,13 +45,19 @@ def asked_to_end() -> Iterator[Asked]:
         yield asked
         return
 
+    relayed = "RANK" in os.environ
+    """By torchrun, which hands a Ctrl-C that its processes have heard themselves on as SIGTERM: one of each asks."""
+
     def first(number: int, frame: Any) -> None:
-        if asked.by is not None:
+        again = asked.by is not None
+        if again and not relayed:
             raise KeyboardInterrupt
-        asked.by = number
         if not interactive():
-            for each in NUMBERS:
+            for each in (number,) if relayed else NUMBERS:
                 signal.signal(each, signal.SIG_DFL)
+        if again:
+            return
+        asked.by = number
         text = f"signal {signal.Signals(number).name}: the run ends after this step; a second one ends it at once"
         with suppress(OSError):  # print would fail where the signal met a print
             os.write(2, f"\n{text}\n".encode())
