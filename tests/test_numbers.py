@@ -20,7 +20,7 @@ from rigs import on_ranks, said
 from safetensors.torch import load_file
 from toys import letters, lm
 
-from operant import Learner, OperantError
+from operant import Learner, OperantError, losses
 from operant.encoding import Bag, encode
 from operant.finite import Fault
 from operant.policy.loading import export
@@ -370,6 +370,14 @@ def test_weights_that_are_none_reach_neither_best_nor_export(named, tmp_path):
     assert held and all(bool(x.isfinite().all()) for weights in held for x in weights.values())
 
 
+def test_a_model_with_a_weight_that_is_none_is_not_exported(tmp_path):
+    student = learner()
+    student.policy.value_head.net[0].weight.data[0, 3] = math.inf
+    with pytest.raises(OperantError, match=r"value_head\.net\.0\.weight holds 1 numbers"):
+        export(student.policy, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_another_step_draws_other_random_numbers(named, tmp_path):
     """What a refused step said is not said again by the next one."""
     replies = []
@@ -389,15 +397,25 @@ def test_another_step_draws_other_random_numbers(named, tmp_path):
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 
+def constant(out, given, **options):
+    """PPO's loss with an infinite constant in it, of which no gradient tells the other ranks."""
+    told = losses.ppo(out, given, **options)
+    spoilt = told["loss"].clone()
+    spoilt[given.actions] += math.inf
+    return told | {"loss": spoilt}
+
+
 def ranks_work(rank: int, world: int, folder: str) -> dict:
-    """Rank 1 alone holds replies with the token that overflows; then one whose reward cannot be squared."""
+    """Rank 1 alone holds what is bad: a token that overflows, a reward that cannot be squared, a loss."""
     found = {}
-    for case in ("observe", "update"):
+    for case in ("observe", "update", "alone"):
         student = Learner(model(), **OPTIONS | {"score.scale": False, "value_clip": None})
         mine = slice(rank, None, 2)  # of the eight, rank 1 has those with token 12
-        scores = SCORES[mine] if case == "observe" or rank == 0 else [1e30, *SCORES[mine][1:]]
+        scores = [1e30, *SCORES[mine][1:]] if case == "update" and rank == 1 else SCORES[mine]
         if case == "observe":
             word_without_norm(student)
+        if case == "alone" and rank == 1:
+            student.passes.algorithm = dataclasses.replace(student.algorithm, loss=constant)
         before = held(student)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -410,12 +428,12 @@ def ranks_work(rank: int, world: int, folder: str) -> dict:
 
 def test_all_ranks_refuse_together_and_the_bundle_holds_all_of_them(tmp_path):
     ranks = on_ranks(ranks_work, 2, str(tmp_path))
-    for case in ("observe", "update"):
+    for case in ("observe", "update", "alone"):
         first, second = (ranks[r][case] for r in (0, 1))
         assert first["same"] and second["same"] and first["fault"] == second["fault"]
         assert first["fault"].rank == 1 and first["told"]["update/refused"] == 1
         assert {k: v for k, v in first["told"].items() if not k.startswith("time/")}.keys() == {
             k for k in second["told"] if not k.startswith("time/")
         }
-        assert replay(tmp_path / case, policy=model()).same
+        assert replay(tmp_path / case, policy=model()).same == (case != "alone")  # that loss lives in this file
     assert ranks[0]["observe"]["fault"].what == "log-prob" and ranks[0]["update"]["fault"].what == "loss"
