@@ -96,7 +96,8 @@ class Run:
         lately = self.metrics[-1] if self.metrics else {}
         usual = {name.removeprefix("time/"): seconds for name, seconds in lately.items() if name.startswith("time/")}
         silence = 60 * self.config.train.silence_minutes
-        with Watchdog(self.learner.clock, self.folder.say, self.folder.log_path, silence, usual=usual) as dog:
+        log = self.folder.log_path if self.first else None  # of the others the folder is a scratch one
+        with Watchdog(self.learner.clock, self.folder.say, log, silence, usual=usual) as dog:
             dog.item = item
             yield
 

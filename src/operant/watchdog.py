@@ -38,13 +38,16 @@ def beat() -> None:
 
 
 class Watchdog:
-    """Looks at a clock from a thread of its own. `silence`: seconds; 0: it only tells. `usual`: seconds by phase."""
+    """Looks at a clock from a thread of its own. `silence`: seconds; 0: it only tells. `usual`: seconds by phase.
+
+    `log`: where stacks go; None: to standard error.
+    """
 
     def __init__(
         self,
         clock: Clock,
         say: Callable[[str], Any],
-        log: Path,
+        log: Path | None,
         silence: float = 0.0,
         slow: float = SLOW,
         usual: Mapping[str, float] | None = None,
@@ -59,9 +62,10 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Watchdog":
-        if self.silence:
+        if self.silence and self.log is not None:
             with suppress(OSError):  # else the stacks go to standard error
                 self._file = open(self.log, "a", encoding="utf-8")
+        if self.silence:
             self._arm()
         self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
         self._thread.start()
@@ -83,7 +87,7 @@ class Watchdog:
         every = min([self.slow / 4] + [self.silence / LOOKS] * bool(self.silence))
         seen: Any = None
         while not self._over.wait(every):
-            sign = _beats, self.item, tuple(self.clock.under_way), sum(self.clock.seconds.values())
+            sign = _beats, self.item, tuple(self.clock.under_way), sum(list(self.clock.seconds.values()))
             if sign != seen and self.silence:
                 self._arm()
             seen = sign
