@@ -8,6 +8,7 @@ B rows, T tokens of a row, E episodes, A actions of an episode, V vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -26,6 +27,9 @@ End = Literal["stop", "length", "world", "cut"]
 
 class OperantError(ValueError):
     """A mistake that the user can mend: the message names the value, the reason and the remedy."""
+
+    def __init__(self, message: str = ""):
+        super().__init__(re.sub(r"(\S{300})\S{500,}", r"\1...", message))  # a value of thousands of characters
 
 
 def shown(value: Any, most: int = 100) -> str:
