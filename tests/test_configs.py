@@ -337,7 +337,8 @@ def names_it(message: str, given: Mapping[Any, Any], form: str) -> bool:
     """Whether a refusal names an option or a value that was given."""
     told = [part.lower() for name in given for part in (*str(name).split("."), repr(name)) if part]
     told += ["recipe.yaml"] * (form in ("yaml", "raw")) + ["option ''"] * ("." in given)
-    values = [text for v in given.values() for text in (str(v)[:40], repr(v)[:40]) if len(text) > 1]
+    values = [text for v in given.values() for text in (str(v)[:40], repr(v)[:40], repr(str(v))) if len(text) > 1]
+    values += [type(v).__name__ for v in given.values() if isinstance(v, torch.nn.Module)]
     return any(word in message.lower().replace("-", "_") for word in told) or any(v in message for v in values)
 
 
