@@ -14,6 +14,7 @@ import subprocess
 import sys
 import warnings
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rigs import on_ranks, said
@@ -353,6 +354,9 @@ def test_a_run_goes_on_after_a_refused_step_and_stops_after_three(named, tmp_pat
     assert all(bool(x.isfinite().all()) for held in weights_on_disk(path) for x in held.values())
     assert "step 2: a step was refused" in (path / "log.txt").read_text(encoding="utf-8")
     assert {m["episodes"] for m in told(path)[4:]} == {8}
+    spoken = pq.read_table(path / "rollouts" / "step-00002.parquet").to_pylist()
+    known = [x for row in spoken for name in ("values", "logprobs") for x in row[name]]
+    assert None in known and all(math.isfinite(x) for x in known if x is not None)
 
 
 def scored(rollouts):

@@ -1,5 +1,6 @@
 """Rollouts as rows of a table, one a turn: what `rollouts/step-00012.parquet` holds. `registry.COLUMNS` explains it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def _spoken(rollout: Rollout, index: int, turn: Turn) -> dict[str, Any]:
         "ids": list(turn.action),
         "query_tokens": len(turn.prompt),
         "reply_tokens": len(turn.action),
-        "logprobs": None if turn.logprobs is None else list(turn.logprobs),
+        "logprobs": None if turn.logprobs is None else _finite(turn.logprobs),
         "paid": float(turn.reward),
         "end": turn.end,
         "version": turn.version,
@@ -66,7 +67,12 @@ def _seen(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
         return dict.fromkeys(known)
     of_episode = (batch.episodes == episode).nonzero().flatten()
     place = batch.turns[of_episode] == turn
-    return {name: getattr(batch, name)[of_episode][place].tolist() for name in known}
+    return {name: _finite(getattr(batch, name)[of_episode][place].tolist()) for name in known}
+
+
+def _finite(numbers: Sequence[float]) -> list[float | None]:
+    """Of a step that was refused, what is no number is none in the table either."""
+    return [x if math.isfinite(x) else None for x in numbers]
 
 
 def _total(score: float | Sequence[float] | None) -> float | None:
