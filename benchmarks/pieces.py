@@ -34,7 +34,7 @@ class Piece:
     """Options of both sides."""
 
 
-RAGGED = {"update.minibatch": 64, "update.micro_tokens": 1024}
+RAGGED = {"update.minibatch": 64, "update.micro_tokens": 1024, "model.packing": "off"}
 PIECES = (
     Piece("kept-numbers", "W1", "decoding keeps log-probs and values", "observe", options={"rescore": True}),
     Piece("buffer", "W1", "keys and values are written in place", "generate", "buffer"),
@@ -49,6 +49,7 @@ PIECES = (
     Piece("activations", "W1", "GELU is one kernel", "update", "activations"),
     Piece("embedding", "W1", "the embedding's gradient is the rows looked up", "update", "embedding"),
     Piece("sorting", "W3", "micro-batches of near-equal length", "update", "sorting", beside=RAGGED),
+    Piece("packing", "W3", "ragged rows lie end to end", "update", options={"model.packing": "off"}),
     Piece("clipping", "W1", "clipping rides on the optimizer's pass", "update", "clipping"),
     Piece("memory", "W1", "freed memory is kept for the next step", "step", options={"learner.keep_memory": False}),
 )

@@ -92,7 +92,7 @@ def sorting() -> None:
     """Micro-batches as the rows come, whatever their length."""
     from operant.types import Batch
 
-    def as_they_come(batch: Batch, held, budget):
+    def as_they_come(batch: Batch, held, budget, *, packed):
         width, cuts = int(batch.mask.sum(1).max()), [[]]
         for rows in held:
             if cuts[-1] and width * (len(cuts[-1]) + len(rows)) > budget:
