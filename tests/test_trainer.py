@@ -97,6 +97,8 @@ HOW = {
     "a critic of its own": {"value.critic": "copy", "value.init": "normal"},
     "all that follows": {"kl.control": "adaptive", "kl.horizon": 20, "score.scale": True, "score.normalise": True}
     | {"optimizer.schedule": "cosine", "optimizer.warmup": 0.5, "kl.loss_coef": 0.1, "best": "reward/mean"},
+    "packed": {"model.packing": "on"},
+    "supervised": {"algorithm": "sft"},
     "allowed ids": {"top_p": 0.8, "truncation": "stored"},
     "bfloat16 8 bit": {"model.precision": "bfloat16", "optimizer.states": "8bit"},
     "watched": {"probes": 2, "probe_every": 1, "evaluate": TASKS, "evaluate_every": 1, "watch_every": 1},
