@@ -218,8 +218,7 @@ class Learner:
         self, rollouts: list[Rollout], scores: Sequence[Any], sampling: Sampling | None = None, *, world: bool = False
     ) -> dict[str, float]:
         """Scores to weights. `world`: the rewards are in the turns, and `scores` are what comes on top."""
-        sampling, coef = sampling or self.sampling, self.controller.coef
-        moments = self.moments.state_dict()
+        sampling, coef, moments = sampling or self.sampling, self.controller.coef, self.moments.state_dict()
         try:
             lesson = distributed.together(lambda: self._choose(rollouts, scores, world))
             with self.timing("observe"):
