@@ -58,7 +58,7 @@ def learnt_in_parts(which: list[int]) -> dict[str, torch.Tensor]:
     """How far one step moves what is trained; with so large an eps, as the gradient says."""
     moved = {}
     for name, more in PARTS.items():
-        model = lm("llama")  # its output head is a matrix of its own
+        model = lm("llama").double()  # its output head is a matrix of its own; a small step is lost in float32
         options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,), "minibatch": 4}
         learner = Learner(model, **options, **more, micro_tokens=20)
         before = [p.detach().clone() for p in learner.policy.trainable()]
@@ -170,7 +170,7 @@ def test_two_ranks_move_what_one_process_moves_where_some_parameters_have_no_gra
     for name, right in truth.items():
         for rank in (0, 1):
             apart = (ranks[rank]["parts"][name] - right).norm() / right.norm()
-            assert float(apart) < 1e-4, (name, rank, float(apart))
+            assert float(apart) < 1e-5, (name, rank, float(apart))
 
 
 def probed(rank: int, world: int) -> str:
