@@ -265,3 +265,18 @@ def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(ground):
     shutil.rmtree(out / "checkpoints")
     assert resumed(ground, out) == []
     assert "going on after step 0" in (out / "log.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [".step-00001.tmp", ".light-00001.tmp", ".light-00003.tmp"])
+def test_a_kill_between_the_two_kinds_of_a_checkpoint_loses_neither(ground, monkeypatch, name):
+    """Before the first of all the run begins anew; else the kind that is missing is written by the resume."""
+
+    def kill(when, operation, path):
+        if (when, operation, path.name) == ("before", "mkdir", name):
+            raise KeyboardInterrupt
+
+    out = ground.place("between")
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(files, "seam", kill)
+        play(ground.job, out)
+    assert resumed(ground, out) == []

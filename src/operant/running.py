@@ -291,6 +291,11 @@ class Run:
         if self.saving.last != self.learner.progress.step:
             self.save()
 
+    def complete(self) -> None:
+        """Write the checkpoint that was gone on from anew, where a kill came between its two kinds."""
+        if self.saving.last != self.learner.progress.step:
+            self._write(self.saving.attempt)
+
     def save_when_due(self) -> None:
         """After a step: a checkpoint and the report, now and then. A disk that refuses them stops nothing."""
         if self._best_moved or self.saving.due(self.learner.progress.step):

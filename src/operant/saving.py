@@ -14,8 +14,7 @@ from operant.run import RunFolder
 from operant.shelf import path_of
 from operant.types import OperantError
 
-KINDS = {"resume": ("resume",), "light": ("light",), "both": ("light", "resume")}
-"""Where both are asked for, the light one first: after a kill in between, both are written again."""
+KINDS = {"resume": ("resume",), "light": ("light",), "both": ("resume", "light")}
 AGAIN = 60.0
 """Seconds until a checkpoint that could not be written is tried again."""
 

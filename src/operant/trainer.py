@@ -219,6 +219,8 @@ def _go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimize
         folder.say(f"changed from step {step + 1} on: {told}")
     fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
     folder.say(f"going on after step {step}{fresh}")
+    if path is not None and not (changed or fresh_optimizer):
+        run.complete()
 
 
 def _environment() -> dict[str, Any]:
