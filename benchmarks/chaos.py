@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from benchmarks.harm.trials import fork, play, wait
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/chaos.json"
 WHOLE = ("an operation of a resume", "an operation of a step and its checkpoint")
-"""What is enumerated without a gap; of the operations of the start and the end, every other one."""
+"""What is enumerated without a gap; of the operations of the start and the end, every fourth."""
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def works(ground: Ground, kills: int, seed: int) -> Iterator[Callable[[], Outcom
     every = operations(ground)
     whole = [operation for operation in every if operation[0] in WHOLE]
     rest = [operation for operation in every if operation[0] not in WHOLE]
-    yield from (partial(at_operation, ground, *operation) for operation in [*part(whole), *part(rest)[::2]])
+    yield from (partial(at_operation, ground, *operation) for operation in [*part(whole), *part(rest)[::4]])
     before = [operation[1:] for operation in every if operation[-1][0] == "before"]
-    yield from (partial(power, ground, *operation) for operation in part(before)[::3])
+    yield from (partial(power, ground, *operation) for operation in part(before)[::4])
     writes = [operation for operation in before if operation[-1][1] in WRITES]
-    yield from (partial(refused, ground, *operation) for operation in part(writes))
-    yield from (partial(full_disk, ground, number, seed) for number in range(max(2, kills // 5)))
+    yield from (partial(refused, ground, *operation) for operation in part(writes)[::2])
+    yield from (partial(full_disk, ground, number, seed) for number in range(max(2, kills // 10)))
     for which in ("resume", "light"):
         planned = part(list(damages(ground.half, which, seed)))
         again = which == "resume"  # nothing goes on from a light one
@@ -94,12 +94,34 @@ def works(ground: Ground, kills: int, seed: int) -> Iterator[Callable[[], Outcom
     yield partial(in_order, ground)
 
 
+def make(ground: Ground, kills: int, seed: int, lanes: int) -> list[Outcome]:
+    """All trials, shared out over several processes."""
+    children = []
+    for lane in range(lanes):
+        own = replace(ground, lane=lane)
+        children.append(fork(partial(_make_share, own, kills, seed, lanes)))
+    failed = [status for child in children if (status := wait(child, 24 * 3600))]
+    if failed:
+        raise RuntimeError(f"of the processes that make trials some ended with {failed}")
+    told = [json.loads((replace(ground, lane=lane).own / "outcomes.json").read_text("utf-8")) for lane in range(lanes)]
+    return [
+        Outcome(**outcome) for _, outcome in sorted((pair for lane in told for pair in lane), key=lambda pair: pair[0])
+    ]
+
+
+def _make_share(ground: Ground, kills: int, seed: int, lanes: int) -> None:
+    outcomes = []
+    for number, work in enumerate(works(ground, kills, seed)):
+        if number % lanes == ground.lane and (outcome := work()):
+            outcomes.append((number, asdict(tell(outcome))))
+    (ground.own / "outcomes.json").write_text(json.dumps(outcomes), encoding="utf-8")
+
+
 def in_order(ground: Ground) -> Outcome | None:
     """The system calls of one checkpoint."""
     if not available():
         return None
-    folder = ground.folder / "traced"
-    folder.mkdir(exist_ok=True)
+    folder = ground.place("traced").parent
     return Outcome("system calls of one checkpoint, in order (strace)", "", wrong=disorder(traced(folder)))
 
 
@@ -133,6 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="at random moments; below 100, a share of the rest too")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="trials at the same time")
     parser.add_argument("--folder", type=Path, help="where the runs go; kept. Without it a folder that is deleted")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -141,7 +164,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as temporary:
         ground = make_ground(given.folder or Path(temporary))
         start = time.monotonic()
-        outcomes = [tell(outcome) for work in works(ground, given.kills, given.seed) if (outcome := work())]
+        outcomes = make(ground, given.kills, given.seed, given.lanes)
     rows = table(outcomes)
     wrong = [asdict(outcome) for outcome in outcomes if outcome.wrong]
     result = {"command": f"python -m benchmarks.chaos --kills {given.kills}", "seed": given.seed, "rows": rows}

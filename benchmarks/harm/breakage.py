@@ -118,7 +118,7 @@ def full_disk(ground: Ground, number: int, seed: int) -> Outcome | None:
     """A run on a disk of 20 MB that is filled after some step but for some bytes, and freed once the run has ended."""
     draw = random.Random(f"{seed}/disk/{number}")
     step, free = draw.randint(1, 3), draw.randrange(0, 500_000)
-    disk, told = ground.folder / "disk", ground.folder / "disk.json"
+    disk, told = ground.own / "disk", ground.own / "disk.json"
     disk.mkdir(exist_ok=True)
     told.unlink(missing_ok=True)
 
@@ -139,7 +139,7 @@ def full_disk(ground: Ground, number: int, seed: int) -> Outcome | None:
         went_on(ground, out, outcome, status)
         told.write_text(json.dumps([outcome.what, outcome.resumed, outcome.wrong]), encoding="utf-8")
 
-    wait(fork(inside, ground.folder / "printed.txt"))
+    wait(fork(inside, ground.own / "printed.txt"))
     if not told.exists():
         return None
     what, resumed, wrong = json.loads(told.read_text(encoding="utf-8"))

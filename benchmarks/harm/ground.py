@@ -51,10 +51,19 @@ class Ground:
     half: Path
     seconds: float
     """Of the undisturbed run, from the fork to its end."""
+    lane: int = 0
+    """Of several processes that make trials at the same time, which one."""
+
+    @property
+    def own(self) -> Path:
+        """The folder of this lane."""
+        folder = self.folder / f"lane-{self.lane}"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def place(self, name: str, start: Path | None = None) -> Path:
         """Where a trial's run goes: nothing yet, or a copy of `start`."""
-        out = self.folder / name / "run"
+        out = self.own / name / "run"
         shutil.rmtree(out.parent, ignore_errors=True)
         out.parent.mkdir()
         if start is not None:

@@ -74,8 +74,8 @@ def _checkpoints() -> dict[str, Any]:
 # --- children ---------------------------------------------------------------------------------------------------------
 
 
-def fork(work: Callable[[], Any], told: Path) -> int:
-    """The number of a child that does `work` and ends; what it prints goes to the file `told`."""
+def fork(work: Callable[[], Any], told: Path | None = None) -> int:
+    """The number of a child that does `work` and ends; what it prints goes to the file `told`, where one is named."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -83,9 +83,10 @@ def fork(work: Callable[[], Any], told: Path) -> int:
     status = 1
     try:
         os.setsid()
-        descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+        if told is not None:
+            descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
         work()
         status = 0
     except Exception as error:
