@@ -117,7 +117,7 @@ def went_on(ground: Ground, out: Path, outcome: Outcome, status: int) -> Outcome
 def full_disk(ground: Ground, number: int, seed: int) -> Outcome | None:
     """A run on a disk of 20 MB that is filled after some step but for some bytes, and freed once the run has ended."""
     draw = random.Random(f"{seed}/disk/{number}")
-    step, free = draw.randint(1, 3), draw.randrange(0, 500_000)
+    step, free = draw.randint(1, 3), draw.randrange(0, 300_000)
     disk, told = ground.own / "disk", ground.own / "disk.json"
     disk.mkdir(exist_ok=True)
     told.unlink(missing_ok=True)

@@ -61,7 +61,13 @@ def operation(name: str, path: str | Path) -> Iterator[None]:
     remove_tree. Whatever writes by itself (safetensors, transformers) stands in a block `operation("write", path)`.
     """
     seam("before", name, Path(path))
-    yield
+    try:
+        yield
+    except Exception as error:  # safetensors and tokenizers hide the number of the system's error in their text
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
     seam("after", name, Path(path))
 
 
