@@ -1,5 +1,6 @@
 """A run that is killed, torn and damaged: that the comparison sees what is lost, and that nothing is."""
 
+import errno
 import json
 import os
 import shutil
@@ -280,3 +281,12 @@ def test_a_kill_between_the_two_kinds_of_a_checkpoint_loses_neither(ground, monk
         during.setattr(files, "seam", kill)
         play(ground.job, out)
     assert resumed(ground, out) == []
+
+
+def test_a_full_disk_under_a_foreign_writer_is_told_as_one(tmp_path):
+    """safetensors and tokenizers raise errors of their own, with the system's number in the text."""
+    with pytest.raises(OSError, match="No space left") as told, files.operation("write", tmp_path / "x"):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert told.value.errno == errno.ENOSPC
+    with pytest.raises(RuntimeError, match="else"), files.operation("write", tmp_path / "x"):
+        raise RuntimeError("something else")
