@@ -168,3 +168,11 @@ def test_the_snippet_of_fast_runs() -> None:
     replies = learner.generate(["This film"] * 4, max_new_tokens=4)
     learner.step(replies, [0.0, 1.0, 0.0, 1.0])
     assert learner.policy.trunk is not None and learner.policy.rounds
+
+
+def test_every_promise_names_a_test_that_is_there():
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page(ROOT / "docs" / "promises.md"))
+    rows = [line for line in page(ROOT / "docs" / "promises.md").splitlines() if line.startswith("| ")]
+    gone = [f"{file}::{name}" for file, name in named if f"def {name}(" not in page(ROOT / "tests" / file)]
+    assert not gone
+    assert all("`test_" in row or row.startswith("| promise") for row in rows) and len(named) > 50
