@@ -67,6 +67,7 @@ def pages() -> dict[str, str]:
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
         "guests.md": {"hostile": measured.hostile()},
+        "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
         "fast.md": {"peers": measured.peers(), "pieces": measured.pieces(), "limit": measured.limit()},
     }
