@@ -24,7 +24,7 @@ def test_what_warms_up_and_wobbles_is_steady():
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda i, s: replace(s, memory=s.memory + 12 * i), "memory grows by 1"),
+        (lambda i, s: replace(s, memory=s.memory + 24 * i), "memory grows by 2"),
         (lambda i, s: replace(s, handles=s.handles + (i > 350)), "handles: 20 in the second quarter, 21 after it"),
         (lambda i, s: replace(s, threads=s.threads + i // 250), "threads: 4 in the second quarter, 5 after it"),
         (lambda i, s: replace(s, seconds=s.seconds * (1 + i / 400)), "a step of the last quarter takes 1.3"),

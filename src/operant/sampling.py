@@ -23,6 +23,10 @@ BLOCK = 256
 STREAMS = {"train": 1, "evaluate": 2, "probe": 3}
 
 
+NONE = -1
+"""As a stop token: none, not even the model's own, as TRL's `eos_token_id=-1`."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn. The default is pure sampling: the policy's own distribution."""
@@ -36,7 +40,7 @@ class Sampling:
     fixed_length: bool = False
     """Always `max_tokens` tokens: nothing stops a reply, as in Ziegler et al. (2019)."""
     stop_tokens: tuple[int, ...] = ()
-    """Ids that end a reply; they belong to it. Empty: the policy's own end-of-sequence token."""
+    """Ids that end a reply; they belong to it. Empty: the policy's own end-of-sequence token; -1 alone: none."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end a reply: the ids keep the whole last token, the text is cut before the string."""
     top_k: int = 0
@@ -82,7 +86,7 @@ class Sampling:
 
     @property
     def stops(self) -> frozenset[int]:
-        return frozenset() if self.fixed_length else frozenset(self.stop_tokens)
+        return frozenset() if self.fixed_length else frozenset(self.stop_tokens) - {NONE}
 
     def for_training(self) -> "Sampling":
         """Refuse what would make ratios and KL wrong; returns self."""
@@ -104,8 +108,8 @@ class Sampling:
 
     def check_ids(self, vocabulary: int) -> None:
         """Raises: OperantError for ids that a model of so many tokens has not, or where none is left to draw."""
-        for name in ("stop_tokens", "banned"):
-            check_ids(getattr(self, name), vocabulary, f"sampling.{name}")
+        for name, ids in (("stop_tokens", set(self.stop_tokens) - {NONE}), ("banned", self.banned)):
+            check_ids(tuple(ids), vocabulary, f"sampling.{name}")
         early = self.stops if self.min_tokens else frozenset()
         if len(early | set(self.banned)) >= vocabulary:
             raise OperantError(
