@@ -28,6 +28,7 @@ LEVELS = [
     "config",
     "origin",
     "build plan resume saving",
+    "looks",
     "running",
     "trainer label doctor sweep replay",
     "commands",

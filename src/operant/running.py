@@ -19,13 +19,13 @@ from operant.bundle import Refusal
 from operant.checkpoint import RunState
 from operant.config import Config
 from operant.evaluate import Evaluation
+from operant.looks import Looks
 from operant.options import values
-from operant.policy.loading import export
 from operant.resume import decide, decided, guests
 from operant.rewards import Judged, isolated_parts
 from operant.run import RunFolder
 from operant.sampling import token_pieces
-from operant.saving import Saving
+from operant.saving import Saving, write_model
 from operant.tally import Tally
 from operant.tracking.diagnosis import Finding, diagnose
 from operant.tracking.report import write_report
@@ -67,7 +67,6 @@ class Run:
         self.first = distributed.rank() == 0
         """Of several ranks, the one that writes."""
         self.metrics: list[dict[str, float]] = []
-        self.before: Evaluation | None = None
         self.after: Evaluation | None = None
         self.best: dict[str, Any] | None = None
         """Of the model in best/: `metric`, `value`, `step`."""
@@ -81,10 +80,8 @@ class Run:
         """Names of those parts of the state that are the user's own: a reward, a world or a source that changes."""
         self.saving = Saving(self.state, folder, config.train, trackers.warn)
         self._reports, self._diagnoses = Pace(REPORT_SECONDS), Pace(DIAGNOSIS_SECONDS)
-        self.probed: dict[str, float] = {}
-        """What the probes told once, before training."""
+        self.looks = Looks(built, folder, config.train, self._aside)
         self._told: set[str] = set()
-        self._evaluated: tuple[int, Evaluation] | None = None
         self._best_moved = False
 
     def _registered(self, source: str, thing: Any) -> list[tuple[str, Any]]:
@@ -104,6 +101,20 @@ class Run:
     @property
     def policy(self) -> Any:
         return self.learner.policy
+
+    @property
+    def before(self) -> Evaluation | None:
+        """The held-out tasks, judged before training."""
+        return self.looks.before
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """A look beside the training: a reward that changes is afterwards what it was before."""
+        held = self.state.snapshot(only=self.guests)
+        try:
+            yield
+        finally:
+            self.state.restore(held)
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
@@ -169,7 +180,7 @@ class Run:
         self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, learner.distributions)
         looked = time.perf_counter()
-        metrics |= self._look(step)
+        metrics |= self.looks.after(step)
         now = time.perf_counter()
         metrics |= {"time/track": looked - begun, "time/step": now - start} | machine.memory()
         metrics |= learner.clock.take() | self.saving.take()
@@ -179,50 +190,7 @@ class Run:
         self._keep_best(metrics)
         self._say_findings()
 
-    # --- looks on the way ---------------------------------------------------------------------------------------------
-
-    def _look(self, step: int) -> dict[str, float]:
-        """Held-out tasks and probe queries, where this step is one of theirs."""
-        train, told = self.config.train, {}
-        last = step >= train.steps
-        if train.evaluate_every and (last or step % train.evaluate_every == 0):
-            evaluation = self.evaluate()
-            told |= evaluation.metrics() if evaluation is not None else {}
-            told |= {"evaluate/reward_before": self.before.mean} if self.before is not None else {}
-        if last or step % train.probe_every == 0:
-            told |= self.probe(step)
-        return told | self.probed if step == 1 else told
-
-    def evaluate(self) -> Evaluation | None:
-        """Judge the held-out tasks, with the same random numbers every time; None where there are none."""
-        step = self.learner.progress.step
-        if self.built.evaluator is not None and (self._evaluated is None or self._evaluated[0] != step):
-            with self._aside():
-                self._evaluated = step, self.built.evaluator()
-        return self._evaluated[1] if self._evaluated is not None else None
-
-    def probe(self, step: int) -> dict[str, float]:
-        """Ask the probe queries and write the answers. A reward that fails on them stops nothing."""
-        probes = self.built.probes
-        if probes is None:
-            return {}
-        try:
-            with self._aside():
-                answers = probes.ask()
-            self.folder.probes(step, answers.rows)
-            return answers.metrics | self.probed
-        except OperantError as error:
-            self.folder.say(f"the probe queries of step {step} were left out: {error}")
-            return {}
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """A look beside the training: a reward that changes is afterwards what it was before."""
-        held = self.state.snapshot(only=self.guests)
-        try:
-            yield
-        finally:
-            self.state.restore(held)
+    # --- what is told -------------------------------------------------------------------------------------------------
 
     def tell_isolation(self) -> None:
         """How isolated rewards are ended and limited on this machine, in the log and for the report."""
@@ -234,26 +202,9 @@ class Run:
     def start(self) -> None:
         """The first looks, before any step."""
         if not self.started:
-            self.before = self.evaluate()
-            self._first_probe()
+            self.looks.first()
             self.learner.clock.take()
             self.started = True
-
-    def _first_probe(self) -> None:
-        """What is asked once: the policy before training, the reference, and whether the query decides the score."""
-        first, probes = self.probe(0), self.built.probes
-        if probes is None or "probe/reward" not in first:
-            return
-        self.probed["probe/reward_before"] = first["probe/reward"]
-        try:
-            with self._aside():
-                reference, share = probes.ask_reference(), probes.query_share()
-            self.probed |= share
-            if reference is not None:
-                self.probed |= reference.metrics
-                self.folder.probes(None, reference.rows)
-        except OperantError as error:
-            self.folder.say(f"the reference's answers to the probe queries were left out: {error}")
 
     def diagnose(self) -> list[Finding]:
         """What looks wrong by now, worst first."""
@@ -312,8 +263,7 @@ class Run:
                 write(step, self._extra(), spare)
 
     def _extra(self) -> dict[str, Any]:
-        before = self.before.as_plain() if self.before is not None else None
-        told = {"before": before, "best": self.best, "probed": self.probed, "started": self.started}
+        told = self.looks.as_plain() | {"best": self.best, "started": self.started}
         # A mean over nothing is told as nothing: no number that is not finite reaches a checkpoint.
         return json.loads(files.strict_json(told | {"decided": decided(self.learner)}))
 
@@ -323,8 +273,8 @@ class Run:
         for name, state in (extra.get("small") or {}).items():
             if name in self.state.parts:
                 self.state.parts[name].load_state_dict(state)
-        self.before = Evaluation.from_plain(extra["before"]) if extra["before"] is not None else None
-        self.best, self.probed = extra.get("best"), extra.get("probed") or {}
+        self.looks.go_on(extra)
+        self.best = extra.get("best")
         self.started = extra.get("started", True)
         decide(self.learner, extra.get("decided") or {})
         self.policy.version = step
@@ -354,40 +304,28 @@ class Run:
             return
         best = {"metric": name, "value": value, "step": int(metrics["step"])}
         try:
-            self._export(self.folder.best, json.dumps(best))
+            write_model(self.policy, self.folder.best, json.dumps(best))
         except OperantError as error:
             self.trackers.warn(f"{error}; training goes on without the best model of step {best['step']}")
             return
         self.best, self._best_moved = best, True
-
-    def _export(self, path: Path, best: str | None = None) -> None:
-        """The model as a folder, whole or not at all. Raises: OperantError."""
-        new = path.with_name(f".{path.name}.tmp")
-        with files.explained(path):
-            files.remove_tree(new)
-            with files.operation("write", new):
-                export(self.policy, new)
-            if best is not None:
-                files.write(new / "best.json", best)
-            for part in (*new.rglob("*"), new):  # transformers leaves that to the system
-                (files.sync_folder if part.is_dir() else files.sync)(part)
-            files.put_folder(new, path)
 
     def finish(self) -> None:
         """The last checkpoint, the held-out tasks again, the exported model, the report.
 
         Raises: OperantError where the checkpoint or the model could not be written, once all else is done.
         """
-        failed = [error for error in (_tried(self.save_last),) if error is not None]
-        self.after = self.evaluate()
+        failed = [_tried(self.save_last)]
+        self.after = self.looks.evaluate()
         if self.first:
             if self.after is not None and (error := _tried(self._write_comparison)) is not None:
                 self.trackers.warn(str(error))
             with self.learner.timing("export"):
-                failed += [error for error in (_tried(lambda: self._export(self.folder.export)),) if error is not None]
+                failed.append(_tried(lambda: write_model(self.policy, self.folder.export)))
             self.report()
-        if failed:
-            raise failed[0]
+        for error in failed:
+            if error is not None:
+                raise error
 
     def _write_comparison(self) -> None:
         told = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}

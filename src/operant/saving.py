@@ -6,10 +6,14 @@ is whole stays. Only that of the end has no next occasion.
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+from operant import files
 from operant.checkpoint import OPTIMIZER, RunState
 from operant.config import TrainOptions
+from operant.policy.loading import export
+from operant.policy.policy import Policy
 from operant.run import RunFolder
 from operant.shelf import path_of
 from operant.types import OperantError
@@ -79,3 +83,17 @@ class Saving:
         large = {"policy", OPTIMIZER}
         parts = {n: p for n, p in self.state.parts.items() if n not in large and not n.startswith("shadow/")}
         return {name: part.state_dict() for name, part in parts.items()}
+
+
+def write_model(policy: Policy, path: Path, best: str | None = None) -> None:
+    """The model as a folder, whole or not at all; with `best`, what it was best at. Raises: OperantError."""
+    new = path.with_name(f".{path.name}.tmp")
+    with files.explained(path):
+        files.remove_tree(new)
+        with files.operation("write", new):
+            export(policy, new)
+        if best is not None:
+            files.write(new / "best.json", best)
+        for part in (*new.rglob("*"), new):  # transformers leaves that to the system
+            (files.sync_folder if part.is_dir() else files.sync)(part)
+        files.put_folder(new, path)
