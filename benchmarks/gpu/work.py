@@ -1,8 +1,9 @@
 """The workloads of the comparison, in bfloat16 on this device: operant, and the plain loop in torch beside it.
 
-Rows as the CPU's table has them: W1 in full, W2 with a trunk, W4 small, W5 groups; `-1b` is the 1B shape.
+Rows as the CPU's table has them: W1 in full, W2 with a trunk, W3 ragged, W4 small, W5 groups; `-1b` is the 1B shape.
 """
 
+import random
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from benchmarks import peak
 from benchmarks.gpu.place import Place, queries, scores
 from benchmarks.gpu.plain import Plain
+from benchmarks.peers.ragged import Forced
+from operant import Task
+from operant.sampling import task_key
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Work:
     samples: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     algorithm: str = "ppo"
+    lengths: tuple[int, int] | None = None
+    """Replies end at lengths drawn from here, the same in every step; None: all have `tokens`."""
 
 
 TRUNK = {"model.train_layers": "auto"}
@@ -34,6 +40,7 @@ ROWS = {
     "W2": Work(options=TRUNK),
     "W1-1b": Work("llama-1b"),
     "W2-1b": Work("llama-1b", options=TRUNK),
+    "W3": Work(prompts=128, tokens=64, lengths=(4, 64)),
     "W4": Work("small", 256, minibatch=32),
     "W4t": Work("small", 256, minibatch=32, options=TRUNK),
     "W5b-grpo": replace(GROUPS, algorithm="grpo"),
@@ -49,6 +56,9 @@ def main(place: Place, tell: Any) -> None:
         try:
             told |= {f"{name}/{k}": v for k, v in ours(place, work).items()}
             twin = next((n for n, w in ROWS.items() if w.model == work.model), name)
+            if work.lengths is not None:
+                tell(**told, good=good)
+                continue  # the plain loop knows no such replies
             if work.algorithm == "ppo" and twin == name:
                 told |= {f"{name}/plain_{k}": v for k, v in plain(place, work).items()}
             if work.algorithm == "ppo":
@@ -62,7 +72,7 @@ def main(place: Place, tell: Any) -> None:
 def ours(place: Place, work: Work) -> dict[str, float]:
     """Median seconds of a step after two that warm up, its phases, the most memory above none."""
     before = peak.forget()
-    options = {"max_tokens": work.tokens, "sampling.fixed_length": True, "update.epochs": work.epochs}
+    options = {"max_tokens": work.tokens, "sampling.fixed_length": work.lengths is None, "update.epochs": work.epochs}
     learner = place.learner(
         work.model, algorithm=work.algorithm, **options, **{"minibatch": work.minibatch}, **work.options
     )
@@ -70,7 +80,7 @@ def ours(place: Place, work: Work) -> dict[str, float]:
     told: dict[str, list[float]] = {}
 
     def step() -> None:
-        replies = learner.generate(prompts)
+        replies = _ragged(learner, work) if work.lengths is not None else learner.generate(prompts)
         metrics = learner.step(replies, scores(replies))
         for phase in ("generate", "observe", "update"):
             told.setdefault(phase, []).append(metrics[f"time/{phase}"])
@@ -78,6 +88,15 @@ def ours(place: Place, work: Work) -> dict[str, float]:
     seconds = _timed(place, step)
     phases = {f"{name}_seconds": median(held[-len(seconds) :]) for name, held in told.items()}
     return {"seconds": median(seconds), "spread": max(seconds) - min(seconds), "gb": peak.most() - before, **phases}
+
+
+def _ragged(learner: Any, work: Work) -> Any:
+    """Replies of drawn lengths, which nothing but the drawing of a token can see."""
+    tasks = [Task(f"{i}", ids) for i, ids in enumerate(queries(work.prompts, work.prompt))]
+    keys = [task_key(learner.own.seed, "train", learner.progress.step, task.id) for task in tasks]
+    draw, (least, most) = random.Random(0), work.lengths or (1, 1)
+    lengths = [min(draw.randint(least, most), work.tokens) for _ in tasks]
+    return learner.play(tasks, sampling=Forced(**vars(learner.sampling)).prepare(keys, lengths))
 
 
 def plain(place: Place, work: Work) -> dict[str, float]:

@@ -1,38 +1,15 @@
 """operant: generate + step of a `Learner`, full or with the options that a work names."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 
-import torch
 from products import Listener, write
 from protocol import Pipe, Steps, queries, rewards
+from ragged import Forced
 from shapes import language_model, trained
 
-from operant import Learner, Sampling, Task
+from operant import Learner, Task
 from operant.algorithms import preset
-from operant.sampling import task_key, uniforms
-
-
-@dataclass(frozen=True)
-class Forced(Sampling):
-    """Ends every reply at a length that is drawn beforehand, and that nothing but the drawing of a token can see.
-
-    A reply is known by its random numbers: those of all replies and places are sorted once a step.
-    """
-
-    def prepare(self, keys: list[int], lengths: list[int]) -> "Forced":
-        table = torch.stack([uniforms(keys, place) for place in range(self.max_tokens)], 1)
-        places = torch.arange(1, self.max_tokens + 1).expand_as(table)
-        due = places == torch.tensor(lengths)[:, None]
-        order = table.flatten().argsort()
-        object.__setattr__(self, "table", (table.flatten()[order], due.flatten()[order], self.stop_tokens[0]))
-        return self
-
-    def draw(self, scores, uniforms, *rest):
-        known, due, end = self.table
-        over = due[torch.searchsorted(known, uniforms.double())]
-        scores[:, end] = torch.where(over, 1e9, -torch.inf)
-        return Sampling.draw(scores, uniforms, *rest)
+from operant.sampling import task_key
 
 
 class Side:
