@@ -276,7 +276,12 @@ def test_a_port_in_use_and_a_foreign_address_are_told(site, folder):
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
 def test_ctrl_c_ends_it_quietly(folder):
     command = [sys.executable, "-m", "operant", "report", "--serve", str(folder.path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    said_to = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    held = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
+    try:
+        process = subprocess.Popen(command, **said_to)
+    finally:
+        signal.signal(signal.SIGINT, held)
     said = process.stdout.readline()
     assert said.startswith("http://127.0.0.1:") and "Ctrl-C ends" in said
     process.send_signal(signal.SIGINT)
