@@ -1,10 +1,27 @@
-"""A disk that is watched, and that refuses: what stands at `operant.files.seam` in tests."""
+"""A disk that is watched, and that refuses: what stands at `operant.files.seam` in tests; and what is written to it."""
 
 import errno
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 REMOVES = ("remove", "remove_tree")
 """What a full disk still does."""
+
+
+class Box:
+    """A part whose state is whatever it is given."""
+
+    def __init__(self, state=None):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def quiet(_):
+    pass
 
 
 class Watched:

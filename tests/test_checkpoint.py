@@ -6,28 +6,12 @@ import shutil
 
 import pytest
 import torch
+from disks import Box, quiet
 from torch import nn
 
 from operant import files
 from operant.checkpoint import RunState, newest_whole
 from operant.types import OperantError
-
-
-class Box:
-    """A part whose state is whatever it is given."""
-
-    def __init__(self, state=None):
-        self.state = state
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-
-def quiet(_):
-    pass
 
 
 def trained(seed=0, steps=3):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from operant.arguments import parse
 from operant.cli import COMMANDS, main
-from operant.commands import parse
 from operant.config import configure
 from operant.sweep.points import divide, grid
 

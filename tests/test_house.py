@@ -30,7 +30,7 @@ LEVELS = [
     "build plan resume saving",
     "looks",
     "running",
-    "trainer label doctor sweep replay",
+    "trainer label doctor sweep replay arguments",
     "commands",
     "cli",
     "__main__",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.commands import parse
+from operant.arguments import parse
 from operant.config import configure
 from operant.hub import builtin_models
 

@@ -8,29 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from disks import FULL, Watched, named
+from disks import FULL, Box, Watched, named, quiet
 
 from operant import files, machine, manifest
 from operant.checkpoint import RunState, about, newest_whole, to_resume
 from operant.shelf import verify
 from operant.types import OperantError
-
-
-class Box:
-    """A part whose state is whatever it is given."""
-
-    def __init__(self, state=None):
-        self.state = state
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
-
-
-def quiet(_):
-    pass
 
 
 def a_state(value=0):

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from operant.options import convert, read
+from operant.arguments import parse, typed
+from operant.options import convert
 from operant.types import OperantError
 
 
@@ -250,39 +251,6 @@ def doctor(arguments: Sequence[str]) -> int:
     from operant.doctor import examine, tell_plan
 
     return examine() if recipe is None else tell_plan(None if recipe is True else recipe, options)
-
-
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-def parse(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
-    """Words and options: `--name value`, `--name=value`, or `--name` alone for true.
-
-    flags: options that never take the word behind them as their value.
-    """
-    words, options = typed(arguments, flags)
-    return words, {name: read(text) for name, text in options.items()}
-
-
-def typed(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
-    """As `parse`, with the options' values as they were typed."""
-    words: list[str] = []
-    options: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word in ("-h", "--help"):
-            options["help"] = True
-        elif word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            alone = not equals and (name in flags or not rest or rest[0].startswith("--"))
-            if name in options:
-                raise OperantError(f"option --{name} is given twice")
-            options[name] = True if alone else value if equals else rest.pop(0)
-        else:
-            words.append(word)
-    return words, options
 
 
 _RESUME = """options beside --resume change it from there on; --fresh-optimizer begins the optimizer anew (as a light
