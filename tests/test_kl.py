@@ -261,7 +261,8 @@ def whole_kl(model, ref, prompt: list[int], ids: list[int], kind: str) -> float:
 def coefs(options: KLOptions, measured: list[tuple[float, float]], replies: int = 100) -> list[float]:
     rule, out = controller(options), []
     for step, (per_reply, per_token) in enumerate(measured):
-        rule.update(per_reply, per_token, replies, (step + 1) / len(measured))
+        rule.begin(step / len(measured))
+        rule.update(per_reply, per_token, replies)
         out.append(rule.coef)
     return out
 
@@ -274,18 +275,18 @@ def test_controllers_by_hand():
     # Of each error, held within 20 %, a tenth: -20 %, +20 %, +2 %.
     rl4lms = [0.1 * 0.98, 0.1 * 0.98 * 1.02, 0.1 * 0.98 * 1.02 * 1.002]
     assert coefs(KLOptions(control="per_token", target=0.1), measured) == pytest.approx(rl4lms)
-    assert coefs(KLOptions(control="linear", end_coef=0.4), measured) == pytest.approx([0.2, 0.3, 0.4])
+    assert coefs(KLOptions(control="linear", end_coef=0.4), measured) == pytest.approx([0.1, 0.2, 0.3])  # of 3 steps
     assert coefs(KLOptions(), measured) == [0.1] * 3
 
 
 def test_controllers_go_on_where_they_were():
     options = KLOptions(control="adaptive", horizon=1000)
     first = controller(options)
-    first.update(12.0, 1.0, 100, 0.1)
+    first.update(12.0, 1.0, 100)
     second = controller(options)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for rule in (first, second):
-        rule.update(3.0, 1.0, 100, 0.2)
+        rule.update(3.0, 1.0, 100)
     assert second.coef == first.coef != options.coef
 
 
@@ -313,7 +314,7 @@ def test_the_adaptive_controller_finds_the_price_of_its_target(start):
         with torch.no_grad():
             logits += 0.5 * logits.grad
             logits.grad = None
-        rule.update(float(k1.mean()), 0.0, 64, 0.0)
+        rule.update(float(k1.mean()), 0.0, 64)
         seen.append(float((logprobs.exp() * (logprobs - ref)).sum().detach()))
     assert max(abs(kl / target - 1) for kl in seen[40:120]) > 0.3  # at first the price is wrong, and the policy follows
     assert all(abs(kl / target - 1) < 0.2 for kl in [sum(seen[i : i + 50]) / 50 for i in (400, 450, 500, 550)])

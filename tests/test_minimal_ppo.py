@@ -101,7 +101,7 @@ def test_losses_and_their_gradient(lesson: ModuleType, numbers: Numbers) -> None
 def test_the_adaptive_coefficient(lesson: ModuleType) -> None:
     ours, theirs = kl.controller(kl.KLOptions(coef=0.2, control="adaptive")), 0.2
     for measured in (0.1, 5.9, 6.1, 40.0, -3.0):
-        ours.update(measured, 0.0, 256, 0.0)
+        ours.update(measured, 0.0, 256)
         theirs = lesson.adapt(theirs, measured, 256)
         assert theirs == pytest.approx(ours.coef, abs=1e-12)
 

@@ -5,7 +5,7 @@ import torch
 from rigs import said
 from toys import lm
 
-from operant import Learner, OperantError, losses
+from operant import Learner, OperantError, Policy, losses
 from operant.tally import Tally
 from operant.types import Batch, Outputs
 from operant.updates.blocks import Watch
@@ -74,18 +74,66 @@ def test_a_step_whose_ratio_ran_away_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "warmup", "at", "expected"),
+    ("schedule", "warmup", "step", "total", "expected"),
     [
-        ("constant", 0.0, 0.7, 1.0),
-        ("linear", 0.0, 0.75, 0.25),
-        ("cosine", 0.0, 0.5, 0.5),
-        ("cosine", 0.0, 1.0, 0.0),
-        ("constant", 0.2, 0.05, 0.25),
+        ("constant", 0.0, 70, 100, 1.0),
+        ("constant", 0.0, 70, None, 1.0),
+        ("linear", 0.0, 0, 4, 1.0),
+        ("linear", 0.0, 3, 4, 0.25),
+        ("linear", 0.0, 4, 4, 0.0),
+        ("cosine", 0.0, 50, 100, 0.5),
+        # Two of ten steps warm up: a third, two thirds, the peak; eight steps are left from there.
+        ("constant", 0.2, 0, 10, 1 / 3),
+        ("linear", 0.2, 1, 10, 2 / 3),
+        ("linear", 0.2, 2, 10, 1.0),
+        ("linear", 0.2, 6, 10, 0.5),
+        ("linear", 0.2, 9, 10, 1 / 8),
+        ("cosine", 0.2, 6, 10, 0.5),
     ],
 )
-def test_schedules(schedule, warmup, at, expected):
+def test_schedules(schedule, warmup, step, total, expected):
     options = OptimizerOptions(lr=2.0, schedule=schedule, warmup=warmup)
-    assert rate(options, at) == pytest.approx(2.0 * expected, abs=1e-12)
+    assert rate(options, step, total) == pytest.approx(2.0 * expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer.warmup": 0.1},
+        {"optimizer.schedule": "cosine"},
+        {"preset": "openai"},
+        {"kl.control": "linear"},
+    ],
+)
+def test_what_follows_the_length_of_the_run_asks_for_it(options):
+    with pytest.raises(OperantError, match=r"total_steps"):
+        Learner(lm(), **options)
+    Learner(lm(), total_steps=5, **options)
+
+
+def test_every_step_of_a_schedule_moves_the_weights_and_none_comes_after_its_end():
+    student = Learner(
+        lm(), total_steps=4, **{"optimizer.lr": 1e-2, "optimizer.warmup": 0.5, "optimizer.schedule": "linear"}
+    )
+    rates = []
+    for _ in range(4):
+        before = [p.detach().clone() for p in student.policy.trainable()]
+        rates.append(student.step(QUERIES, REPLIES, SCORES)["update/lr"])
+        assert any(not torch.equal(a, b) for a, b in zip(before, student.policy.trainable(), strict=True))
+    assert rates == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 0.5e-2])
+    with pytest.raises(OperantError, match=r"total_steps=4 steps are done.*more total_steps"):
+        student.step(QUERIES, REPLIES, SCORES)
+
+
+def test_the_linear_price_of_kl_goes_with_the_learning_rate():
+    """At step s of 4 both stand at 1 - s / 4 of their way; a price that begins at 0 is charged as soon as it is not."""
+    more = {"optimizer.lr": 1e-3, "optimizer.schedule": "linear", "kl.control": "linear", "kl.kind": "reverse"}
+    student = Learner(lm(), reference=Policy(lm(seed=1)), total_steps=4, **more, **{"kl.coef": 0.0, "kl.end_coef": 1.0})
+    steps = [student.step(QUERIES, REPLIES, SCORES) for _ in range(4)]
+    assert [m["update/lr"] for m in steps] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert [m["kl/coef"] for m in steps] == pytest.approx([0.0, 0.25, 0.5, 0.75])
+    assert steps[0]["reward/kl_penalty"] == 0.0
+    assert steps[3]["reward/kl_penalty"] == pytest.approx(0.75 * steps[3]["kl/paid"]) and steps[3]["kl/paid"] > 0
 
 
 def test_the_entropy_bonus_raises_the_entropy():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from operant import distributed
+from operant.tally import ROUNDING
 from operant.types import Batch, OperantError
 
 
@@ -20,7 +21,7 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, discounts: Tensor,
     surprise = rewards + discounts * next_values - values
     decay = discounts * lambdas
     advantages = torch.zeros_like(rewards)
-    ahead = torch.zeros_like(rewards[:, 0])
+    ahead = rewards.new_zeros(len(rewards))
     for a in reversed(range(rewards.shape[1])):
         advantages[:, a] = ahead = surprise[:, a] + decay[:, a] * ahead
     return advantages
@@ -36,35 +37,67 @@ def by_turn(turns: Tensor, inside: float, between: float, numbers: torch.dtype =
 def whiten(x: Tensor, where: Tensor, *, unbiased: bool = False, shift_mean: bool = True) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) over the places `where` holds, on all ranks together; 0 elsewhere.
 
-    Two passes in float64. `unbiased`: divide by n - 1, as TRL and RL4LMs do. `shift_mean=False` keeps the mean.
+    `unbiased`: divide by n - 1, as TRL and RL4LMs do. `shift_mean=False` keeps the mean. A spread that is rounding
+    counts as none.
+    """
+    mean, deviation = moments(x, where, unbiased=unbiased)
+    return _whitened(x, where, mean, deviation, keep=0.0 if shift_mean else mean)
+
+
+def _whitened(x: Tensor, where: Tensor, mean: float, deviation: float, keep: float = 0.0) -> Tensor:
+    """(x - mean) / deviation + keep at `where`, 0 elsewhere; a deviation of 0 leaves `keep` alone."""
+    centred = x[where].double() - mean
+    scaled = centred / deviation if deviation else torch.zeros_like(centred)
+    return torch.zeros_like(x).masked_scatter(where, (scaled + keep).to(x.dtype))
+
+
+def moments(x: Tensor, where: Tensor, *, unbiased: bool = False) -> tuple[float, float]:
+    """Mean and sqrt(var + 1e-8) of the places that `where` holds, on all ranks together; two passes in float64.
+
+    The deviation is 0 where the spread is rounding, or there are no numbers. Every rank must call.
     """
     picked = x[where].double()
     count = distributed.total_float(float(picked.numel()))
     if count == 0:
-        return torch.zeros_like(x)
+        return 0.0, 0.0
     mean = distributed.total_float(float(picked.sum())) / count
     square = distributed.total_float(float(((picked - mean) ** 2).sum()))
     variance = square / max(count - unbiased, 1.0)
-    scaled = (picked - mean) / (variance + 1e-8) ** 0.5 + (0.0 if shift_mean else mean)
-    return torch.zeros_like(x).masked_scatter(where, scaled.to(x.dtype))
+    size = distributed.largest_float(float(picked.abs().max()) if picked.numel() else 0.0)
+    return mean, (variance + 1e-8) ** 0.5 if variance**0.5 > ROUNDING * size else 0.0
 
 
-def group_relative(returns: Tensor, groups: Tensor, *, scale: bool = True) -> Tensor:
+def normalised(batch: Batch, where: Tensor, *, unbiased: bool = False) -> Batch:
+    """The batch with its advantages whitened over `where`, and the price of KL in the same units."""
+    mean, deviation = moments(batch.advantages, where, unbiased=unbiased)
+    price = batch.price / deviation if batch.price is not None and deviation else batch.price
+    return batch.with_(advantages=_whitened(batch.advantages, where, mean, deviation), price=price)
+
+
+DEVIATIONS = {"population": (0, 1e-6), "sample": (1, 1e-4)}
+"""By name: what is taken from the number of a group's returns before dividing, and what is added to the deviation."""
+
+
+def group_relative(returns: Tensor, groups: Tensor, *, scale: bool = True, deviation: str = "population") -> Tensor:
     """Centre (and scale) each return [E] by the returns of its group (arXiv:2402.03300): by group, not by position.
 
-    Two passes in float64: a constant group is exactly 0, and so is a group of one.
+    Two passes in float64. A group of one is exactly 0; so is a constant group, and with `scale` one whose spread is
+    rounding. `deviation`: see `with_groups`.
     """
     index = torch.unique(groups, return_inverse=True)[1]
     x = returns.double()
-    size = int(index.max()) + 1
+    size = int(index.max()) + 1 if len(index) else 0
     count = x.new_zeros(size).index_add(0, index, torch.ones_like(x))
     # The mean of equal numbers may be off by a rounding; measured from one of them it cannot be.
     anchor = x.new_zeros(size).scatter(0, index, x)
     gap = x - anchor[index]
     centred = gap - (x.new_zeros(size).index_add(0, index, gap) / count)[index]
     if scale:
-        std = (x.new_zeros(size).index_add(0, index, centred**2) / count).sqrt()
-        centred = centred / (std[index] + 1e-6)
+        fewer, added = DEVIATIONS[deviation]
+        squares = x.new_zeros(size).index_add(0, index, centred**2)
+        std = (squares / (count - fewer).clamp(min=1)).sqrt()
+        largest = x.new_zeros(size).scatter_reduce(0, index, x.abs(), "amax")
+        centred = torch.where((std > ROUNDING * largest)[index], centred / (std[index] + added), 0.0)
     return centred.to(returns.dtype)
 
 
@@ -125,9 +158,11 @@ def with_gae(
     for name, rate in {"gamma": gamma, "lam": lam, "turn_gamma": turn_gamma, "turn_lam": turn_lam or 0.0}.items():
         if not 0 <= rate <= 1:
             raise OperantError(f"advantage.{name}={rate}: it must lie in 0..1")
-    rewards = batch.rewards
+    rewards, price = batch.rewards, batch.price
     if whiten_rewards:
-        rewards = whiten(rewards, batch.actions, unbiased=unbiased, shift_mean=False)
+        mean, deviation = moments(rewards, batch.actions, unbiased=unbiased)
+        rewards = _whitened(rewards, batch.actions, mean, deviation, keep=mean)
+        price = price / deviation if price is not None and deviation else price
     index = episode_index(batch)
     turns, values = gather(batch.turns, index, -1), gather(batch.values, index)
     lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam, values.dtype)
@@ -140,19 +175,20 @@ def with_gae(
     )
     shape = batch.tokens.shape
     returns = scatter(advantages + values, index, shape)
-    spread = scatter(advantages, index, shape)
-    if whiten_scope == "rollout":
-        spread = whiten(spread, batch.actions, unbiased=unbiased)
-    return batch.with_(advantages=spread, returns=returns)
+    batch = batch.with_(advantages=scatter(advantages, index, shape), returns=returns, price=price)
+    return normalised(batch, batch.actions, unbiased=unbiased) if whiten_scope == "rollout" else batch
 
 
-def with_groups(batch: Batch, *, scale: bool = True) -> Batch:
-    """Every action of an episode gets the episode's return, held against its group's (GRPO, arXiv:2402.03300).
+def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "population") -> Batch:
+    """Every action of an episode gets the episode's return, compared with its group's (GRPO, arXiv:2402.03300).
 
-    `scale` divides by the group's standard deviation; without it: Dr. GRPO (arXiv:2503.20783).
+    `scale` divides by the group's standard deviation; without it: Dr. GRPO (arXiv:2503.20783). `deviation`:
+    population (divided by n, plus 1e-6) or sample (by n - 1, plus 1e-4, as TRL has it).
     """
+    if deviation not in DEVIATIONS:
+        raise OperantError(f"advantage.deviation={deviation!r}: it must be one of {', '.join(DEVIATIONS)}")
     returns, groups = _returns(batch)
-    return _spread_out(batch, group_relative(returns, groups, scale=scale))
+    return _spread_out(batch, group_relative(returns, groups, scale=scale, deviation=deviation))
 
 
 def with_leave_one_out(batch: Batch) -> Batch:

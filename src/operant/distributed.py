@@ -59,12 +59,18 @@ def total_float(x: float) -> float:
 
 
 def largest(x: int) -> int:
+    """Maximum of one whole number over ranks."""
+    return int(_maximum(torch.tensor(x))) if world() > 1 else x
+
+
+def largest_float(x: float) -> float:
     """Maximum of one number over ranks."""
-    if world() == 1:
-        return x
-    held = torch.tensor(x)
-    dist.all_reduce(held, dist.ReduceOp.MAX)
-    return int(held)
+    return float(_maximum(torch.tensor(x, dtype=torch.float64))) if world() > 1 else x
+
+
+def _maximum(x: Tensor) -> Tensor:
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
 
 
 def gathered(thing: Any) -> list[Any]:

@@ -2,15 +2,23 @@
 
 At a sampled token, d = log policy - log reference, both scaled by the temperature and untruncated.
 
-| kind     | per token                | in the reward | in the loss |
-|----------|--------------------------|---------------|----------------------------------------------------------------|
-| k1       | d                        | yes           | ratio * d: the exact gradient of the state's KL in expectation |
-| k2       | d^2 / 2 (TRL's `mse`)    | yes           | detached ratio * d^2 / 2 |
-| k3       | exp(-d) - 1 + d          | yes           | ratio * (exp(-d) - 1 + d) |
-| absolute | |d| (no KL estimator)    | yes           | refused |
-| reverse  | sum_v p log(p / q)       | yes           | as it is |
-| forward  | sum_v q log(q / p)       | yes           | as it is |
-| plain_k3 | exp(-d) - 1 + d          | refused       | without the ratio: GRPO as published; its gradient is not KL's |
+| kind     | per token                | the reward's own gradient    | in the loss                     |
+|----------|--------------------------|------------------------------|---------------------------------|
+| k1       | d                        | 0 in expectation             | ratio * d                       |
+| k2       | d^2 / 2 (TRL's `mse`)    | detached ratio * d^2 / 2     | detached ratio * d^2 / 2        |
+| k3       | exp(-d) - 1 + d          | detached ratio * it          | ratio * (exp(-d) - 1 + d)       |
+| absolute | |d| (no KL estimator)    | detached ratio * |d|         | refused                         |
+| reverse  | sum_v p log(p / q)       | itself                       | itself                          |
+| forward  | sum_v q log(q / p)       | itself                       | itself                          |
+| plain_k3 | exp(-d) - 1 + d          | refused                      | without the ratio               |
+
+In the loss, all but `plain_k3` have the gradient of the state's KL in expectation, on policy and off; `plain_k3`
+is GRPO as published, and its gradient is not the KL's.
+
+A charge in the reward depends on the policy in two ways: by which tokens are drawn, which the policy gradient of the
+reward covers, and by its own value at the drawn token or state. Only for k1 is the second part 0 in expectation. For
+the others the update adds it (the third column), unless `reward_gradient` is `score`. docs/kl.md has the gradient and
+the optimum of every kind in both places.
 
 Estimators: http://joschu.net/blog/kl-approx.html; gradients: arXiv:2506.09477.
 """
@@ -34,6 +42,9 @@ class KLOptions:
     """Price of one nat in the reward; where an adaptive controller starts. 0: no KL in the reward."""
     kind: str = "k1"
     """k1 | k2 | k3 | absolute | reverse | forward: what the reward is charged per token."""
+    reward_gradient: str = "full"
+    """full: the gradient of the expected charge. score: without the part through the charge itself, as TRL; then every
+    kind but k1 has another optimum (docs/kl.md)."""
     loss_coef: float = 0.0
     """Weight of the KL term of the loss; with `coef` above 0 as well, both are in force."""
     loss_kind: str = "k1"
@@ -55,6 +66,7 @@ class KLOptions:
         check("kind", self.kind in SAMPLED + EXACT, f"one of {', '.join(SAMPLED + EXACT)}")
         losses = ("k1", "k2", "k3", "plain_k3", *EXACT)
         check("loss_kind", self.loss_kind in losses, f"one of {', '.join(losses)} ('absolute' is for the reward only)")
+        check("reward_gradient", self.reward_gradient in ("full", "score"), "full or score")
         check("control", self.control in CONTROLLERS, f"one of {', '.join(CONTROLLERS)}")
         check("coef", self.coef >= 0, "at least 0")
         check("loss_coef", self.loss_coef >= 0, "at least 0")
@@ -63,9 +75,19 @@ class KLOptions:
         check("end_coef", self.end_coef >= 0, "at least 0")
 
     @property
+    def charges(self) -> bool:
+        """Whether the reward is ever charged."""
+        return self.coef > 0 or (self.control == "linear" and self.end_coef > 0)
+
+    @property
     def exact(self) -> tuple[str, ...]:
         """The exact divergences that have to be computed for the reward."""
-        return (self.kind,) if self.coef and self.kind in EXACT else ()
+        return (self.kind,) if self.charges and self.kind in EXACT else ()
+
+    @property
+    def direct(self) -> bool:
+        """Whether the update adds the gradient of the reward's charge through its own value."""
+        return self.charges and self.kind != "k1" and self.reward_gradient == "full"
 
 
 def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -95,6 +117,15 @@ def loss_term(kind: str, logprobs: Tensor, behaviour: Tensor, ref_logprobs: Tens
     return (ratio.detach() if kind == "k2" else ratio) * estimate(kind, logprobs, ref_logprobs)
 
 
+def direct_term(kind: str, logprobs: Tensor, behaviour: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Of a sampled estimator in the reward: the term whose gradient is that of its value at the drawn tokens, [B, T].
+
+    Weighted by the detached ratio, so that its expectation over `behaviour` is one over the policy. With the policy
+    gradient of the charge it makes the gradient of the expected charge.
+    """
+    return torch.exp(logprobs - behaviour).detach() * estimate(kind, logprobs, ref_logprobs)
+
+
 # --- who sets the price -----------------------------------------------------------------------------------------------
 
 
@@ -104,8 +135,11 @@ class Controller:
     def __init__(self, options: KLOptions):
         self.options, self.coef = options, options.coef
 
-    def update(self, per_reply: float, per_token: float, replies: int, progress: float) -> None:
-        """`per_reply` and `per_token` are k1 sums over all ranks, `replies` their number, `progress` in [0, 1]."""
+    def begin(self, progress: float) -> None:
+        """Before a step, at `progress` in [0, 1) of the run."""
+
+    def update(self, per_reply: float, per_token: float, replies: int) -> None:
+        """After a step. `per_reply` and `per_token` are k1 sums over all ranks, `replies` their number."""
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
@@ -117,7 +151,7 @@ class Controller:
 class Adaptive(Controller):
     """coef *= 1 + clip(KL / target - 1, +-0.2) * replies / horizon (arXiv:1909.08593, section 2.2)."""
 
-    def update(self, per_reply: float, per_token: float, replies: int, progress: float) -> None:
+    def update(self, per_reply: float, per_token: float, replies: int) -> None:
         error = min(max(per_reply / self.options.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * replies / self.options.horizon
 
@@ -125,15 +159,15 @@ class Adaptive(Controller):
 class PerToken(Controller):
     """coef *= 1 + 0.1 * clip((KL - target) / target, +-0.2), KL a token, once a rollout (RL4LMs, arXiv:2210.01241)."""
 
-    def update(self, per_reply: float, per_token: float, replies: int, progress: float) -> None:
+    def update(self, per_reply: float, per_token: float, replies: int) -> None:
         error = min(max((per_token - self.options.target) / self.options.target, -0.2), 0.2)
         self.coef *= 1 + 0.1 * error
 
 
 class Linear(Controller):
-    """From `coef` to `end_coef` over the run."""
+    """From `coef` at the first step towards `end_coef` at the end of the run, with the learning rate's progress."""
 
-    def update(self, per_reply: float, per_token: float, replies: int, progress: float) -> None:
+    def begin(self, progress: float) -> None:
         self.coef = self.options.coef + (self.options.end_coef - self.options.coef) * progress
 
 

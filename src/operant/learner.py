@@ -72,6 +72,7 @@ class Learner:
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs_values else None
+        self._check_length(total_steps)
         if self.kl.loss_coef and (reference is None or "reference" not in self.algorithm.shadows):
             what = "reference=None" if reference is None else f"algorithm {algorithm!r}, which keeps no reference"
             raise OperantError(f"kl.loss_coef={self.kl.loss_coef} with {what}: there is nothing to measure KL to")
@@ -111,6 +112,20 @@ class Learner:
         """Metrics of the steps so far; of very many, the first ones and the last."""
         self.distributions: dict[str, Any] = {}
         """Of the last step: `histograms`, norms by `blocks`, and now and then `gradients` by tensor."""
+
+    def _check_length(self, total_steps: int | None) -> None:
+        """Raises: OperantError for options that follow the length of the run, where that is not known."""
+        optimizer, names = self.options["optimizer"], []
+        names += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
+        names += [f"optimizer.warmup={optimizer.warmup:g}"] if optimizer.warmup else []
+        names += ["kl.control=linear"] if self.kl.control == "linear" else []
+        if names and total_steps is None:
+            raise OperantError(
+                f"{' and '.join(names)} without total_steps: the number of steps decides what each step gets; "
+                "give Learner(..., total_steps=...), or leave it constant"
+            )
+        if total_steps is not None and total_steps < 1:
+            raise OperantError(f"total_steps={total_steps}: it must be at least 1, or None")
 
     def _sampling(self) -> Sampling:
         """The configured sampling; without stop tokens of its own, with the model's."""
@@ -218,7 +233,10 @@ class Learner:
         self, rollouts: list[Rollout], scores: Sequence[Any], sampling: Sampling | None = None, *, world: bool = False
     ) -> dict[str, float]:
         """Scores to weights. `world`: the rewards are in the turns, and `scores` are what comes on top."""
-        sampling, coef, moments = sampling or self.sampling, self.controller.coef, self.moments.state_dict()
+        sampling, moments = sampling or self.sampling, self.moments.state_dict()
+        lr = self._rate()
+        self.controller.begin(self.progress.share(self.total_steps))
+        coef = self.controller.coef
         try:
             lesson = distributed.together(lambda: self._choose(rollouts, scores, world))
             with self.timing("observe"):
@@ -231,8 +249,6 @@ class Learner:
         seen = batch.with_(states=None).to("cpu")
         tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None))
         tally.merge(measure.of_batch(seen, coef))
-        progress = self.progress.share(self.total_steps)
-        lr = rate(self.options["optimizer"], progress)
         how = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", of_batch(seen), given, after, **how)
         if self.refused is None:
@@ -251,7 +267,7 @@ class Learner:
             metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
             if self.refused.whole:
                 self.moments.load_state_dict(moments)
-        self._follow(metrics, progress)
+        self._follow(metrics)
         self.history.append(told := self._told(metrics, coef, lr))
         if len(self.history) > HISTORY:
             del self.history[HISTORY // 10]  # what was usual at the start stays
@@ -274,6 +290,16 @@ class Learner:
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The rollouts as a reward is shown them: truncated after `score.truncate_token`, where one is set."""
         return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
+
+    def _rate(self) -> float:
+        """The learning rate of this step. Raises: OperantError where the schedule has come to its end, which is 0."""
+        options, step, total = self.options["optimizer"], self.progress.step, self.total_steps
+        if total is not None and step >= total and options.schedule != "constant":
+            raise OperantError(
+                f"all total_steps={total} steps are done, and optimizer.schedule={options.schedule} has reached 0, so "
+                "another step would change nothing: build the Learner with more total_steps"
+            )
+        return rate(options, step, total)
 
     def _update(self, batch: Batch, sampling: Sampling, lr: float, places: list[int | None]) -> Updated:
         return self.algorithm.update(
@@ -305,7 +331,7 @@ class Learner:
         about = {"step": self.progress.step, "options": self.passes.given(), **self.named}
         return bundle.write(path, self.refused, about, Kept(self.policy).state_dict())
 
-    def _follow(self, metrics: dict[str, float], progress: float) -> None:
+    def _follow(self, metrics: dict[str, float]) -> None:
         """What follows an update: shadows, controller, engine, counters."""
         self.progress.step += 1
         self.progress.refused = self.progress.refused + 1 if self.refused is not None else 0
@@ -318,7 +344,7 @@ class Learner:
             shadow.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
-            self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies, progress)
+            self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies)
 
     def _told(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
         times = self.clock.take()

@@ -68,9 +68,12 @@ def with_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
     return batch.with_(states=whole)
 
 
-def pay(batch: Batch, coef: float) -> Batch:
-    """Take `coef` times the per-token KL from the rewards."""
-    return batch if batch.kl is None or not coef else batch.with_(rewards=batch.rewards - coef * batch.kl)
+def pay(batch: Batch, coef: float, *, direct: bool = False) -> Batch:
+    """Take `coef` times the per-token KL from the rewards; `direct`: the update adds the charge's own gradient."""
+    if batch.kl is None or not coef:
+        return batch
+    price = coef * batch.actions.to(batch.rewards) if direct else None
+    return batch.with_(rewards=batch.rewards - coef * batch.kl, price=price)
 
 
 def passed(

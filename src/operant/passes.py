@@ -60,7 +60,7 @@ class Passes:
 
     def credited(self, batch: Batch, coef: float) -> Batch:
         """The batch with KL paid at `coef` a nat, and advantages."""
-        batch = pay(batch, coef)
+        batch = pay(batch, coef, direct=self.options["kl"].direct)
         if self.algorithm.advantage is not None:
             batch = self.algorithm.advantage(batch, **self.options["advantage"])
         return batch

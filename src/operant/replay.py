@@ -52,7 +52,7 @@ def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Re
                 f"the {what} of {path} was a Python object, {named[what]}: "
                 f"operant.replay.replay({str(path)!r}, {what}=...) takes one as it was when the run began"
             )
-    learner = Learner(named.pop("policy"), algorithm=about["algorithm"], **named)
+    learner = Learner(named.pop("policy"), algorithm=about["algorithm"], total_steps=about["step"] + 1, **named)
     try:
         Kept(learner.policy).load_state_dict(weights)
     except RuntimeError as error:

@@ -142,7 +142,7 @@ class Sampling:
         if self.top_k:
             best = adjusted.topk(min(self.top_k, adjusted.shape[-1]), dim=-1)
             keep = torch.zeros_like(keep).scatter(-1, best.indices, True)
-        probs = adjusted.softmax(-1)
+        probs = adjusted.masked_fill(~keep, -torch.inf).softmax(-1)  # of what top-k has left, as transformers cuts
         if self.top_p < 1:
             ordered, order = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+ROUNDING = 2.0**-21
+"""A spread below this share of the numbers' own size is rounding: four units of float32's last digit."""
 BINS = 64
 """A histogram has at most so many bins: when its range grows, neighbours are merged."""
 

@@ -212,6 +212,8 @@ class Batch:
     """[B, T] under the reference, untruncated."""
     kl: Tensor | None = None
     """[B, T] what the reward's KL term charges, before its coefficient."""
+    price: Tensor | None = None
+    """[B, T] what a nat of that term costs in units of the advantages, where the update adds its own gradient."""
     values: Tensor | None = None
     """[B, T]"""
     advantages: Tensor | None = None

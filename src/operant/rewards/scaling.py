@@ -20,6 +20,7 @@ from typing import Any
 from operant import distributed
 from operant.rewards.judging import Total
 from operant.sampling import Sampling, reply_text
+from operant.tally import ROUNDING
 from operant.types import OperantError, Rollout
 
 EPS = 1.1920928955078125e-07
@@ -68,9 +69,9 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Unbiased; 1 before two scores were seen, and where all were the same: there is nothing to divide by then."""
+        """Unbiased; 1 before two scores were seen, and where they differ by rounding: nothing is divided by then."""
         spread = math.sqrt(self.var * self.count / (self.count - 1)) if self.count > 1 else 1.0
-        return spread or 1.0
+        return spread if spread > ROUNDING * abs(self.mean) else 1.0
 
     def update(self, values: Sequence[float]) -> None:
         """Merge a batch in, exactly (Chan et al., 1979). Every rank must call, also with no values."""

@@ -149,7 +149,7 @@ def _minibatch(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch
     part = batch.rows(torch.tensor(rows or [0]))
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if objective.whiten is not None and part.advantages is not None:
-        part = part.with_(advantages=objective.whiten(part.advantages, counted.actions))
+        part = objective.whiten(part, counted.actions)
     return part.with_(weights=token_weights(counted, objective.per, objective.horizon))
 
 

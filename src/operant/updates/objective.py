@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from operant import losses, measure
-from operant.advantages import whiten
+from operant.advantages import normalised
 from operant.distributed import Together
-from operant.kl import EXACT, KLOptions, estimate, loss_term
+from operant.kl import EXACT, KLOptions, direct_term, estimate, loss_term
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally
@@ -30,15 +30,15 @@ class Objective:
     per: str = "token"
     horizon: int | None = None
     entropy_gradient: bool = False
-    whiten: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Whitening of advantages within a minibatch: (advantages, actions) -> advantages."""
+    whiten: Callable[[Batch, Tensor], Batch] | None = None
+    """Whitening of advantages within a minibatch: (batch, actions) -> batch."""
     kl: KLOptions | None = None
     reference: Policy | None = None
 
 
-def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Tensor, Tensor], Tensor] | None:
+def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Batch, Tensor], Batch] | None:
     """The `whiten` of an objective whose advantages ask for it after the cut."""
-    return partial(whiten, unbiased=unbiased) if scope == "minibatch" else None
+    return partial(normalised, unbiased=unbiased) if scope == "minibatch" else None
 
 
 def backward(
@@ -59,22 +59,27 @@ def forward(
     policy: Policy | Together, batch: Batch, objective: Objective, sampling: Sampling
 ) -> tuple[Outputs, dict[str, Tensor]]:
     """One forward pass and what is told of it; among that `loss`, the KL term included."""
-    exact = objective.kl is not None and objective.kl.loss_coef > 0 and objective.kl.loss_kind in EXACT
+    kl = objective.kl
+    in_loss = kl is not None and kl.loss_coef > 0
+    exact = (in_loss and kl.loss_kind in EXACT) or (batch.price is not None and kl is not None and kl.kind in EXACT)
     against = objective.reference if exact else None
     out = policy(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
     terms = objective.loss(out, batch)
-    if objective.kl is not None and objective.kl.loss_coef:
-        divergence = _kl_term(out, batch, objective.kl)
+    if in_loss:
+        divergence = _kl_term(out, batch, kl.loss_kind, loss_term)
         terms["kl/in_loss"] = divergence.detach()
-        terms["loss"] = terms["loss"] + objective.kl.loss_coef * divergence
+        terms["loss"] = terms["loss"] + kl.loss_coef * divergence
+    if kl is not None and batch.price is not None:
+        terms["loss"] = terms["loss"] + batch.price * _kl_term(out, batch, kl.kind, direct_term)
     return out, terms
 
 
-def _kl_term(out: Outputs, batch: Batch, options: KLOptions) -> Tensor:
-    if options.loss_kind in EXACT:
-        return out.kl[options.loss_kind]
+def _kl_term(out: Outputs, batch: Batch, kind: str, sampled: Callable[..., Tensor]) -> Tensor:
+    """[B, T] the divergence of a kind: exact ones as they are, the others by the form `sampled`."""
+    if kind in EXACT:
+        return out.kl[kind]
     behaviour = batch.raw_logprobs if batch.raw_logprobs is not None else batch.logprobs
-    return loss_term(options.loss_kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
+    return sampled(kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
 
 
 def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], gap: bool) -> None:

@@ -18,7 +18,7 @@ class OptimizerOptions:
     schedule: str = "constant"
     """constant | linear (to 0) | cosine (to 0)."""
     warmup: float = 0.0
-    """Share of the run over which the rate rises from 0."""
+    """Share of the run over which the rate rises to its peak, from where the schedule begins."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     eps_placement: str = "torch"
@@ -140,12 +140,19 @@ class Mastered(torch.optim.AdamW):
         super().load_state_dict(state)
 
 
-def rate(options: OptimizerOptions, progress: float) -> float:
-    """The learning rate at `progress` in [0, 1] of the run."""
-    if progress < options.warmup:
-        return options.lr * progress / options.warmup
-    left = 1 - progress
-    shape = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+def rate(options: OptimizerOptions, step: int, total: int | None) -> float:
+    """The learning rate of a step, counted from 0, in a run of `total` steps.
+
+    It rises over the first W = ceil(warmup * total) steps as (step + 1) / (W + 1), is at its peak at step W, and the
+    schedule runs from there to the end. No step before the end has a rate of 0.
+    """
+    if total is None:
+        return options.lr
+    warm = math.ceil(options.warmup * total)
+    if step < warm:
+        return options.lr * (step + 1) / (warm + 1)
+    done = min((step - warm) / max(total - warm, 1), 1.0)
+    shape = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
     return options.lr * shape[options.schedule]
 
 
