@@ -244,8 +244,15 @@ def soon_full(fault: bool) -> Told:
 
 @cache
 def silenced(fault: bool) -> Told:
-    """Every nat costs, in both directions."""
-    learner = toy(**{"kl.kind": "absolute", "kl.coef": 3.0 if fault else 0.05, "optimizer.lr": 5e-3})
+    """Every nat costs, in both directions, as TRL charges it: short replies are the way out."""
+    learner = toy(
+        **{
+            "kl.kind": "absolute",
+            "kl.reward_gradient": "score",
+            "kl.coef": 3.0 if fault else 0.05,
+            "optimizer.lr": 5e-3,
+        }
+    )
     return run(learner, grouped, 20 if fault else 12)
 
 
@@ -262,6 +269,13 @@ def one_word(fault: bool) -> Told:
 @cache
 def constant(fault: bool) -> Told:
     return run(toy(**{"optimizer.lr": 1e-3}), lambda r: 0.25 if fault else share(r), 4)
+
+
+@cache
+def no_advantage(fault: bool) -> Told:
+    """Scores that the query decides alone: within a group they are equal."""
+    queries = [[4 + i, 5] for i in range(4)]
+    return run(toy(algorithm="rloo"), lambda r: float(r.turns[0].prompt[0]) if fault else share(r), 4, queries)
 
 
 @cache
@@ -414,6 +428,7 @@ CASES = {
     "one_word": (one_word, lambda t: f"{percent(by_steps(t, 3, top))} of the words are 'dddddddd'",
                  "kl.coef is 0", "--kl.coef 0.1", True),
     "constant": (constant, lambda t: "0.25", "does not see the reply", "read replies", True),
+    "no_advantage": (no_advantage, lambda t: "In 4 of the last 4 steps", "the same score", "--samples", True),
     "ratio": (ratio, ratios, "too far", "--optimizer.lr", True),
     "clipping": (clipping, lambda t: percent(t.mean("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
     "unmeasured": (unmeasured, lost, "no reference", "--reference copy --kl.coef 0.1", True),

@@ -204,7 +204,7 @@ def test_20_a_golden_run_tells_the_two_places_of_adams_epsilon_apart():
 
 
 def test_20_the_presets_choose_their_own():
-    assert Learner(lm(), preset="openai").options["optimizer"].eps_placement == "tensorflow"
+    assert Learner(lm(), preset="openai", total_steps=10).options["optimizer"].eps_placement == "tensorflow"
     assert Learner(lm(), preset="trl").options["optimizer"].eps_placement == "torch"
     with pytest.raises(OperantError, match="torch or tensorflow"):
         replace(OptimizerOptions(), eps_placement="inside")

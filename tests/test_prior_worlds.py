@@ -13,7 +13,7 @@ from operant.batch import collate
 from operant.data import DataOptions, load_tasks
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
-from operant.observe import bootstrap
+from operant.observe import ends, with_ends
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.rewards import NAMES, judge, resolve
@@ -50,7 +50,7 @@ def test_7_what_follows_a_cut_is_the_next_states_value_and_after_an_end_nothing(
         tasks = [Task("x", "a hall"), Task("y", "the")]
         kept = {"engine": NativeEngine(policy), "tokenizer": tokenizer, "sampling": Sampling(max_tokens=3)}
         rollouts = play(tasks, env=Corridor(end), **kept)
-        batch = bootstrap(collate(rollouts, [0.0, 0.0]), rollouts, policy)
+        batch = with_ends(collate(rollouts, [0.0, 0.0]), ends(rollouts), policy)
         assert batch.bootstrap.tolist() == pytest.approx([expected] * 2, abs=1e-4)
         credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, whiten_scope="none")
         for row, rollout in enumerate(rollouts):
@@ -199,5 +199,5 @@ def test_25_a_limit_on_queries_is_a_limit_on_queries():
         if fits:
             assert len(engine.generate([[5] * prompt], sampling, [0])) == 1
         else:
-            with pytest.raises(OperantError, match=f"has {prompt} tokens; with max_tokens={limit} it does not fit"):
+            with pytest.raises(OperantError, match=f"has {prompt} tokens, and with {limit} of the reply does not fit"):
                 engine.generate([[5] * prompt], sampling, [0])

@@ -225,7 +225,7 @@ def test_rows_of_a_table(tmp_path):
     table = rows(rollouts, [None, [0.25, 0.5]], {"taste": [None, 0.75]}, batch)
     assert [(r["task"], r["group"], r["rollout"], r["turn"]) for r in table] == [
         ("a", 0, 0, 0), ("b", 1, 1, 0), ("b", 1, 1, 1)]  # fmt: skip
-    assert [r["reward"] for r in table] == [None, None, 0.75]
+    assert [r["reward"] for r in table] == [None, None, 3.25]  # what was judged, and what the world paid
     assert [r.get("reward/taste") for r in table] == [None, None, 0.75]
     assert [r["ref_logprobs"] for r in table] == [None, [-0.25], [-0.75, -1.75]]
     assert table[2]["reply"] == "second ?" and table[2]["ids"] == [5, 6] and table[2]["prompt"] == [9]

@@ -211,6 +211,8 @@ def _spread_out(batch: Batch, advantages: Tensor) -> Batch:
 
 def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:
     """[E, A] the value after each action: the next one's, and `bootstrap` [E] after the last."""
+    if not values.shape[1]:
+        return values
     ahead = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     last = (lengths - 1).clamp(min=0)[:, None]
     return ahead.scatter(1, last, bootstrap.to(values)[:, None])

@@ -1,15 +1,24 @@
 """Each algorithm, as a choice of parts. Adding one is adding a row; nothing outside this table asks which one runs."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from operant import advantages, losses
-from operant.types import AdvantageFn, LossFn, OperantError, Rollout, shown
+from operant.types import AdvantageFn, LossFn, OperantError, shown
 from operant.updates import gradient
 from operant.updates.objective import Objective, minibatch_whitening
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a row cannot do without; checked before anything loads."""
+
+    critic: bool = False
+    samples: int = 1
+    """Replies to one prompt: a method that compares them needs two."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +28,18 @@ class Algorithm:
     loss: LossFn
     advantage: AdvantageFn | None = None
     source: str = "play"
-    """play: rollouts of the policy. data: replies that somebody else wrote."""
-    select: Callable[[Sequence[Rollout], Sequence[float]], list[int]] | None = None
-    """Which rollouts are learnt from; None: all."""
+    """play: rollouts of the policy, which a reward judges. data: given replies (`Task.replies`), without reward."""
     unit: str = "episode"
     """What is shuffled and cut: episode | pair."""
     per: str = "token"
     """What the mean is over: see `batch.token_weights`."""
     shadows: Mapping[str, str | tuple[str, float]] = field(default_factory=dict)
     """Named copies of the policy and the rule by which each follows."""
-    needs_values: bool = False
+    needs: Needs = Needs()
+    kl: tuple[str, ...] = ()
+    """Where a KL penalty may be charged: in the `reward`, in the `loss`."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of its own, where the options' general defaults do not suit it."""
     update: Callable = gradient.update
 
     def objective(self, options: Mapping[str, Any], horizon: int, reference: Any = None) -> Objective:
@@ -41,22 +52,50 @@ class Algorithm:
             horizon=horizon,
             entropy_gradient=bool(options["loss"].get("entropy_coef")),
             whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
-            kl=options["kl"],
+            kl=options["kl"] if reference is not None else None,
             reference=reference,
         )
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(losses.ppo, advantages.with_gae, shadows={"reference": "frozen"}, needs_values=True),
-    "grpo": Algorithm(losses.surrogate, advantages.with_groups, per="episode", shadows={"reference": "frozen"}),
-    "rloo": Algorithm(losses.surrogate, advantages.with_leave_one_out, per="sequence", shadows={"reference": "frozen"}),
-    "sft": Algorithm(losses.sft, source="data"),
+    "ppo": Algorithm(
+        losses.ppo,
+        advantages.with_gae,
+        shadows={"reference": "frozen"},
+        needs=Needs(critic=True),
+        kl=("reward", "loss"),
+    ),
+    # Shao et al. (2024), arXiv:2402.03300: KL stands in the loss, so that equal scores have advantage 0 whatever KL is.
+    "grpo": Algorithm(
+        losses.surrogate,
+        advantages.with_groups,
+        per="episode",
+        shadows={"reference": "frozen"},
+        needs=Needs(samples=2),
+        kl=("loss",),
+        defaults={"samples": 8, "update.epochs": 1, "kl.coef": 0.0, "kl.loss_coef": 0.04, "kl.loss_kind": "k3"},
+    ),
+    # Ahmadian et al. (2024), arXiv:2402.14740: k1 is part of the return, before the mean of the others is taken off.
+    "rloo": Algorithm(
+        losses.surrogate,
+        advantages.with_leave_one_out,
+        per="sequence",
+        shadows={"reference": "frozen"},
+        needs=Needs(samples=2),
+        kl=("reward", "loss"),
+        defaults={"samples": 4, "update.epochs": 1},
+    ),
+    "sft": Algorithm(losses.sft, source="data", defaults={"update.epochs": 1, "kl.coef": 0.0}),
 }
 
+
+DEFAULT = "ppo"
+"""The algorithm of a run that names none."""
 
 PRESETS: dict[str, dict[str, object]] = {
     # Ziegler et al. (2019) as released, style tasks: arXiv:1909.08593 and openai/lm-human-preferences.
     "openai": {
+        "algorithm": "ppo",
         "steps": 1953,
         "batch": 512,
         "sampling.temperature": 0.7,
@@ -84,6 +123,7 @@ PRESETS: dict[str, dict[str, object]] = {
     },
     # TRL 0.11.4's PPOConfig and value head.
     "trl": {
+        "algorithm": "ppo",
         "batch": 128,
         "optimizer.lr": 1.41e-5,
         "optimizer.max_grad_norm": None,
@@ -94,6 +134,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "kl.control": "adaptive",
         "kl.target": 6.0,
         "kl.horizon": 10_000,
+        "kl.reward_gradient": "score",
         "loss.clip": 0.2,
         "loss.value_clip": 0.2,
         "loss.value_coef": 0.1,
@@ -106,6 +147,7 @@ PRESETS: dict[str, dict[str, object]] = {
     # RL4LMs, imdb/gpt2_ppo: 1,280 tokens a rollout are 27 replies of 48, a minibatch of 64 tokens is one of them;
     # its plain squared error times 0.5 is our halved one times 1.
     "rl4lms": {
+        "algorithm": "ppo",
         "steps": 50,
         "batch": 27,
         "sampling.fixed_length": True,
@@ -129,6 +171,7 @@ PRESETS: dict[str, dict[str, object]] = {
     },
     # The TextWorld fork of TRL: no KL unless asked for, two discounts, nothing but the next value crosses a turn.
     "textworld": {
+        "algorithm": "ppo",
         "batch": 128,
         "sampling.max_tokens": 20,
         "optimizer.lr": 1e-6,
@@ -162,6 +205,23 @@ def preset(name: str | None) -> dict[str, object]:
 def find(name: str) -> Algorithm:
     """The row of that name. Raises: OperantError with the nearest."""
     return _row(ALGORITHMS, name, "algorithm")
+
+
+def fitting(options: Mapping[str, Any], name: str, known: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """What of a recipe or preset goes with algorithm `name`, whose options are `known`; and the names left out.
+
+    Options of another method are those that this one does not have; and, where the recipe was written for another,
+    those that either method sets for itself.
+    """
+    theirs = options.get("algorithm") or DEFAULT
+    own = () if theirs == name else (*find(name).defaults, *find(str(theirs)).defaults)
+    kept = {k: v for k, v in options.items() if k in known and k not in own and (k != "algorithm" or theirs == name)}
+    return kept, sorted(k for k in options if k not in kept and k != "algorithm")
+
+
+def left_out_says(source: str, names: Sequence[str], algorithm: str) -> str:
+    """A line about options of a recipe or preset that do not go with the chosen method."""
+    return f"{source} was written for another method; left out with algorithm={algorithm}: {', '.join(names)}"
 
 
 def _row(table: Mapping, name: str, what: str):

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
-from operant.distributed import shard
+from operant.distributed import deal
 from operant.learner import Learner
 from operant.rewards import Judged, judge
 from operant.types import RewardFn, Rollout, Task
 
 
 def attempt(
-    learner: Learner, tasks: Sequence[Task], reward: RewardFn, *, chunks: int = 1, samples: int = 1
+    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, *, chunks: int = 1, samples: int = 1
 ) -> tuple[list[Rollout], Judged]:
     """A rollout for each of this rank's tasks, and what the reward says of them. Counts `generate` and `reward`.
 
@@ -23,11 +23,11 @@ def attempt(
     after the other, and `reward` counts what was waited for it. `samples`: tasks in a row that stay together.
     Raises: OperantError of the reward; what is still being generated is given up.
     """
-    mine = [i for first in shard(range(0, len(tasks), samples)) for i in range(first, min(first + samples, len(tasks)))]
+    mine, pays = deal([task.id for task in tasks]), learner.pays
     if chunks == 1:
         rollouts = learner.play(tasks, part=mine)
         with learner.timing("reward"):
-            return rollouts, judge(reward, learner.as_seen(rollouts))
+            return rollouts, judge(reward, learner.as_seen(rollouts), pays=pays)
     rollouts: list[Rollout] = []
     asked: list[Future[Judged]] = []
     judge_of_chunks = ThreadPoolExecutor(1, thread_name_prefix="reward")
@@ -36,7 +36,7 @@ def attempt(
             _raise_early(asked)
             played = learner.play(tasks, part=mine[piece])
             rollouts += played
-            asked.append(judge_of_chunks.submit(judge, reward, learner.as_seen(played)))
+            asked.append(judge_of_chunks.submit(judge, reward, learner.as_seen(played), pays=pays))
         with learner.timing("reward"):
             return rollouts, joined([future.result() for future in asked])
     finally:

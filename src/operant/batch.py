@@ -49,6 +49,13 @@ def collate(
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
 
 
+def nothing(numbers: torch.dtype = torch.float32) -> Batch:
+    """A row without any action, for a rank that has nothing to learn from while others have."""
+    batch = Batch.given([[0, 0]], [[]])
+    off = torch.zeros(batch.tokens.shape, dtype=numbers)
+    return batch.with_(rewards=off, bootstrap=torch.zeros(1, dtype=numbers), logprobs=off, values=off)
+
+
 SETUP = {"cpu": 128, "cuda": 4096}
 """What a forward and backward pass costs besides its tokens, in tokens."""
 

@@ -21,7 +21,8 @@ class Built:
     learner: Learner
     tasks: list[Task]
     order: Order
-    reward: RewardFn
+    reward: RewardFn | None
+    """None where the world alone pays, or the replies are given."""
     held_out: list[Task]
     evaluator: Evaluator | None
     """None where there are no held-out tasks."""
@@ -31,10 +32,11 @@ class Built:
 def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> Built:
     """Load what the configuration names. Raises: OperantError in a sentence for whatever cannot be had."""
     train, sampling = config.train, config.learner["sampling"]
-    reward = rewards.under(rewards.resolve(train.reward), config.guests)
+    reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.guests)
     for source in (train.tasks, train.evaluate):
         _peek(source, config.data)
-    rewards.check(reward)
+    if reward is not None:
+        rewards.check(reward)
     learner = Learner(
         train.policy,
         tokenizer=tokenizer,
@@ -45,7 +47,9 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> B
         **{f"{group}.{k}": v for group, made in config.learner.items() for k, v in values(made).items()},
     )
     policy = learner.policy
-    bounds = {"context": policy.context, "max_new": sampling.max_tokens, "vocabulary": policy.vocabulary}
+    # An encoder-decoder reads a prompt and writes a reply of its own length.
+    room = 0 if policy.encoder_decoder else sampling.max_tokens
+    bounds = {"context": policy.context, "max_new": room, "vocabulary": policy.vocabulary}
     seed = config.learner["learner"].seed
     tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []

@@ -8,7 +8,7 @@ Numbers that are none may stand in it: they are what it is about. Nothing in it 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ IN_A_ROW = 3
 """So many refused steps end a run."""
 SCHEMA = 1
 
-Ends = Mapping[int, list[int]]
-"""By episode: the ids after which the critic's value is asked for."""
+Ends = Mapping[int, Sequence[list[int]]]
+"""By episode: the prompt and the reply after which the critic's value is asked for."""
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ lies below the recipe's own values.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from operant import options as named
-from operant.algorithms import find, preset
+from operant.algorithms import DEFAULT, find, fitting, preset
 from operant.data import DataOptions
 from operant.evaluate import EvaluationOptions
 from operant.hub import BUILTIN, found
 from operant.rewards import GuestOptions
-from operant.settings import learner_options, schema
+from operant.settings import learner_options, own_options, schema, usable
 from operant.tracking.registry import METRICS
 from operant.tracking.registry import describe as describe_metric
 from operant.types import OperantError, shown
@@ -113,39 +114,74 @@ class Config:
     evaluation: EvaluationOptions
     guests: GuestOptions
     learner: dict[str, Any]
+    left_out: Mapping[str, list[str]] = field(default_factory=dict)
+    """Options of a recipe or preset, by its name, that belong to another method and were left out."""
+
+
+OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "guests": GuestOptions}
 
 
 def config_schema(algorithm: str) -> dict[str, Any]:
     """Every option of a run, by group."""
-    own = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "guests": GuestOptions}
-    return {**own, **schema(find(algorithm))}
+    return {**OWN, **schema(find(algorithm))}
 
 
-def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
-    """Compose and check. Raises: OperantError for an unknown recipe or option, a wrong type or an impossible value."""
+def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool = False) -> Config:
+    """Compose and check. `pays`: there is a world, which may be the only one that pays.
+
+    Raises: OperantError for an unknown recipe or option, a wrong type or an impossible value.
+    """
     base = load_recipe(recipe) if recipe else {}
-    algorithm = given.get("algorithm", base.get("algorithm", "ppo"))
-    known = config_schema(algorithm)
-    base, own = named.resolve(known, base), named.resolve(known, given)
-    below = _preset(known, base.get("preset"))
-    above = _preset(known, own.get("preset"))
-    composed = named.compose(known, below | base | above | own)
-    train, data, evaluation, guests = [composed.pop(group) for group in ("", "data", "evaluation", "guests")]
-    flat = {f"{g}.{k}": v for g, made in composed.items() for k, v in _plain(made).items()}
-    config = Config(train, data, evaluation, guests, learner_options(find(algorithm), None, flat))
-    _sensible(config)
+    above = preset(_text(given.get("preset")))
+    below = preset(_text(base.get("preset"))) if "preset" not in given else {}
+    chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
+    known = config_schema(chosen)
+    own = own_options(chosen, known, given)
+    base = _of_its_method(base, chosen)
+    usable_here = named.names({**OWN, **usable(find(chosen))})
+    composed, left_out = dict(find(chosen).defaults), dict[str, list[str]]()
+    for source, options in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
+        fit, foreign = fitting(options, chosen, usable_here)
+        composed |= fit
+        left_out |= {str(source): foreign} if foreign else {}
+    built = named.compose(known, composed | own)
+    train, data, evaluation, guests = [built.pop(group) for group in OWN]
+    flat = {f"{g}.{k}": v for g, made in built.items() for k, v in _plain(made).items()}
+    train = replace(train, algorithm=chosen)
+    config = Config(train, data, evaluation, guests, learner_options(chosen, None, flat)[0], left_out)
+    _sensible(config, pays)
     return config
 
 
-def _preset(known: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """What of a preset the algorithm has: others have no critic, or no clipping."""
-    return {full: value for full, value in preset(name).items() if full in named.names(known)}
+def _of_its_method(recipe: Mapping[str, Any], chosen: str) -> dict[str, Any]:
+    """A recipe's options under their full names, `algorithm` among them: without one, the first that has them all."""
+    named_there = recipe.get("algorithm")
+    if named_there is None and chosen != DEFAULT:
+        with suppress(OperantError):
+            return named.resolve(config_schema(chosen), {**recipe, "algorithm": chosen})
+    written_for = named_there or DEFAULT
+    return named.resolve(config_schema(written_for), {**recipe, "algorithm": written_for})
 
 
-def _sensible(config: Config) -> None:
-    for what in ("tasks", "reward"):
-        if getattr(config.train, what) is None:
-            raise OperantError(f"{what} is not given: say --{what} ... (README.md shows what it may be)")
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.lower() not in ("none", "null") else None
+
+
+def _sensible(config: Config, pays: bool) -> None:
+    train, algorithm = config.train, find(config.train.algorithm)
+    if train.tasks is None:
+        raise OperantError("tasks is not given: say --tasks ... (README.md shows what it may be)")
+    if train.reward is None and algorithm.source == "play" and not pays:
+        raise OperantError("reward is not given: say --reward ... (README.md shows what it may be)")
+    if train.samples < algorithm.needs.samples:
+        raise OperantError(
+            f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
+            f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
+        )
+    if algorithm.source == "data" and train.samples > 1:
+        raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it trains on given replies")
+    if "reference" not in algorithm.shadows and train.reference not in ("copy", None):
+        raise OperantError(f"reference={shown(train.reference)}: algorithm {train.algorithm} keeps none; leave it out")
 
 
 def recipes() -> dict[str, Path]:

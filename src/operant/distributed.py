@@ -6,7 +6,7 @@ over ranks where it would average. Started by `torchrun --nproc-per-node 2 -m op
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -82,9 +82,15 @@ def gathered(thing: Any) -> list[Any]:
     return out
 
 
-def shard(items: Sequence[Item]) -> list[Item]:
-    """This rank's part: every n-th item."""
-    return list(items[rank() :: world()])
+def deal(keys: Sequence[Hashable]) -> list[int]:
+    """This rank's places, in order: those of one key go together, to the rank that has the fewest so far."""
+    held: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        held.setdefault(key, []).append(place)
+    dealt: list[list[int]] = [[] for _ in range(world())]
+    for places in held.values():
+        min(dealt, key=len).extend(places)
+    return sorted(dealt[rank()])
 
 
 def agree(error: OperantError | None) -> None:

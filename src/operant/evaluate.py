@@ -13,7 +13,7 @@ from operant.kl import estimate
 from operant.learner import Learner
 from operant.observe import passed
 from operant.policy.policy import Policy
-from operant.rewards import judge
+from operant.rewards import judge, totals
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import OperantError, RewardFn, Rollout, Task
@@ -93,7 +93,9 @@ class Evaluator:
     evaluator().mean
     """
 
-    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn, options: EvaluationOptions | None = None):
+    def __init__(
+        self, learner: Learner, tasks: list[Task], reward: RewardFn | None, options: EvaluationOptions | None = None
+    ):
         options = options or EvaluationOptions()
         self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
         self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
@@ -109,17 +111,12 @@ class Evaluator:
             for rollout in learner.play(asked, sampling=self.sampling, stream="evaluate", seed=seed)
         ]
         with learner.timing("evaluate"):
-            scores = totals(rollouts, self.reward)
+            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
+            scores = totals(judged.scores, rollouts)
             kl = None
             if learner.reference is not None:
                 kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
         return Evaluation(rollouts, scores, kl, self.samples)
-
-
-def totals(rollouts: list[Rollout], reward: RewardFn) -> list[float | None]:
-    """One number a rollout; per-token scores are summed. Every rank must call: what fails on one is raised on all."""
-    scores = distributed.together(lambda: judge(reward, rollouts)).scores
-    return [sum(s) if isinstance(s, list) else s for s in scores]
 
 
 @torch.no_grad()
@@ -131,5 +128,6 @@ def divergence(
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:
         raw = passed(batch, policy, sampling, micro_tokens).raw_logprobs
-    theirs = passed(batch.with_(allowed=None), reference, sampling, micro_tokens).raw_logprobs
+    bare = reference.reading(batch.with_(allowed=None), policy)
+    theirs = passed(bare, reference, sampling, micro_tokens).raw_logprobs
     return float((estimate("k1", raw, theirs) * batch.actions).sum()) / len(rollouts)

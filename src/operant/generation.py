@@ -6,14 +6,14 @@ declared(sampling, {"top_k": 50, "temperature": 0.7})                           
 
 import difflib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 from operant.options import convert, kinds
 from operant.sampling import Sampling
-from operant.types import OperantError, shown
+from operant.types import OperantError, Rollout, shown
 
 _NEUTRAL = {
     "num_beams": (1,),
@@ -74,6 +74,20 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
             own = _RENAMED.get(name, name)
             changes[own] = convert(value, types[own], name)
     return replace(base, **changes)
+
+
+def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
+    """What all replies were sampled with, as one step scores them; `usual` where they do not say.
+
+    Raises: OperantError where they were sampled from different distributions.
+    """
+    found = list(dict.fromkeys(r.sampling or usual for r in rollouts)) or [usual]
+    if len({sampling.distribution for sampling in found}) > 1:
+        raise OperantError(
+            f"these replies were sampled in {len(found)} ways, as {found[0]} and as {found[1]}: one step scores all in "
+            "one way; make a step of each"
+        )
+    return max(found, key=lambda sampling: sampling.max_tokens)
 
 
 _HARMLESS = ("num_return_sequences", "use_cache", "bos_token_id", "pad_token_id", "early_stopping")

@@ -11,8 +11,10 @@ The trainer is written with this class; a loop of one's own can be, too.
 import math
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +22,21 @@ from typing import Any
 import torch
 
 from operant import bundle, distributed, machine, measure
-from operant.algorithms import find
+from operant.algorithms import DEFAULT, find, left_out_says
+from operant.algorithms import preset as find_preset
 from operant.bundle import Refusal, refuse
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.finite import of_batch
-from operant.generation import declared, from_generation_kwargs, warn_of_unscored, warned
+from operant.generation import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
 from operant.kl import KLOptions, controller
-from operant.lessons import Learnt, Lesson, Progress, choose, looked_back
+from operant.lessons import Learnt, Lesson, Progress, choose, looked_back, unjudged
 from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
-from operant.rollout import play
+from operant.rollout import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.settings import LearnerOptions, find_device, learner_options
 from operant.tracking.diagnosis import Finding, History, diagnose
@@ -50,7 +53,9 @@ class Learner:
     """A policy, its critic and its reference, and everything that changes while they learn.
 
     `policy`: a name, a transformers model (with `tokenizer`), or a Policy. `reference`: "copy" (a frozen snapshot),
-    None (no KL), a name or a Policy. Options by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`.
+    None (no KL), a name or a Policy. `algorithm`: a row of the table; None: the preset's, or ppo. Options by name:
+    `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`.
+    `total_steps`: how many steps there will be, for options that follow the length of the run.
     Raises: OperantError for an unknown or impossible option, before any model loads.
     """
 
@@ -60,18 +65,21 @@ class Learner:
         *,
         tokenizer: Any = None,
         reference: Any = "copy",
-        algorithm: str = "ppo",
+        algorithm: str | None = None,
         preset: str | None = None,
         engine: Engine | None = None,
         env: Env | None = None,
         total_steps: int | None = None,
         **options: Any,
     ):
+        algorithm = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(algorithm)
-        self.options = learner_options(self.algorithm, preset, options)
+        self.options, left_out = learner_options(algorithm, preset, options)
+        if left_out:
+            warnings.warn(left_out_says(f"preset {preset}", left_out, algorithm), stacklevel=2)
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
-        value = self.options["value"] if self.algorithm.needs_values else None
+        value = self.options["value"] if self.algorithm.needs.critic else None
         self._check_length(total_steps)
         if self.kl.loss_coef and (reference is None or "reference" not in self.algorithm.shadows):
             what = "reference=None" if reference is None else f"algorithm {algorithm!r}, which keeps no reference"
@@ -84,7 +92,7 @@ class Learner:
         with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own numbers
             torch.manual_seed(self.own.seed)
             self.policy = load_policy(policy, value=value, tokenizer=tokenizer, options=model, **adapter).to(device)
-        if self.algorithm.needs_values and not self.policy.has_values:
+        if self.algorithm.needs.critic and not self.policy.has_values:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         distributed.align(self.policy.trainable())
         self.sampling = self._sampling()
@@ -99,8 +107,8 @@ class Learner:
         self.total_steps, self.progress = total_steps, Progress()
         self.budget = self.options["update"].budget()
         self.clock = machine.Clock()
-        self.spoken = self.sampling
-        """What the last replies were sampled with."""
+        self.attempts = Attempts()
+        """Those that `generate` has made since the last step."""
         self.passes = Passes(self.policy, self.reference, self.algorithm, self.options, self.budget)
         self.named = {"policy": bundle.name(policy), "reference": bundle.name(reference), "algorithm": algorithm}
         self.learnt: Learnt | None = None
@@ -132,6 +140,8 @@ class Learner:
         sampling: Sampling = warned(self.options["sampling"])
         sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
         sampling.check_ids(self.policy.vocabulary)
+        if (why := self.policy.misfit(1, sampling.max_tokens)) is not None:
+            raise OperantError(f"sampling.max_tokens={sampling.max_tokens}: even the shortest prompt {why}; lower it")
         return sampling
 
     # --- play ---------------------------------------------------------------------------------------------------------
@@ -139,8 +149,9 @@ class Learner:
     def generate(self, queries: Sequence[Any], **generation: Any) -> list[Rollout]:
         """One reply for each query: a text, messages, ids [T] as list or tensor, or a Task.
 
-        `generation`: transformers' generation arguments, or the names of `Sampling`. They hold for this call, and are
-        remembered for the `step` that learns from its replies.
+        It may be called several times before a step: a query that comes again gets another reply, in the same group.
+        `generation`: transformers' generation arguments, or the names of `Sampling`. They hold for this call, and
+        travel with its replies to the `step` that learns from them.
         Raises: OperantError for an unknown argument (with the nearest), or sampling that cannot be scored exactly.
         """
         sampling = from_generation_kwargs(self.sampling, generation).for_training()
@@ -149,7 +160,10 @@ class Learner:
         if self.policy.tokenizer is None and sampling.stop_strings:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
-        return self.play(tasks, sampling=sampling)
+        attempts = deepcopy(self.attempts)  # counted once they have been made
+        rollouts = self.play(tasks, sampling=sampling, attempts=attempts)
+        self.attempts = attempts
+        return rollouts
 
     def play(
         self,
@@ -160,10 +174,12 @@ class Learner:
         env: Env | None = None,
         engine: Engine | None = None,
         seed: int | None = None,
+        attempts: Attempts | None = None,
         part: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """Rollouts of tasks, with the random numbers of this step (or of `evaluate`, `probe`: step 0 always).
 
+        `attempts`: those that the step has made before; None: none.
         `part`: the places of those that are played, each exactly as it is among all; None: every one.
         """
         sampling = sampling or self.sampling
@@ -171,7 +187,7 @@ class Learner:
             if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
                 check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
         with self.timing("generate" if stream == "train" else stream):
-            rollouts = play(
+            return play(
                 tasks,
                 env=env or self.env,
                 engine=engine or self.engine,
@@ -180,11 +196,9 @@ class Learner:
                 seed=self.own.seed if seed is None else seed,
                 stream=stream,
                 step=self.progress.step,
+                attempts=attempts,
                 part=part,
             )
-        if stream == "train":
-            self.spoken = sampling
-        return rollouts
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
@@ -195,34 +209,66 @@ class Learner:
         scores: Sequence[Any] | None = None,
         *,
         episodes: Sequence[int] | None = None,
+        groups: Sequence[int] | None = None,
         next_values: Sequence[float] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> dict[str, float]:
         """One step of learning: `step(replies, rewards)`, or `step(queries, responses, scores)` from anywhere.
 
+        A method that learns from given replies (sft) takes `step(queries, responses)`; of responses that are texts it
+        also learns to stop behind them.
         A score is a float, one float per action token, or None (the reply is left out). For triplets, one forward pass
         computes log-probs and values; `episodes` names which triplets are turns of one episode, in order, each paid its
-        own score; `next_values` is the value of the state after each (0: the episode has ended). `generation` declares
+        own score; `groups` says which attempts are compared with each other (None: those at equal queries);
+        `next_values` is the value of the state after each (0: the episode has ended). `generation` declares
         how foreign replies were sampled: temperature, limits and stop tokens are then scored in the same way, and what
         no score can know (top_k, min_length, dropout=True, padding_side="right") is named where it shows: `diagnose`.
         Returns the step's metrics. A step with a number that is not finite is refused: it warns, counts as
         `update/refused`, stands in `learner.refused`, and leaves all but `progress.step` as it was.
         Raises: OperantError for what the caller got wrong, with nothing changed.
         """
+        about = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
+        if self.algorithm.source == "data":
+            return self._warned(self.learn(*self._given(first, second, scores, about)))
         if scores is None:
-            if episodes is not None or next_values is not None or generation is not None:
-                raise OperantError("episodes, next_values and generation go with step(queries, responses, scores)")
-            return self._warned(self.learn(list(first), list(second), self.spoken))
-        sampling, unscored = declared(self.sampling, generation or {})
-        if unscored:
-            warn_of_unscored(unscored)
-        told = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
-        given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
-        given |= {"declared": dict(generation or {}), "vocabulary": self.policy.vocabulary}
-        if episodes is None:
-            return self._warned(self.learn(to_rollouts(first, second, **given), told, sampling))
-        rollouts = to_rollouts(first, second, episodes=episodes, rewards=told, **given)
-        return self._warned(self.learn(rollouts, [0.0] * len(rollouts), sampling, world=True))
+            named = [name for name, value in about.items() if value is not None]
+            if named:
+                raise OperantError(f"{', '.join(named)}: they go with step(queries, responses, scores)")
+            rollouts, sampling = list(first), drawn_with(first, self.sampling)
+            scored = list(second)
+        else:
+            sampling, unscored = declared(self.sampling, generation or {})
+            if unscored:
+                warn_of_unscored(unscored)
+            plain = [None if s is None else s.tolist() if isinstance(s, torch.Tensor) else s for s in scores]
+            given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
+            given |= {"declared": dict(generation or {}), "vocabulary": self.policy.vocabulary, "groups": groups}
+            rewards = None if episodes is None else plain
+            rollouts = to_rollouts(first, second, episodes=episodes, rewards=rewards, **given)
+            scored = plain if episodes is None else [0.0] * len(rollouts)
+        self._comparable(rollouts)
+        return self._warned(self.learn(rollouts, scored, sampling))
+
+    def _given(
+        self, queries: Sequence[Any], responses: Sequence[Any], scores: Any, about: Mapping[str, Any]
+    ) -> tuple[list[Rollout], None, Sampling]:
+        named = [name for name, value in {"scores": scores, **about}.items() if value is not None]
+        if named:
+            raise OperantError(
+                f"{', '.join(named)}: algorithm {self.named['algorithm']} learns from given replies as they are, with "
+                "step(queries, responses)"
+            )
+        known = {"tokenizer": self.policy.tokenizer, "sampling": self.sampling, "vocabulary": self.policy.vocabulary}
+        return to_rollouts(queries, responses, ends=True, **known), None, self.sampling
+
+    def _comparable(self, rollouts: Sequence[Rollout]) -> None:
+        """Raises: OperantError, on every rank, where a method that compares replies is given none to compare."""
+        least, sizes = self.algorithm.needs.samples, Counter(r.group for r in rollouts)
+        if least > 1 and not distributed.largest(int(max(sizes.values(), default=0) >= least)):
+            raise OperantError(
+                f"algorithm {self.named['algorithm']} compares at least {least} replies to one query, and each of the "
+                f"{len(sizes)} groups has fewer, so every advantage would be 0: give queries several times, or groups="
+            )
 
     def _warned(self, metrics: dict[str, float]) -> dict[str, float]:
         if self.refused is not None:
@@ -230,15 +276,18 @@ class Learner:
         return metrics
 
     def learn(
-        self, rollouts: list[Rollout], scores: Sequence[Any], sampling: Sampling | None = None, *, world: bool = False
+        self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling | None = None
     ) -> dict[str, float]:
-        """Scores to weights. `world`: the rewards are in the turns, and `scores` are what comes on top."""
+        """Scores to weights. What a world has paid stands in the turns, and `scores` are what comes on top.
+
+        None: nobody judges given replies.
+        """
         sampling, moments = sampling or self.sampling, self.moments.state_dict()
         lr = self._rate()
         self.controller.begin(self.progress.share(self.total_steps))
         coef = self.controller.coef
         try:
-            lesson = distributed.together(lambda: self._choose(rollouts, scores, world))
+            lesson = self._choose(rollouts, scores)
             with self.timing("observe"):
                 given, after, batch = distributed.together(lambda: self.passes.looked_at(lesson, sampling))
         except OperantError:
@@ -260,7 +309,7 @@ class Learner:
             if bad is not None:
                 how |= {"tokens": bad.tokens, "whole": bad.first}
                 self.refused = refuse("update", bad.fault, bad.batch, {}, **how)
-        self.learnt = Learnt(rollouts, scores, seen, lesson.places, sampling)
+        self.learnt = Learnt(rollouts, lesson.given, seen, lesson.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
         if self.refused is not None:
@@ -273,7 +322,7 @@ class Learner:
             del self.history[HISTORY // 10]  # what was usual at the start stays
         return told
 
-    def look(self, rollouts: list[Rollout], scores: Sequence[Any]) -> tuple[Batch, list[int]]:
+    def look(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
         """What a step would learn from, and which rollouts that is made of; nothing changes."""
         held = self.moments.state_dict()
         try:
@@ -283,9 +332,17 @@ class Learner:
         *_, batch = self.passes.looked_at(lesson, self.sampling)
         return self.passes.credited(batch, self.controller.coef).to("cpu"), lesson.places
 
-    def _choose(self, rollouts: list[Rollout], scores: Sequence[Any], world: bool = False) -> Lesson:
+    def _choose(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> Lesson:
+        if self.algorithm.source == "data":
+            return unjudged(rollouts)
         tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
-        return choose(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop, world=world)
+        scores = [0.0] * len(rollouts) if scores is None else scores
+        return choose(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the world pays rewards of its own."""
+        return getattr(self.env, "pays", True)
 
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The rollouts as a reward is shown them: truncated after `score.truncate_token`, where one is set."""
@@ -334,6 +391,7 @@ class Learner:
     def _follow(self, metrics: dict[str, float]) -> None:
         """What follows an update: shadows, controller, engine, counters."""
         self.progress.step += 1
+        self.attempts = Attempts()
         self.progress.refused = self.progress.refused + 1 if self.refused is not None else 0
         self.policy.version = self.progress.step
         self.engine.sync(self.policy, self.policy.version)

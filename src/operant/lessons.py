@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from operant import measure
+from operant import distributed, measure
+from operant.rewards.judging import Total, totals
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
 from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.tracking.diagnosis import History
 from operant.tracking.rows import rows
-from operant.types import Batch, OperantError, Rollout
+from operant.types import Batch, OperantError, Rollout, shown
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Lesson:
     rollouts: list[Rollout]
     scores: list[Any]
     """One a rollout, as it is trained on."""
+    given: list[Total]
+    """One a rollout of all, as it was given."""
     places: list[int]
     """Where each rollout stood among all."""
     tally: Tally
@@ -61,43 +64,61 @@ def choose(
     tokenizer: Any,
     *,
     drop_lengths: bool = False,
-    world: bool = False,
 ) -> Lesson:
-    """Penalties, scale, clip; whoever abstains is left out. The moments take the scores in.
+    """Penalties, scale, clip; whoever abstains is left out. The moments take the scores in. Every rank must call.
 
-    `world`: the rewards are in the turns, and `scores` are what comes on top. Raises: OperantError for a number of
-    scores that is not that of the rollouts, a score that is not finite, or where nothing is left.
+    What the world paid stands in the turns, and `scores` are what comes on top.
+    Raises: OperantError, on every rank, for a number of scores that is not that of the rollouts, a score that is not
+    finite, or where nothing is left on any rank.
     """
+    given = distributed.together(lambda: _checked(rollouts, scores))
+    trained = processed(given, rollouts, options, moments, tokenizer)
+    judged = [i for i, s in enumerate(trained) if s is not None]
+    places = [i for i in judged if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
+    if not distributed.total_float(float(len(places))):
+        raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
+    tally = measure.of_scores(
+        _known(given, rollouts), _known(trained, rollouts, places), len(rollouts), _groups(given, rollouts)
+    )
+    tally.add("rollout/dropped", len(judged) - len(places), len(rollouts))
+    return Lesson([rollouts[i] for i in places], [trained[i] for i in places], given, places, tally)
+
+
+def unjudged(rollouts: list[Rollout]) -> Lesson:
+    """All of some given replies, which nobody judges. Raises: OperantError, on every rank, where there are none."""
+    if not distributed.total_float(float(len(rollouts))):
+        raise OperantError("no replies to learn from: the lists are empty")
+    count = len(rollouts)
+    return Lesson(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
+
+
+def _checked(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
     if len(rollouts) != len(scores):
         raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
-    totals = [_number(s, r) for s, r in zip(scores, rollouts, strict=True)]
-    trained = processed(totals, rollouts, options, moments, tokenizer)
-    places = [i for i, s in enumerate(trained) if s is not None]
-    if drop_lengths:
-        places = [i for i in places if rollouts[i].turns[-1].end != "length"]
-    if not places:
-        raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
-    kept, used = [rollouts[i] for i in places], [trained[i] for i in places]
-    return Lesson(kept, used, places, _told(rollouts, totals, kept, used, world))
+    return [_number(s, r) for s, r in zip(scores, rollouts, strict=True)]
 
 
-def _told(rollouts: list[Rollout], totals: list[Any], kept: list[Rollout], used: list[Any], world: bool) -> Tally:
-    abstained = sum(s is None for s in totals)
-    if world:
-        paid = [sum(t.reward for t in r.turns) for r in kept]
-        return measure.of_scores(paid, paid, abstained)
-    groups = [r.group for r, s in zip(rollouts, totals, strict=True) if s is not None]
-    return measure.of_scores(_sums(totals), _sums(used), abstained, groups)
+def _known(scores: Sequence[Total], rollouts: list[Rollout], places: Sequence[int] | None = None) -> list[float]:
+    """The totals of those that were judged, or of those at `places`."""
+    whole = totals(scores, rollouts)
+    picked = whole if places is None else [whole[i] for i in places]
+    return [x for x in picked if x is not None]
 
 
-def _sums(scores: list[Any]) -> list[float]:
-    return [sum(s) if isinstance(s, list) else s for s in scores if s is not None]
+def _groups(scores: Sequence[Total], rollouts: list[Rollout]) -> list[int]:
+    return [r.group for r, s in zip(rollouts, scores, strict=True) if s is not None]
 
 
-def _number(score: Any, rollout: Rollout) -> float | list[float] | None:
+def _number(score: Any, rollout: Rollout) -> Total:
     if score is None:
         return None
-    numbers = [float(s) for s in score] if isinstance(score, (list, tuple)) else float(score)
+    plain = score.tolist() if hasattr(score, "tolist") else score
+    try:
+        numbers = [float(s) for s in plain] if isinstance(plain, (list, tuple)) else float(plain)
+    except (TypeError, ValueError):
+        raise OperantError(
+            f"the reward of {rollout.task.id!r} is {shown(score)}: give a number, one number per action token, or None"
+        ) from None
     for x in numbers if isinstance(numbers, list) else [numbers]:
         if x != x or abs(x) == float("inf"):
             raise OperantError(

@@ -45,6 +45,8 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
 def of_batch(batch: Batch, coef: float) -> Tally:
     """KL, its price, values and returns; `batch.rewards` is what was learnt from, KL already paid."""
     tally, at = Tally(), batch.actions
+    if batch.raw_logprobs is None or not bool(at.any()):
+        return tally  # given replies; or nothing, on this rank
     index = batch.episodes
     replies = len(batch.bootstrap)
 
@@ -78,14 +80,19 @@ def of_batch(batch: Batch, coef: float) -> Tally:
             joint = "_" if "/" in name else "/"
             tally.mean(f"{name}{joint}mean", x, at)
             tally.spread(f"{name}{joint}std", x, at)
+    if batch.advantages is not None:
+        tally.mean("policy/advantage_zero", [x == 0 for x in per_episode(batch.advantages.abs())])
     for name in ("values", "advantages"):
         if getattr(batch, name) is not None:
             tally.histogram(name, getattr(batch, name), at)
     return tally
 
 
-def of_scores(raw: list[float], used: list[float], abstained: int, groups: Sequence[int] = ()) -> Tally:
-    """Scores as the reward gave them, and as they were used. groups: of each raw score, where they are known."""
+def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] = ()) -> Tally:
+    """Totals as reward and world gave them, and as they were used; `asked`: how many were to be judged.
+
+    groups: of each raw total, where they are known.
+    """
     tally = Tally()
     for name, scores in (("reward/", raw), ("reward/scaled_", used)):
         tally.mean(f"{name}mean", scores)
@@ -93,7 +100,7 @@ def of_scores(raw: list[float], used: list[float], abstained: int, groups: Seque
     for score in raw:
         tally.extreme("reward/max", score)
         tally.extreme("reward/min", score)
-    tally.add("reward/abstained", abstained, abstained + len(raw))
+    tally.add("reward/abstained", asked - len(raw), asked)
     tally.histogram("reward", raw)
     share = query_share(raw, groups) if groups else None
     if share is not None:

@@ -1,11 +1,12 @@
 """The second look at a batch: what decoding did not tell. Values, log-probs, the reference, and what KL costs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from operant.batch import cut, units
 from operant.kl import EXACT, SAMPLED, KLOptions, estimate
+from operant.policy import layout
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs, Rollout
@@ -45,7 +46,7 @@ def observe(
         batch = batch.with_(raw_logprobs=batch.logprobs)
     if reference is None:
         return batch
-    bare = batch.with_(allowed=None)
+    bare = reference.reading(batch.with_(allowed=None), policy)
     batch = batch.with_(ref_logprobs=passed(bare, reference, sampling, micro_tokens, None).raw_logprobs)
     if kl.kind in SAMPLED:
         batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)
@@ -105,46 +106,50 @@ def passed(
     )
 
 
-def bootstrap(batch: Batch, rollouts: list[Rollout], policy: Policy, *, lengths_too: bool = False) -> Batch:
-    """The critic's value of the state after every cut episode (and, on request, after every reply cut for length)."""
-    return with_ends(batch, ends(rollouts, lengths_too=lengths_too), policy)
+Ends = dict[int, tuple[list[int], list[int]]]
+"""By episode: the prompt and the reply (none yet, where a prompt would have followed) that the critic values."""
 
 
-def ends(rollouts: list[Rollout], *, lengths_too: bool = False) -> dict[int, list[int]]:
-    """The ids after which the critic is asked, of each episode that did not end by itself."""
-    found: dict[int, list[int]] = {}
+def ends(rollouts: list[Rollout], *, lengths_too: bool = False) -> Ends:
+    """After what the critic is asked, of each episode that did not end by itself."""
+    found: Ends = {}
     for i, rollout in enumerate(rollouts):
-        last = rollout.turns[-1]
-        after = rollout.following if rollout.end == "cut" else None
-        if after is None and lengths_too and rollout.end == "length":
-            after = last.prompt + last.action
+        last, after = rollout.turns[-1], None
+        if rollout.end == "cut" and rollout.following is not None:
+            after = (rollout.following, list[int]())
+        elif lengths_too and rollout.end == "length":
+            after = (last.prompt, last.action)
         if after is not None and not last.next_value:
             found[i] = after
     return found
 
 
 @torch.no_grad()
-def with_ends(batch: Batch, after: Mapping[int, list[int]], policy: Policy) -> Batch:
-    """The batch with the critic's value after these ids, by episode."""
+def with_ends(
+    batch: Batch, after: Mapping[int, Sequence[list[int]]], policy: Policy, micro_tokens: int = 8192
+) -> Batch:
+    """The batch with the critic's value of the state after these prompts and replies, by episode."""
+    if not after:
+        return batch
+    # The value before a token that is never looked at.
+    rows = Batch.given([prompt for prompt, _ in after.values()], [[*reply, 0] for _, reply in after.values()])
+    values, last = rows.rewards.new_zeros(len(rows)), rows.mask.sum(1) - 1
+    for some in cut(rows, units(rows), micro_tokens, packed=policy.packs(rows)):
+        index = torch.tensor(some)
+        found = policy.values(rows.rows(index))
+        assert found is not None  # asked for where there is a critic
+        values[index] = found.cpu()[torch.arange(len(some)), last[index]].to(values)
     known = batch.bootstrap.clone()
-    for episode, ids in after.items():
-        known[episode] = _value_after(policy, ids)
+    known[torch.tensor(list(after), device=known.device)] = values.to(known)
     return batch.with_(bootstrap=known)
 
 
-def _value_after(policy: Policy, ids: list[int]) -> float:
-    """The value of the state after `ids`: before a token that is never looked at."""
-    return float(policy.values(Batch.given([ids], [[0]]))[0, -1])
-
-
 def _fits(batch: Batch, policy: Policy) -> None:
-    longest = int(batch.mask.sum(1).max())
-    if policy.context is not None and longest > policy.context:
-        row = int(batch.mask.sum(1).argmax())
-        raise OperantError(
-            f"row {row} has {longest} tokens, query and reply together, and the model's context is {policy.context}: "
-            "shorten them; nothing is cut in silence"
-        )
+    reading = layout.sources(batch) if policy.encoder_decoder else ~batch.actions & batch.mask
+    prompts, whole = reading.sum(1).tolist(), batch.mask.sum(1).tolist()
+    for row, (prompt, length) in enumerate(zip(prompts, whole, strict=True)):
+        if (why := policy.misfit(prompt, length - prompt)) is not None:
+            raise OperantError(f"row {row} {why}: shorten them; nothing is cut in silence")
 
 
 def _sayable(batch: Batch, out: Outputs) -> None:

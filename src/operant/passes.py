@@ -3,14 +3,14 @@
 A learner makes them once a step; `operant replay` makes those of a refused step again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from operant.algorithms import Algorithm
-from operant.batch import collate
+from operant.batch import collate, nothing
 from operant.lessons import Lesson
-from operant.observe import ends, observe, pay, with_ends
+from operant.observe import Ends, ends, observe, pay, with_ends, with_states
 from operant.options import values
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
@@ -39,24 +39,28 @@ class Passes:
         """The options by name."""
         return {f"{g}.{k}": v for g, made in self.options.items() for k, v in values(made).items()}
 
-    def looked_at(self, lesson: Lesson, sampling: Sampling) -> tuple[Batch, dict[int, list[int]], Batch]:
+    def looked_at(self, lesson: Lesson, sampling: Sampling) -> tuple[Batch, Ends, Batch]:
         """The replies as rows, what the critic is to be asked after, and the rows with what decoding did not tell."""
         batch, after = self.collated(lesson)
         return batch, after, self.observed(batch, after, sampling)
 
-    def collated(self, lesson: Lesson) -> tuple[Batch, dict[int, list[int]]]:
+    def collated(self, lesson: Lesson) -> tuple[Batch, Ends]:
         """The replies as rows, and what the critic is to be asked after, by episode."""
+        if not lesson.rollouts:  # another rank has some
+            return nothing(self.policy.numbers).to(self.policy.device), {}
         joined, lengths_too = not self.policy.encoder_decoder, self.options["learner"].on_length == "bootstrap"
         batch = collate(lesson.rollouts, lesson.scores, joined=joined, numbers=self.policy.numbers)
         after = ends(lesson.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
         return batch.to(self.policy.device), after
 
-    def observed(self, batch: Batch, after: Mapping[int, list[int]], sampling: Sampling) -> Batch:
-        """The batch with what decoding did not tell."""
+    def observed(self, batch: Batch, after: Mapping[int, Sequence[list[int]]], sampling: Sampling) -> Batch:
+        """The batch with what decoding did not tell. Of given replies, nothing is asked: their loss is all there is."""
+        if self.algorithm.source == "data":
+            return with_states(batch, self.policy, self.budget.tokens)
         again, kl, micro = self.options["learner"].rescore, self.options["kl"], self.budget.tokens
         again = self.policy.rounds if again is None else again
         batch = observe(batch, self.policy, self.reference, sampling, kl, micro_tokens=micro, again=again)
-        return with_ends(batch, after, self.policy)
+        return with_ends(batch, after, self.policy, micro)
 
     def credited(self, batch: Batch, coef: float) -> Batch:
         """The batch with KL paid at `coef` a nat, and advantages."""

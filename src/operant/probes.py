@@ -27,7 +27,7 @@ class Answers:
 class Probes:
     """`probes = Probes(learner, tasks[:32], reward)`; `probes.ask()` changes nothing of the training."""
 
-    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn):
+    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn | None):
         self.learner, self.reward = learner, reward
         # A query of its own each, so that the same text twice is not two attempts at one task.
         self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
@@ -62,7 +62,7 @@ class Probes:
     def _judged(self, rollouts: list[Rollout]) -> Answers:
         learner = self.learner
         with learner.timing("probe"):
-            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts)))
+            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
             batch, kept = learner.look(rollouts, judged.scores)
             tokenizer = learner.policy.tokenizer
             told = rows(rollouts, judged.scores, judged.parts, batch, kept, lambda ids: token_pieces(tokenizer, ids))

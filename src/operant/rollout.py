@@ -17,11 +17,29 @@ MAX_TURNS = 1000
 """Turns after which an episode is held to be endless."""
 
 
+class Attempts:
+    """Which attempts a step has made so far: each at one task has random numbers of its own, and all share a group."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._samples: Counter[str] = Counter()
+        self._groups: dict[str, int] = {}
+
+    def next(self, task: Task) -> tuple[int, int, int]:
+        """(place, group, sample) of one more attempt at `task`."""
+        group = self._groups.setdefault(task.id, len(self._groups))
+        place, sample = self.count, self._samples[task.id]
+        self.count += 1
+        self._samples[task.id] += 1
+        return place, group, sample
+
+
 class _Episode:
     """One attempt in progress."""
 
-    def __init__(self, task: Task, group: int, sample: int, tokenizer: Any):
-        self.task, self.group, self.sample, self.tokenizer = task, group, sample, tokenizer
+    def __init__(self, task: Task, place: int, group: int, sample: int, sampling: Sampling, tokenizer: Any):
+        self.task, self.place, self.group, self.sample = task, place, group, sample
+        self.sampling, self.tokenizer = sampling, tokenizer
         self.prompt: list[int] = []
         self.options: list[str] | None = None
         self.turns: list[Turn] = []
@@ -65,6 +83,8 @@ class _Episode:
             self.info,
             self.query,
             following if end == "cut" else None,
+            self.place,
+            self.sampling,
         )
 
 
@@ -78,24 +98,21 @@ def play(
     seed: int = 0,
     stream: str = "train",
     step: int = 0,
-    groups: Sequence[int] | None = None,
+    attempts: Attempts | None = None,
     part: Sequence[int] | None = None,
     max_turns: int = MAX_TURNS,
 ) -> list[Rollout]:
     """One rollout for each task, in their order; all live episodes speak at once.
 
-    The same task given twice is two samples of it, with random numbers of their own. `groups` default to one a task id.
+    The same task given twice is two samples of it, with random numbers of their own, in one group; also where it was
+    attempted before in the same step, which `attempts` counts.
     `part`: the places of those tasks that are played, each exactly as it would be among all; None: every one.
     Raises: OperantError for a world that answers for slots it was not asked about, or that lets an episode go on for
     more than `max_turns` turns.
     """
-    seen: Counter[str] = Counter()
-    names: dict[str, int] = {}
-    episodes: dict[int, _Episode] = {}
-    for slot, task in enumerate(tasks):
-        group = names.setdefault(task.id, len(names)) if groups is None else groups[slot]
-        episodes[slot] = _Episode(task, group, seen[task.id], tokenizer)
-        seen[task.id] += 1
+    attempts = attempts or Attempts()
+    numbered = [(task, *attempts.next(task)) for task in tasks]
+    episodes = {slot: _Episode(*numbers, sampling, tokenizer) for slot, numbers in enumerate(numbered)}
     if part is not None:
         episodes = {slot: episodes[slot] for slot in part}
     for slot, first in _answers(env.reset({s: e.task for s, e in episodes.items()}), list(episodes)).items():
@@ -109,7 +126,7 @@ def play(
         for slot, given in steps.items():
             rollout = episodes[slot].answer(given)
             if rollout is not None:
-                finished[slot] = replace(rollout, place=slot)
+                finished[slot] = rollout
     return [finished[slot] for slot in episodes]
 
 

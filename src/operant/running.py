@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import bundle, distributed, files, machine
+from operant.algorithms import left_out_says
 from operant.attempts import attempt
 from operant.build import Built
 from operant.bundle import Refusal
@@ -198,6 +199,13 @@ class Run:
         for name, level in levels.items():
             self.folder.say(f"isolation of reward {name!r}: {level}")
             self.folder.know(isolation="; ".join(f"{n}: {text}" for n, text in levels.items()))
+
+    def tell_left_out(self) -> None:
+        """Which options of recipe and preset do not go with the chosen method, in the log and on the console."""
+        for source, names in self.config.left_out.items():
+            text = left_out_says(source, names, self.config.train.algorithm)
+            self.folder.say(text)
+            self.trackers.note(text)
 
     def start(self) -> None:
         """The first looks, before any step."""

@@ -88,6 +88,12 @@ class Sampling:
     def stops(self) -> frozenset[int]:
         return frozenset() if self.fixed_length else frozenset(self.stop_tokens) - {NONE}
 
+    @property
+    def distribution(self) -> tuple[Any, ...]:
+        """What log-probs depend on: equal for two samplings under which every reply has the same ones."""
+        early = (self.min_tokens, self.stops) if self.min_tokens and self.stops else ()
+        return self.temperature, self.banned, early, self.truncates
+
     def for_training(self) -> "Sampling":
         """Refuse what would make ratios and KL wrong; returns self."""
         if self.truncates and self.truncation != "stored":

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from operant.algorithms import Algorithm, preset
+from operant.algorithms import ALGORITHMS, Algorithm, find, fitting, preset
 from operant.kl import KLOptions
-from operant.options import compose, defaults, names, resolve
+from operant.options import compose, defaults, names, resolve, values
 from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
@@ -66,16 +66,71 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def learner_options(algorithm: Algorithm, preset_name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Preset, then the caller's own values, composed and complete: functions' arguments with their defaults."""
-    known = schema(algorithm)
-    base = {k: v for k, v in preset(preset_name).items() if k in names(known)}
-    composed = compose(known, base | resolve(known, given))
+def without(algorithm: Algorithm) -> dict[str, str]:
+    """The groups of options that an algorithm has no use for, and what it lacks."""
+    lacks = {"kl": not algorithm.kl, "value": not algorithm.needs.critic, "score": algorithm.source == "data"}
+    words = {"kl": "reference to measure KL to", "value": "critic", "score": "reward"}
+    return {group: words[group] for group, lacking in lacks.items() if lacking}
+
+
+def usable(algorithm: Algorithm) -> dict[str, Any]:
+    """`schema`, without the groups that the algorithm has no use for."""
+    return {group: made for group, made in schema(algorithm).items() if group not in without(algorithm)}
+
+
+def learner_options(name: str, preset_name: str | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The method's defaults, preset, then the caller's own values, composed and complete: functions' arguments too.
+
+    Also the names of preset options that belong to another method and were left out.
+    """
+    algorithm = find(name)
+    known, chosen = schema(algorithm), preset(preset_name)
+    of_a_run = [k for k in chosen if "." not in k]  # steps, batch: nothing to a learner
+    base, left_out = fitting(chosen, name, [*names(usable(algorithm)), *of_a_run])
+    base = {k: v for k, v in (algorithm.defaults | base).items() if k in names(known)}
+    composed = compose(known, base | own_options(name, known, given))
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
-    _possible(composed)
+    _usable(name, known, composed)
+    _possible(name, composed)
     _rehearse(algorithm, composed)
-    return composed
+    return composed, left_out
+
+
+def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's options under their full names. Raises: OperantError for an unknown one; it says whose it is."""
+    try:
+        return resolve(known, given)
+    except OperantError as error:
+        theirs = [other for other in ALGORITHMS if other != name and _has(schema(find(other)), known, given)]
+        if not theirs:
+            raise
+        raise OperantError(
+            f"{str(error).split(';')[0]} with algorithm={name}: it belongs to {' and '.join(theirs)}; leave it out"
+        ) from error
+
+
+def _has(other: Mapping[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether a name that is unknown here is an option there."""
+    try:
+        resolve({**known, **other}, given)
+    except OperantError:
+        return False
+    return True
+
+
+def _usable(name: str, known: Mapping[str, Any], composed: Mapping[str, Any]) -> None:
+    """Refuse options of what the method lacks: they would be ignored."""
+    algorithm = find(name)
+    for group, what in without(algorithm).items():
+        base = compose({group: known[group]}, _under(algorithm.defaults, group))[group]
+        for option, value in values(composed[group]).items():
+            if value != getattr(base, option):
+                raise OperantError(f"{group}.{option}={shown(value)}: algorithm {name} has no {what}; leave it out")
+
+
+def _under(options: Mapping[str, Any], group: str) -> dict[str, Any]:
+    return {full: value for full, value in options.items() if full.startswith(f"{group}.")}
 
 
 def _rehearse(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
@@ -88,9 +143,19 @@ def _rehearse(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
     algorithm.loss(Outputs(zeros, zeros, entropy=zeros, values=zeros), batch, **options["loss"])
 
 
-def _possible(options: Mapping[str, Any]) -> None:
+def _possible(name: str, options: Mapping[str, Any]) -> None:
     """Refuse what cannot go together, while nothing has been loaded."""
+    algorithm, kl = find(name), options["kl"]
+    if kl.charges and algorithm.kl == ("loss",):
+        raise OperantError(
+            f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "
+            "and trained on at full strength where scores are equal; use kl.loss_coef, which charges it in the loss"
+        )
     sampling, score, on_length = options["sampling"].for_training(), options["score"], options["learner"].on_length
+    if on_length == "bootstrap" and not algorithm.needs.critic:
+        raise OperantError(
+            f"on_length='bootstrap' with algorithm={name}: it needs a critic; use ended, penalty or drop"
+        )
     if on_length == "bootstrap" and sampling.fixed_length and options["advantage"].get("gamma", 1.0) == 1:
         raise OperantError(
             "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "

@@ -35,7 +35,13 @@ from operant.watchdog import Watchdog
 
 
 def train(
-    policy: Any = None, tasks: Any = None, reward: Any = None, *, algorithm: str = "ppo", out: Any = None, **given: Any
+    policy: Any = None,
+    tasks: Any = None,
+    reward: Any = None,
+    *,
+    algorithm: str | None = None,
+    out: Any = None,
+    **given: Any,
 ) -> Run:
     """Train to the end and return the run. Options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
 
@@ -49,7 +55,13 @@ def train(
 
 
 def steps(
-    policy: Any = None, tasks: Any = None, reward: Any = None, *, algorithm: str = "ppo", out: Any = None, **given: Any
+    policy: Any = None,
+    tasks: Any = None,
+    reward: Any = None,
+    *,
+    algorithm: str | None = None,
+    out: Any = None,
+    **given: Any,
 ) -> Iterator[dict[str, float]]:
     """As `train`, handing out the metrics of every step; stop asking, and the run ends with that step."""
     seen = 0
@@ -59,9 +71,9 @@ def steps(
             yield run.metrics[-1]
 
 
-def _given(policy: Any, tasks: Any, reward: Any, algorithm: str) -> dict[str, Any]:
-    own = {"policy": policy, "tasks": tasks, "reward": reward}
-    return {k: v for k, v in own.items() if v is not None} | ({"algorithm": algorithm} if algorithm != "ppo" else {})
+def _given(policy: Any, tasks: Any, reward: Any, algorithm: str | None) -> dict[str, Any]:
+    own = {"policy": policy, "tasks": tasks, "reward": reward, "algorithm": algorithm}
+    return {k: v for k, v in own.items() if v is not None}
 
 
 def runs(
@@ -83,7 +95,8 @@ def runs(
     out = Path(out or f"runs/{recipe or 'run'}")
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer goes with resume: a run that begins has a fresh one anyway")
-    config = configure(stored(out, given), recipe) if resume else pinned(configure(given, recipe))
+    pays = env is not None
+    config = configure(stored(out, given), pays=pays) if resume else pinned(configure(given, recipe, pays=pays))
     changed = changes(out, config, fresh_optimizer=fresh_optimizer) if resume else []
     with ExitStack() as during:
         asked = during.enter_context(asked_to_end())
@@ -97,6 +110,8 @@ def runs(
         for guest in isolated_parts(run.built.reward):
             during.callback(guest.close)
         run.tell_isolation()
+        if not resume:
+            run.tell_left_out()
         if resume:
             _go_on(run, path, changed, fresh_optimizer=fresh_optimizer)
         if _first():

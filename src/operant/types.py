@@ -111,6 +111,8 @@ class Rollout:
     """Of a cut episode: the prompt that would have come next, whose value is the bootstrap."""
     place: int | None = None
     """Where it stands among all rollouts of its step, on every rank; None where nobody has counted."""
+    sampling: Any = None
+    """The `Sampling` that its replies were drawn with; None where they came from elsewhere."""
 
     @property
     def reply(self) -> str:
@@ -121,6 +123,11 @@ class Rollout:
     def text(self) -> str:
         """Query and replies, joined."""
         return self.query + "".join(self.texts)
+
+    @property
+    def paid(self) -> float:
+        """What the world paid for all turns together."""
+        return sum(turn.reward for turn in self.turns)
 
     @property
     def ids(self) -> list[int]:

@@ -74,17 +74,13 @@ class NativeEngine:
         return chosen
 
     def _check(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-        limit = self.policy.context
         sampling.check_ids(self.policy.vocabulary)
         for i, prompt in enumerate(prompts):
             if not prompt:
                 raise OperantError(f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
             check_ids(prompt, self.policy.vocabulary, f"prompt {i}")
-            if limit is not None and len(prompt) + sampling.max_tokens > limit:
-                raise OperantError(
-                    f"prompt {i} has {len(prompt)} tokens; with max_tokens={sampling.max_tokens} it does not fit into "
-                    f"the model's context of {limit}: shorten the prompt or lower sampling.max_tokens"
-                )
+            if (why := self.policy.misfit(len(prompt), sampling.max_tokens)) is not None:
+                raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")
 
 
 class _Speech:

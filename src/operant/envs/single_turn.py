@@ -6,7 +6,9 @@ from operant.types import Step, Task
 
 
 class SingleTurn:
-    """An `Env` whose episodes are one turn long."""
+    """An `Env` whose episodes are one turn long, and which pays nothing: a reward function judges the reply."""
+
+    pays = False
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         return {slot: Step(fresh=True) for slot in tasks}

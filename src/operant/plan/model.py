@@ -43,7 +43,7 @@ class Sketch:
         self.options: ModelOptions = run.learner["model"]
         self.policy = self._policy(config)
         self.trained = self.policy.trainable()
-        critic = run.learner["value"].critic if find(run.train.algorithm).needs_values else None
+        critic = run.learner["value"].critic if find(run.train.algorithm).needs.critic else None
         self.critic = None if critic is None else self._critic(config if critic == "copy" else config_of(critic))
         self.trained += self.critic.trainable() if self.critic is not None else []
         self.width = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
@@ -52,7 +52,7 @@ class Sketch:
         value, lora = self.run.learner["value"], self.run.learner["lora"]
         model = self._model(config, lora if lora.on else None)
         policy = Policy(model, modes=Modes())
-        if find(self.run.train.algorithm).needs_values and value.critic is None:
+        if find(self.run.train.algorithm).needs.critic and value.critic is None:
             policy.value_head = _value_head(policy, value)
         if self.options.train_layers is not None:
             policy.trunk = Trunk(model, self.options)

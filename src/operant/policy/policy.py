@@ -101,10 +101,41 @@ class Policy(nn.Module):
 
     @property
     def context(self) -> int | None:
-        """The longest row, in tokens; None where positions have no limit."""
+        """The longest row, in tokens; None where positions have no limit. Of an encoder-decoder: the longest source."""
+        return self._positions("encoder" if self.encoder_decoder else None)
+
+    def _positions(self, side: str | None) -> int | None:
+        """Positions of a side of an encoder-decoder (some have one number for both), or of the model."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        limit = getattr(text, "max_position_embeddings", None)
-        return int(limit) if limit and limit > 0 and not self.encoder_decoder else None
+        names = ([f"max_{side}_position_embeddings"] if side else []) + ["max_position_embeddings"]
+        held = next((limit for name in names if (limit := getattr(text, name, None))), None)
+        return int(held) if held and held > 0 else None
+
+    def misfit(self, prompt: int, reply: int) -> str | None:
+        """Why a prompt and a reply of so many tokens do not fit, as the end of a sentence; None where they do."""
+        context, replies = self.context, self._positions("decoder") if self.encoder_decoder else None
+        if context is not None and not self.encoder_decoder and prompt + reply > context:
+            return (
+                f"has {prompt} tokens, and with {reply} of the reply does not fit into the model's context of {context}"
+            )
+        if context is not None and prompt > context:
+            return f"has {prompt} tokens, and the model's encoder reads at most {context}"
+        if replies is not None and reply > replies:
+            return f"has {reply} tokens in its reply, and the model's decoder writes at most {replies}"
+        return None
+
+    def shares_trunk(self, other: "Policy") -> bool:
+        """Whether both compute the same below their first trained block, so that one may read the other's states."""
+        mine, theirs = self.trunk, other.trunk
+        if mine is None or theirs is None or mine.cut != theirs.cut:
+            return False
+        pairs = zip(mine.stack[0].parameters(), theirs.stack[0].parameters(), strict=False)
+        return all(a is b for a, b in pairs)
+
+    def reading(self, batch: Batch, states_of: "Policy") -> Batch:
+        """The batch without trunk states that `states_of` has computed, unless this policy would compute the same."""
+        known = batch.states is None or self is states_of or self.shares_trunk(states_of)
+        return batch if known else batch.with_(states=None)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -160,7 +191,7 @@ class Policy(nn.Module):
         other = None
         if against is not None:
             with torch.no_grad():
-                other = (against.logits, against.states(batch))
+                other = (against.logits, against.states(against.reading(batch, self)))
         scored = score(
             self.logits,
             states,
@@ -208,8 +239,8 @@ class Policy(nn.Module):
     def _attending(self, batch: Batch, laid: layout.Laid) -> Iterator[None]:
         """While this lasts, attention is what this layout needs and this machine has faster."""
         with ExitStack() as during:
-            if torch.is_grad_enabled():
-                during.enter_context(plain_attention(self.head.weight.dtype, self.device, batch.tokens.shape[1]))
+            # With gradients or without: what is scored before the update has to be what the update computes.
+            during.enter_context(plain_attention(self.head.weight.dtype, self.device, batch.tokens.shape[1]))
             if laid.rows is not None:
                 during.enter_context(self.packing.within(laid.rows.lengths, self.device))
             yield

@@ -15,7 +15,7 @@ from typing import Any, cast
 from operant.rewards import text
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
 from operant.rewards.guests import Guest, isolated
-from operant.rewards.judging import OUTCOMES, Judged, Outcome, check, judge, name_of
+from operant.rewards.judging import OUTCOMES, Judged, Outcome, check, judge, name_of, totals
 from operant.rewards.models import Classifier
 from operant.rewards.outcomes import GuestOptions, Tolerant
 from operant.rewards.vader import Vader
@@ -38,6 +38,7 @@ __all__ = [
     "minus_query",
     "name_of",
     "resolve",
+    "totals",
     "under",
     "weighted",
 ]
@@ -107,7 +108,7 @@ def under(reward: RewardFn, options: GuestOptions) -> RewardFn:
     return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
 
 
-def isolated_parts(reward: RewardFn) -> list[Guest]:
+def isolated_parts(reward: RewardFn | None) -> list[Guest]:
     """The isolated ones among its parts."""
     if isinstance(reward, Weighted):
         return [guest for part, _ in reward.rewards.values() for guest in isolated_parts(part)]

@@ -10,7 +10,7 @@ float, a list of finite floats (one per action token of the attempt), or None (t
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from operant.tally import Tally
@@ -61,12 +61,24 @@ def name_of(reward: Any) -> str:
     return getattr(reward, "__name__", None) or type(reward).__name__
 
 
-def judge(reward: RewardFn, rollouts: list[Rollout], name: str | None = None) -> Judged:
+WORLD = "world"
+"""How the part of a reward that the world has paid is called."""
+
+
+def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = None, *, pays: bool = False) -> Judged:
     """Ask `reward` about `rollouts`, and check every answer.
+
+    `pays`: the world pays, too; that is a part of its own. Without a reward the world is the only payer, and where it
+    pays nothing either, every reply is left unjudged.
 
     Raises: OperantError that names the reward, the sample and the remedy, for an exception inside the reward, a wrong
     number of answers, NaN, infinity, a string, or a per-token list of the wrong length.
     """
+    if pays:
+        judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
+        return replace(judged, parts={**judged.parts, WORLD: [rollout.paid for rollout in rollouts]})
+    if reward is None:
+        return Judged([None] * len(rollouts))
     name = name or name_of(reward)
     if not rollouts:
         return Judged([])
@@ -83,6 +95,12 @@ def check(reward: RewardFn) -> None:
     """Load what the reward needs (a model, a package), so that a mistake shows before training and not during it."""
     if hasattr(reward, "check"):
         reward.check()
+
+
+def totals(scores: Sequence[Total], rollouts: Sequence[Rollout]) -> list[float | None]:
+    """One number a rollout: its score (of every token together) and what its world paid; None where it abstained."""
+    summed = [sum(score) if isinstance(score, list) else score for score in scores]
+    return [None if score is None else score + r.paid for score, r in zip(summed, rollouts, strict=True)]
 
 
 # --- one reward -------------------------------------------------------------------------------------------------------

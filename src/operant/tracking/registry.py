@@ -67,6 +67,8 @@ policy/ratio_max | | ..200 | ppo/policy/ratio | largest ratio of the step
 policy/advantage_mean | | 0 where it is whitened | ppo/policy/advantages_mean | mean advantage over tokens, as the
     loss uses it
 policy/advantage_std | | 1 where it is whitened | ppo/policy/advantages | spread of the advantages over tokens
+policy/advantage_zero | share | ..0.9 | | share of replies whose advantage is 0 at every token: nothing is learnt from
+    them
 policy/skipped_steps | share | 0 | | share of optimizer steps left out because their ratios were too large
 # Value
 value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
@@ -99,6 +101,8 @@ rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies t
     string
 rollout/ended_length | share | | | share of replies that ended at the task's own length limit
 rollout/turns | | | | replies an episode, mean: 1 but in a world
+rollout/dropped | share | ..0.5 | | share of replies that were judged and left out, because they hit their length limit
+    (on_length=drop)
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of what follows is counted in
 rollout/likelihood_gap | nats | 0 but for noise | | entropy of the policy plus log-prob of the token that was drawn,
     mean over tokens, with unchanged weights: 0 in expectation where the replies come from this very policy; above 0

@@ -4,36 +4,38 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from operant.rewards.judging import Total, totals
 from operant.types import Batch, Rollout, Turn
 
-Scores = Sequence[float | Sequence[float] | None]
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
 
 
 def rows(
     rollouts: Sequence[Rollout],
-    scores: Scores,
-    parts: Mapping[str, Scores] | None = None,
+    scores: Sequence[Total],
+    parts: Mapping[str, Sequence[float | None]] | None = None,
     batch: Batch | None = None,
     learned: Sequence[int] | None = None,
     pieces: Callable[[list[int]], list[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row a turn. Scores stand on an attempt's last turn; where the reward abstained, they are None.
+    """One row a turn. What an attempt came to stands on its last turn; where the reward abstained, it is None.
 
-    scores: one a rollout, as the reward gave them (a list: one number per token). parts: the same by name.
+    scores: one a rollout, as the reward gave them (a list: one number per token); what the world paid is added. parts:
+    both by name.
     batch: where the rollouts were observed, for the columns of every token. learned: which rollouts the batch was made
     of, in order; None: those with a score. pieces: ids of a reply to the text of each.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
+    whole = totals(scores, rollouts)
     episodes = {rollout: episode for episode, rollout in enumerate(learned)}
     table = []
     for number, rollout in enumerate(rollouts):
         for index, turn in enumerate(rollout.turns):
             row = _spoken(rollout, index, turn) | {"rollout": number, "reward": None}
             if index == len(rollout.turns) - 1:
-                named = {"reward": scores} | {f"reward/{name}": said for name, said in (parts or {}).items()}
-                row |= {name: _total(said[number]) for name, said in named.items()}
+                row["reward"] = whole[number]
+                row |= {f"reward/{name}": said[number] for name, said in (parts or {}).items()}
             if pieces is not None:
                 row["tokens"] = [_clean(piece) for piece in pieces(turn.action)]
             if batch is not None:
@@ -73,10 +75,6 @@ def _seen(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
 def _finite(numbers: Sequence[float]) -> list[float | None]:
     """Of a step that was refused, what is no number is none in the table either."""
     return [x if math.isfinite(x) else None for x in numbers]
-
-
-def _total(score: float | Sequence[float] | None) -> float | None:
-    return None if score is None else float(sum(score) if isinstance(score, Sequence) else score)
 
 
 def _clean(text: str) -> str:

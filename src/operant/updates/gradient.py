@@ -82,11 +82,11 @@ def update(
     An optimizer step with a log-prob, logsumexp, value, loss or gradient that is not finite is not made, on any rank,
     and ends the update.
     `places`: where each episode stands among those of all ranks, which decides its minibatches; without, they are
-    counted as `distributed.shard` deals them. `closely`: look at every gradient, weight and update (`blocks.Watch`).
+    counted round robin over the ranks. `closely`: look at every gradient, weight and update (`blocks.Watch`).
     """
     tally, first = Tally(), True
     watch = Watch(policy, tally, closely=closely)
-    held = units(batch, objective.unit)
+    held = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
     numbers = _numbers([int(batch.episodes[rows[0]]) for rows in held], places)
     budget = budget or options.budget()
     together = distributed.Together(policy, idle=policy.critic is not None)  # its output head says nothing

@@ -1,7 +1,7 @@
 """Rollouts as plain data and back, and what a reward may answer as plain data: what crosses a pipe, as JSON.
 
-A rollout arrives as it was sent, but for tuples (lists there), and without `allowed` and `states`, which no reward
-reads.
+A rollout arrives as it was sent, but for tuples (lists there), and without `allowed`, `states` and `sampling`, which no
+reward reads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from operant.types import OperantError, Rollout, Task, Turn
 
-LEFT_OUT = ("allowed", "states")
+LEFT_OUT = ("allowed", "states", "sampling")
 
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:

@@ -23,6 +23,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     distance.leap,
     sampling.other_sampler,
     rewards.constant,
+    rewards.no_advantage,
     texts.empty,
     texts.one_word,
     texts.signs,
@@ -52,9 +53,11 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
     "one_word": frozenset({"repetition", "diversity", "entropy", "unmeasured", "critic", "saturated"}),
     "repetition": frozenset({"diversity"}),
-    "leap": frozenset({"high_kl", "unpaid_kl", "drowned", "entropy", "critic", "saturated", "constant"}),
+    "leap": frozenset(
+        {"high_kl", "unpaid_kl", "drowned", "entropy", "critic", "saturated", "constant", "no_advantage"}
+    ),
     "drowned": frozenset({"high_kl", "critic", "flat"}),
-    "constant": frozenset({"critic", "flat"}),
+    "constant": frozenset({"critic", "flat", "no_advantage"}),
     "negative_kl": frozenset({"flat"}),
     "unmeasured": frozenset({"entropy"}),
 }

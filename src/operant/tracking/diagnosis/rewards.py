@@ -38,6 +38,24 @@ def constant(history: History) -> Finding | None:
     )
 
 
+def no_advantage(history: History) -> Finding | None:
+    """Steps in which no reply was better or worse than expected."""
+    zero = history.values("policy/advantage_zero")[-RECENT:]
+    count = sum(share == 1 for share in zero)
+    if not count:
+        return None
+    steps = "the last step" if len(zero) == 1 else f"{count} of the last {len(zero)} steps"
+    return Finding(
+        "no_advantage",
+        "problem" if count == len(zero) else "warning",
+        f"In {steps} every advantage was 0: no reply was better than those that it is compared with.",
+        "the replies to one query all got the same score, or there was only one of each",
+        "more `--samples` to a prompt, tasks that are neither always solved nor never, or a reward with more values",
+        ("policy/advantage_zero", "reward/std"),
+        history.since("policy/advantage_zero", lambda x: x == 1),
+    )
+
+
 def saturated(history: History) -> Finding | None:
     """Nearly all replies score as high as any."""
     first, now, mean = history.first("reward/std"), history.recent("reward/std"), history.recent("reward/mean")

@@ -1,0 +1,166 @@
+"""Which gradient each KL penalty has, and where it ends: the table of docs/kl.md, by enumeration.
+
+    python -m benchmarks.kl_table
+
+One state, five tokens, rewards and reference fixed: every token is weighted by its probability, so a gradient is an
+expectation and nothing is sampled. The library's own functions pay the charge, make the advantages and the loss; the
+gradients that they are compared with are written out here.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant import advantages, losses
+from operant.kl import EXACT, KLOptions, estimate
+from operant.observe import pay
+from operant.policy.logprobs import divergence
+from operant.sampling import Sampling
+from operant.types import Batch, Outputs
+from operant.updates.objective import Objective, forward
+
+BETA = 0.5
+REWARDS = torch.tensor([0.0, 1.0, 0.4, -0.6, 0.8], dtype=torch.float64)
+REFERENCE = torch.tensor([0.30, 0.12, 0.28, 0.20, 0.10], dtype=torch.float64)
+TOKENS = len(REWARDS)
+WANTED = (REFERENCE.log() + REWARDS / BETA).softmax(0)
+"""The best policy at a price of BETA a nat of KL(policy || reference): reference * exp(reward / BETA) / Z."""
+STEPS, RATE, SHRINK = (250, 200), 4.0, 0.96
+"""Of gradient descent: at one rate, then at one that shrinks, for the kink of the absolute difference."""
+GONE = 40.0
+"""Nats below the likeliest token at which a token has vanished."""
+KINDS = ("k1", "k2", "k3", "absolute", "reverse", "forward")
+LOSS_KINDS = ("k1", "k2", "k3", "plain_k3", "reverse", "forward")
+
+
+def candidates(logits: Tensor) -> dict[str, Tensor]:
+    """[V] gradients that a penalty may have at these logits, by the expectation that each is the gradient of."""
+    z = logits.detach().clone().requires_grad_()
+    p, q = z.softmax(0), REFERENCE
+    d = p.log() - q.log()
+    expected = {
+        "KL(policy, reference)": (p * d).sum(),
+        "KL(reference, policy)": -(q * d).sum(),
+        "E[d^2] / 2": (p * d**2).sum() / 2,
+        "E[abs d]": (p * d.abs()).sum(),
+        "nothing": 0.0 * z.sum(),
+    }
+    return {name: torch.autograd.grad(x, z, retain_graph=True)[0] for name, x in expected.items()}
+
+
+def told(logits: Tensor, tokens: Tensor) -> Callable[..., Outputs]:
+    """A policy without a model: the same logits [V] before every one of `tokens` [B]."""
+
+    def policy(batch: Batch, sampling: Any, *, against: Any = None, entropy_gradient: bool = False) -> Outputs:
+        p, q = logits.log_softmax(0), REFERENCE.log()
+        spread = partial(_at_actions, batch)
+        kl = {"reverse": divergence(p[None], q[None]), "forward": divergence(q[None], p[None])}
+        chosen = spread(p[tokens])
+        return Outputs(chosen, chosen, kl={name: spread(x.expand(len(tokens))) for name, x in kl.items()})
+
+    return policy
+
+
+def _at_actions(batch: Batch, x: Tensor) -> Tensor:
+    """[B] -> [B, T]."""
+    return torch.zeros(batch.tokens.shape, dtype=x.dtype).masked_scatter(batch.actions, x)
+
+
+def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = False) -> Tensor:
+    """[V] the expected gradient of the loss by the logits, over every group of `samples` tokens.
+
+    samples: 1 pays and learns as PPO does without a critic; more compares the replies of a group, as GRPO (`scale`) and
+    RLOO do.
+    """
+    z = logits.detach().clone().requires_grad_()
+    p = z.detach().softmax(0)
+    groups = torch.tensor(list(product(range(TOKENS), repeat=samples)))
+    tokens = groups.flatten()
+    likely = p[groups].prod(1).repeat_interleave(samples) / samples
+    batch = Batch.given([[0]] * len(tokens), [[int(t)] for t in tokens])
+    spread = partial(_at_actions, batch)
+    chosen, reference = p.log()[tokens], REFERENCE.log()[tokens]
+    charged = estimate(kl.kind, chosen, reference) if kl.kind not in EXACT else _exact(p, kl.kind, len(tokens))
+    batch = batch.with_(
+        groups=torch.arange(len(groups)).repeat_interleave(samples),
+        rewards=spread(REWARDS[tokens]),
+        logprobs=spread(chosen),
+        raw_logprobs=spread(chosen),
+        ref_logprobs=spread(reference),
+        values=torch.zeros(batch.tokens.shape, dtype=torch.float64),
+        bootstrap=torch.zeros(len(tokens), dtype=torch.float64),
+        kl=spread(charged) if kl.charges else None,
+        weights=spread(likely),
+    )
+    batch = pay(batch, kl.coef, direct=kl.direct)
+    if samples == 1:
+        batch = advantages.with_gae(batch, lam=1.0, whiten_scope="none")
+    else:
+        batch = advantages.with_groups(batch) if scale else advantages.with_leave_one_out(batch)
+    objective = Objective(losses.surrogate, kl=kl, reference=object())  # pyright: ignore[reportArgumentType]
+    _, terms = forward(told(z, tokens), batch, objective, Sampling())  # pyright: ignore[reportArgumentType]
+    return torch.autograd.grad(losses.total(terms["loss"], batch), z)[0]
+
+
+def _exact(p: Tensor, kind: str, count: int) -> Tensor:
+    pair = (p.log()[None], REFERENCE.log()[None])
+    return divergence(*(pair[::-1] if kind == "forward" else pair)).expand(count)
+
+
+def named(kl: KLOptions) -> str:
+    """What the penalty's gradient is the gradient of, at two policies that are not the reference."""
+    names: set[str] = set()
+    for seed in (0, 1):
+        logits = torch.randn(TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        own = (gradient(logits, kl) - gradient(logits, KLOptions(coef=0.0))) / BETA
+        names.add(next((n for n, x in candidates(logits).items() if float((own - x).abs().max()) < 1e-9), "none"))
+    return names.pop() if len(names) == 1 else "none"
+
+
+def end(kl: KLOptions, **more: Any) -> Tensor:
+    """[V] the policy that gradient descent comes to from the reference."""
+    logits = REFERENCE.log().clone()
+    for step in range(sum(STEPS)):
+        change = gradient(logits, kl, **more)
+        if float(change.abs().max()) < 1e-7:
+            break
+        logits = logits - RATE * SHRINK ** max(step - STEPS[0], 0) * change
+        logits = (logits - logits.max()).clamp(min=-GONE)
+    return logits.softmax(0)
+
+
+def apart(p: Tensor, q: Tensor) -> float:
+    """Total variation."""
+    return float((p - q).abs().sum() / 2)
+
+
+def rows() -> list[tuple[str, str, str, str, float]]:
+    """(place, kind, reward_gradient, what its gradient is of, distance of its end from WANTED)."""
+    found = []
+    for kind in KINDS:
+        for how in ("full", "score") if kind != "k1" else ("full",):
+            kl = KLOptions(coef=BETA, kind=kind, reward_gradient=how)
+            found.append(("reward", kind, how, named(kl), apart(end(kl), WANTED)))
+    for kind in LOSS_KINDS:
+        kl = KLOptions(coef=0.0, loss_coef=BETA, loss_kind=kind)
+        found.append(("loss", kind, "", named(kl), apart(end(kl), WANTED)))
+    return found
+
+
+def table() -> str:
+    """The rows as the page has them."""
+    lines = [
+        "| in the | kind | `kl.reward_gradient` | is the gradient of | distance of its optimum |",
+        "|---|---|---|---|---|",
+    ]
+    for place, kind, how, of, far in rows():
+        lines.append(f"| {place} | `{kind}` | {f'`{how}`' if how else ''} | {of} | {far:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,208 @@
+"""Methods that compare replies to one query: what a group is, what is refused, and that equal scores teach nothing."""
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import Learner, OperantError, Policy, Task, train
+from operant.advantages import group_relative
+from operant.config import configure
+from operant.rewards.scaling import RunningMoments
+
+GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}
+SMALL = {"steps": 2, "batch": 8, "probes": 0, "sampling.max_tokens": 4, "watch_every": 0}
+
+
+def moved(learner, before) -> bool:
+    return any(not torch.equal(a, b) for a, b in zip(before, learner.policy.trainable(), strict=True))
+
+
+def weights(learner):
+    return [p.detach().clone() for p in learner.policy.trainable()]
+
+
+# --- defaults of a method's own ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_run_of_a_group_method_learns_by_default(algorithm, tmp_path):
+    run = train(
+        lm(vocab=40, spread=0.1), tokenizer=letters(), out=tmp_path / "run", algorithm=algorithm, **GIVEN, **SMALL
+    )
+    assert run.config.train.samples > 1 and run.metrics[0]["policy/advantage_zero"] < 1
+    assert run.metrics[0]["policy/advantage_std"] > 0.1 and run.metrics[0]["update/grad_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_one_sample_a_prompt_is_refused(algorithm):
+    with pytest.raises(OperantError, match=rf"samples=1 with algorithm={algorithm}.*advantage would be 0.*samples=2"):
+        configure(GIVEN | {"algorithm": algorithm, "samples": 1})
+
+
+def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
+    config = configure({"algorithm": "grpo"}, "sentiment")
+    left = "advantage.lam kl.coef loss.value_clip loss.value_coef update.epochs"
+    assert config.left_out == {"sentiment": left.split()}
+    kl = config.learner["kl"]
+    assert (config.train.samples, kl.coef, kl.loss_coef, config.train.batch) == (8, 0.0, 0.04, 128)
+    assert configure({}, "sentiment").left_out == {}
+    assert configure({"algorithm": "ppo"}, "sentiment").left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("advantage.lam", 0.9, r"advantage.lam' is unknown with algorithm=grpo: it belongs to ppo"),
+        ("loss.value_coef", 0.1, r"loss.value_coef' is unknown with algorithm=grpo: it belongs to ppo"),
+        ("value.layers", 2, r"value.layers=2: algorithm grpo has no critic"),
+        ("kl.coef", 0.1, r"kl.coef=0.1 with algorithm=grpo.*kl.loss_coef"),
+        ("on_length", "bootstrap", r"on_length='bootstrap' with algorithm=grpo: it needs a critic"),
+    ],
+)
+def test_options_of_another_method_that_were_typed_are_refused(option, value, says):
+    with pytest.raises(OperantError, match=says):
+        configure({"algorithm": "grpo", option: value}, "sentiment")
+    with pytest.raises(OperantError, match=says):
+        Learner(lm(), algorithm="grpo", **{option: value})
+
+
+def test_what_was_left_out_is_one_line_on_the_console(tmp_path, capsys):
+    from operant.tracking.console import Console
+    from operant.trainer import runs
+
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("{loss: {value_coef: 0.3}, advantage: {lam: 0.9}, batch: 8, steps: 1}", encoding="utf-8")
+    given = {"algorithm": "rloo", "policy": lm(vocab=40), "tokenizer": letters(), "samples": 2} | GIVEN
+    for _ in runs(tmp_path / "run", recipe=str(recipe), show=[Console()], **given):
+        pass
+    said = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+    assert len(said) == 1 and said[0].endswith("left out with algorithm=rloo: advantage.lam, loss.value_coef")
+
+
+def test_a_preset_of_another_method_is_left_out_with_a_warning():
+    with pytest.warns(UserWarning, match=r"preset trl .*left out with algorithm=grpo:.*kl.coef"):
+        learner = Learner(lm(), algorithm="grpo", preset="trl")
+    assert learner.kl.coef == 0.0 and learner.options["optimizer"].lr == 1.41e-5
+
+
+# --- what a group is --------------------------------------------------------------------------------------------------
+
+
+def test_triplets_are_grouped_by_equal_query_or_by_name():
+    """Scores 0, 1 | 2, 4: by query the pairs have means 0.5 and 3; named the other way round 1 and 2.5."""
+    queries, replies, scores = [[5], [6], [5], [6]], [[7], [8], [9], [10]], [0.0, 2.0, 1.0, 4.0]
+    learner = Learner(lm(), algorithm="grpo", max_tokens=2, **{"advantage.scale": False})
+
+    def advantages(**more):
+        learner.step(queries, replies, scores, **more)
+        return learner.learnt.batch.advantages.sum(1).tolist()
+
+    assert advantages() == pytest.approx([-0.5, -1.0, 0.5, 1.0])
+    assert advantages(groups=[0, 0, 1, 1]) == pytest.approx([-1.0, 1.0, -1.5, 1.5])
+    with pytest.raises(OperantError, match="3 groups for 4 queries"):
+        advantages(groups=[0, 0, 1])
+
+
+def test_triplets_without_anything_to_compare_are_refused():
+    learner = Learner(lm(), algorithm="grpo", max_tokens=2)
+    before = weights(learner)
+    with pytest.raises(OperantError, match=r"grpo compares at least 2 replies to one query.*3 groups has fewer"):
+        learner.step([[5], [6], [7]], [[7], [8], [9]], [0.0, 2.0, 1.0])
+    assert not moved(learner, before) and learner.progress.step == 0
+    Learner(lm(), max_tokens=2).step([[5], [6]], [[7], [8]], [0.0, 2.0])  # PPO compares nothing
+
+
+def test_a_group_that_loses_replies_to_abstentions_keeps_its_meaning():
+    """One of three abstains: the others are compared; a group that only one is left of has advantage 0."""
+    learner = Learner(lm(), algorithm="grpo", max_tokens=2, **{"advantage.scale": False})
+    learner.step([[5]] * 3 + [[6]] * 2, [[7], [8], [9], [10], [11]], [0.0, None, 1.0, 5.0, None])
+    assert learner.learnt.batch.advantages.sum(1).tolist() == pytest.approx([-0.5, 0.5, 0.0])
+
+
+# --- generate, generate, step -----------------------------------------------------------------------------------------
+
+
+def test_replies_that_are_generated_call_by_call_are_those_of_one_call():
+    queries = [[5, 6], [7], [5, 6], [7], [5, 6]]
+    whole = Learner(lm(), max_tokens=6).generate(queries)
+    learner = Learner(lm(), max_tokens=6)
+    one_by_one = [reply for query in queries for reply in learner.generate([query])]
+    assert [r.ids for r in one_by_one] == [r.ids for r in whole]
+    assert [r.group for r in one_by_one] == [r.group for r in whole] == [0, 1, 0, 1, 0]
+    assert [r.place for r in one_by_one] == [r.place for r in whole] == [0, 1, 2, 3, 4]
+    assert len({tuple(one_by_one[i].ids) for i in (0, 2, 4)}) == 3  # one query, three replies
+    learner.step(one_by_one, [0.1, 0.2, 0.3, 0.4, 0.5])
+    assert learner.generate([[7]])[0].group == 0
+
+
+def test_a_generation_that_fails_counts_nothing():
+    learner = Learner(lm(), max_tokens=6)
+    first = Learner(lm(), max_tokens=6).generate([[5, 6]])[0].ids
+    with pytest.raises(OperantError):
+        learner.generate([[5, 6], [999]])
+    assert learner.generate([[5, 6]])[0].ids == first
+
+
+def test_two_ways_of_sampling_are_not_one_step():
+    """Each reply carries what it was sampled with: the step scores with that, and with one at a time."""
+    learner = Learner(lm(), max_tokens=6, watch_every=0)
+    cold, warm = learner.generate([[5, 6]] * 4, temperature=0.5), learner.generate([[5, 6]] * 4, temperature=2.0)
+    with pytest.raises(OperantError, match=r"temperature=0.5.*temperature=2.0.*a step of each"):
+        learner.step(cold + warm, [0.0, 1.0] * 4)
+    assert learner.step(cold, [0.0, 1.0, 0.5, 0.2])["rollout/logprob_gap"] < 1e-4
+    assert learner.generate([[5]], max_new_tokens=3)[0].sampling.max_tokens == 3
+
+
+# --- equal scores -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.1, 1e-5])
+def test_equal_scores_have_advantage_zero_whatever_kl_is(coef):
+    """Paid into the return, the noise of KL alone had mean advantages of 0.8 to 0.9 for any coefficient."""
+    learner = Learner(
+        lm(),
+        algorithm="grpo",
+        reference=Policy(lm(seed=1)),
+        max_tokens=6,
+        **{"kl.loss_coef": coef, "max_grad_norm": None},
+    )
+    metrics = learner.step(learner.generate([[5, 6], [7]] * 4), [0.7] * 8)
+    assert metrics["kl/per_reply"] > 0.1 and metrics["policy/advantage_zero"] == 1.0
+    assert not learner.learnt.batch.advantages.any()
+    assert (metrics["update/grad_norm"] > 0) == (coef > 0)  # the KL of the loss is all that moves it
+    assert "constant" in {finding.name for finding in learner.diagnose()}
+
+
+def test_a_spread_that_is_rounding_is_none():
+    """Around 1,000 float32 counts in steps of 6e-5: without a bound, noise came out as advantages of 0.7."""
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    returns = torch.tensor([1000.0, 1000.0 + 6e-5, 1000.0, 0.5, 0.75, 1.0])
+    scaled = group_relative(returns, groups)
+    assert not scaled[:3].any() and scaled[3:].tolist() == pytest.approx([-1.2247, 0.0, 1.2247], abs=1e-3)
+
+
+@pytest.mark.parametrize("deviation", ["population", "sample"])
+def test_both_deviations_by_hand(deviation):
+    returns, groups = torch.tensor([0.0, 1.0, 5.0, 3.0], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
+    std = (sum((x - 2) ** 2 for x in (0, 1, 5)) / (3 if deviation == "population" else 2)) ** 0.5
+    added = 1e-6 if deviation == "population" else 1e-4
+    mine = group_relative(returns, groups, deviation=deviation)
+    assert mine.tolist() == pytest.approx([-2 / (std + added), -1 / (std + added), 3 / (std + added), 0.0], rel=1e-12)
+
+
+def test_constant_scores_are_not_blown_up_by_the_running_scale():
+    """0.1 has no exact float: the variance of a constant came out as rounding, and 0.1 became 838,860.8."""
+    moments = RunningMoments()
+    for count in (1, 7, 64):
+        moments.update([0.1] * count)
+    assert moments.std == 1.0
+    learner = Learner(lm(), max_tokens=4, **{"score.scale": True})
+    metrics = learner.step(learner.generate([[5], [6]] * 4), [0.1] * 8)
+    assert metrics["reward/scaled_mean"] == pytest.approx(0.1, rel=1e-5)
+
+
+def test_a_step_whose_advantages_are_all_zero_is_a_finding():
+    learner = Learner(lm(), algorithm="rloo", reference=None, max_tokens=4)
+    learner.step(learner.generate([Task("a", [5]), Task("b", [6])] * 4), [1.0, 2.0] * 4)
+    found = next(f for f in learner.diagnose() if f.name in ("no_advantage", "constant"))
+    assert found.name == "no_advantage" and "every advantage" in found.says
