@@ -459,6 +459,7 @@ def test_the_twin_is_not_accused(name):
 
 def test_every_rule_has_a_run():
     told = set(CASES) | {"not_finite", "empty", "saturated", "length", "declared_otherwise", "other_sampler"}
+    told |= {"overfits"}  # tests/test_supervised.py
     assert {rule.__name__ for rule in RULES} == told  # replies from elsewhere: tests/test_negative_kl.py
 
 

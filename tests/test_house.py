@@ -18,7 +18,7 @@ LEVELS = [
     "files machine",
     "manifest",
     "sampling kl chat distributed workers hub lock signals watchdog journal encoding shelf options",
-    "policy data batch labels measure triplets generation finite",
+    "policy data batch labels measure triplets demonstrations generation finite",
     "engines envs rewards losses advantages",
     "rollout observe updates run checkpoint tracking bundle",
     "algorithms lessons",

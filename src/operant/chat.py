@@ -20,16 +20,27 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
         if not ids and tokenizer.bos_token_id is not None:
             ids = [tokenizer.bos_token_id]
         return ids
+    return list(_templated(tokenizer, prompt, True, tokenize=True, return_dict=True)["input_ids"])
+
+
+def render(tokenizer: Any, messages: list[dict[str, str]], *, prompting: bool) -> str:
+    """Messages as the text that the chat template makes of them; `prompting`: up to where an answer begins.
+
+    Raises: OperantError where there is no template, or it fails.
+    """
+    return _templated(tokenizer, messages, prompting, tokenize=False)
+
+
+def _templated(tokenizer: Any, messages: Any, prompting: bool, **how: Any) -> Any:
     if not getattr(tokenizer, "chat_template", None):
-        raise OperantError("the task's prompt is a list of messages, and the tokenizer has no chat template: give text")
+        raise OperantError("the task is a list of messages, and the tokenizer has no chat template: give text")
     try:
-        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=prompting, **how)
     except Exception as error:  # a template is somebody's program
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise OperantError(
-            f"the chat template fails on the messages {shown(prompt)} ({why}): mend one of them"
+            f"the chat template fails on the messages {shown(messages)} ({why}): mend one of them"
         ) from error
-    return list(ids["input_ids"])
 
 
 def _ids(tokenizer: Any, text: str, **how: Any) -> list[int]:

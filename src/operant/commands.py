@@ -77,7 +77,11 @@ def _tell_end(run: Any) -> None:
         step = run.learner.progress.step
         print(f"stopped after step {step}, saved; go on with: operant train --resume {run.path}")
         return
-    if run.before is not None and run.after is not None:
+    if run.before is not None and run.after is not None and run.after.loss is not None:
+        count, (old, new) = len(run.after.given), (run.before, run.after)
+        bits = f"; {old.bits_per_byte:.3f} -> {new.bits_per_byte:.3f} bits a byte" if new.bits_per_byte else ""
+        print(f"loss on {count} held-out replies: {old.loss:.3f} -> {new.loss:.3f} nats a token{bits}")
+    if run.before is not None and run.after is not None and run.after.rollouts:
         pairs = list(zip(run.before.rollouts, run.before.scores, run.after.rollouts, run.after.scores, strict=True))
         before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
         kl = f", KL {run.after.kl:.1f} nats a reply" if run.after.kl is not None else ""

@@ -153,6 +153,10 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
     return config
 
 
+def _set(options: Any, name: str) -> bool:
+    return getattr(options, name) != named.defaults(type(options))[name]
+
+
 def _of_its_method(recipe: Mapping[str, Any], chosen: str) -> dict[str, Any]:
     """A recipe's options under their full names, `algorithm` among them: without one, the first that has them all."""
     named_there = recipe.get("algorithm")
@@ -178,6 +182,9 @@ def _sensible(config: Config, pays: bool) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
+    given = [f"data.{name}" for name in ("reply_field", "loss_on", "max_length") if _set(config.data, name)]
+    if algorithm.source == "play" and given:
+        raise OperantError(f"{given[0]}: algorithm {train.algorithm} learns from replies of its own; leave it out")
     if algorithm.source == "data" and train.samples > 1:
         raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it trains on given replies")
     if "reference" not in algorithm.shadows and train.reference not in ("copy", None):

@@ -1,18 +1,20 @@
 """Held-out tasks, judged with random numbers that depend on nothing but the task: the same before, during and after."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from operant import distributed
 from operant.batch import collate
+from operant.demonstrations import Demonstrations
 from operant.generation import from_generation_kwargs
 from operant.kl import estimate
 from operant.learner import Learner
 from operant.observe import passed
-from operant.policy.policy import Policy
+from operant.policy.policy import PURE, Policy
 from operant.rewards import judge, totals
 from operant.sampling import Sampling
 from operant.tally import Tally
@@ -39,6 +41,15 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
+class GivenLoss:
+    """What a given reply costs: `GivenLoss(nats=52.1, tokens=17, bytes=61)`."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What held-out tasks came to."""
 
@@ -48,6 +59,20 @@ class Evaluation:
     kl: float | None
     """Mean k1 sum a reply against the reference, in nats."""
     samples: int = 1
+    given: tuple[GivenLoss, ...] = ()
+    """Of held-out given replies, one each, in the order of the tasks."""
+
+    @property
+    def loss(self) -> float | None:
+        """Nats a token of the given replies."""
+        tokens = sum(reply.tokens for reply in self.given)
+        return sum(reply.nats for reply in self.given) / tokens if tokens else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of the given replies' text: comparable between tokenizers."""
+        count = sum(reply.bytes for reply in self.given)
+        return sum(reply.nats for reply in self.given) / math.log(2) / count if count else None
 
     @property
     def mean(self) -> float:
@@ -61,21 +86,31 @@ class Evaluation:
         known = [s for s in self.scores if s is not None]
         tally.mean("evaluate/reward", known)
         tally.spread("evaluate/reward_std", known)
-        if len(known) < len(self.scores):
+        if len(known) < len(self.scores) and not self.given:
             tally.add("evaluate/unjudged", len(self.scores) - len(known), len(self.scores))
         if self.samples > 1:
             attempts = [self.scores[i : i + self.samples] for i in range(0, len(self.scores), self.samples)]
             best = [[s for s in attempt if s is not None] for attempt in attempts]
             tally.mean("evaluate/best_of_k", [max(scores) for scores in best if scores])
-        if self.kl is not None:
-            tally.add("evaluate/kl_per_reply", self.kl)
+        measured = {"kl_per_reply": self.kl, "loss": self.loss, "bits_per_byte": self.bits_per_byte}
+        for name, value in measured.items():
+            if value is not None:
+                tally.add(f"evaluate/{name}", value)
         return tally.result()
+
+    def as_before(self) -> dict[str, float]:
+        """The metrics that later ones are compared with, of an evaluation before training."""
+        known = self.metrics()
+        return {f"{name}_before": known[name] for name in ("evaluate/reward", "evaluate/loss") if name in known}
 
     def as_plain(self) -> dict[str, Any]:
         """For a file or a checkpoint: the mean, the KL, and every reply as text with its score."""
         pairs = zip(self.rollouts, self.scores, strict=True)
         replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
-        return {"mean": self.mean, "kl": self.kl, "samples": self.samples, "replies": replies}
+        mean = self.mean if any(s is not None for s in self.scores) else None
+        told = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
+        losses = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "given": [asdict(g) for g in self.given]}
+        return told | (losses if self.given else {})
 
     @classmethod
     def from_plain(cls, kept: Mapping[str, Any]) -> "Evaluation":
@@ -83,7 +118,8 @@ class Evaluation:
         rollouts = [
             Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]
         ]
-        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"], kept.get("samples", 1))
+        given = tuple(GivenLoss(**held) for held in kept.get("given", ()))
+        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"], kept.get("samples", 1), given)
 
 
 class Evaluator:
@@ -94,17 +130,28 @@ class Evaluator:
     """
 
     def __init__(
-        self, learner: Learner, tasks: list[Task], reward: RewardFn | None, options: EvaluationOptions | None = None
+        self,
+        learner: Learner,
+        tasks: list[Task],
+        reward: RewardFn | None,
+        options: EvaluationOptions | None = None,
+        demonstrations: Demonstrations | None = None,
     ):
+        """`demonstrations`: the tasks hold replies, whose loss is measured; a reward then judges the policy's own."""
         options = options or EvaluationOptions()
+        self.demonstrations = demonstrations
         self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
         self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
         self.seeds = options.seeds or (learner.own.seed,)
 
     def __call__(self) -> Evaluation:
-        """Ask, judge, and measure the distance from the reference."""
-        learner = self.learner
-        asked = [task for task in self.tasks for _ in range(self.samples)]
+        """Ask, judge, and measure the distance from the reference, or the loss of given replies."""
+        learner, tasks, given = self.learner, self.tasks, tuple[GivenLoss, ...]()
+        if self.demonstrations is not None:
+            with learner.timing("evaluate"):
+                given = given_losses(self.demonstrations.rollouts(tasks), learner.policy)
+            tasks = [self.demonstrations.opening(task) for task in tasks] if self.reward is not None else []
+        asked = [task for task in tasks for _ in range(self.samples)]
         rollouts = [
             rollout
             for seed in self.seeds
@@ -114,9 +161,21 @@ class Evaluator:
             judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
             scores = totals(judged.scores, rollouts)
             kl = None
-            if learner.reference is not None:
+            if learner.reference is not None and rollouts:
                 kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
-        return Evaluation(rollouts, scores, kl, self.samples)
+        return Evaluation(rollouts, scores, kl, self.samples, given)
+
+
+@torch.no_grad()
+def given_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 8192) -> tuple[GivenLoss, ...]:
+    """What each of some given replies costs the policy, without temperature or masks."""
+    batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
+    out = passed(batch, policy, PURE, micro_tokens)
+    nats = torch.zeros(len(rollouts), dtype=torch.float64)
+    nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
+    tokens = [sum(len(turn.action) for turn in r.turns) for r in rollouts]
+    sizes = [sum(len(text.encode(errors="replace")) for text in r.texts) for r in rollouts]
+    return tuple(map(GivenLoss, nats.tolist(), tokens, sizes))
 
 
 @torch.no_grad()

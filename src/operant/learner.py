@@ -34,6 +34,7 @@ from operant.lessons import Learnt, Lesson, Progress, choose, looked_back, unjud
 from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
+from operant.policy.policy import PURE
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import Attempts, play
@@ -259,7 +260,7 @@ class Learner:
                 "step(queries, responses)"
             )
         known = {"tokenizer": self.policy.tokenizer, "sampling": self.sampling, "vocabulary": self.policy.vocabulary}
-        return to_rollouts(queries, responses, ends=True, **known), None, self.sampling
+        return to_rollouts(queries, responses, ends=True, **known), None, PURE
 
     def _comparable(self, rollouts: Sequence[Rollout]) -> None:
         """Raises: OperantError, on every rank, where a method that compares replies is given none to compare."""
@@ -280,9 +281,10 @@ class Learner:
     ) -> dict[str, float]:
         """Scores to weights. What a world has paid stands in the turns, and `scores` are what comes on top.
 
-        None: nobody judges given replies.
+        Given replies have none, and are scored without temperature or masks.
         """
-        sampling, moments = sampling or self.sampling, self.moments.state_dict()
+        usual = PURE if self.algorithm.source == "data" else self.sampling
+        sampling, moments = sampling or usual, self.moments.state_dict()
         lr = self._rate()
         self.controller.begin(self.progress.share(self.total_steps))
         coef = self.controller.coef

@@ -39,7 +39,7 @@ class Looks:
         if options.evaluate_every and (last or step % options.evaluate_every == 0):
             evaluation = self.evaluate()
             told |= evaluation.metrics() if evaluation is not None else {}
-            told |= {"evaluate/reward_before": self.before.mean} if self.before is not None else {}
+            told |= self.before.as_before() if self.before is not None else {}
         if last or step % options.probe_every == 0:
             told |= self.probe(step)
         return told | self.probed if step == 1 else told

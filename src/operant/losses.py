@@ -25,7 +25,7 @@ def _above(least: float, **options: float | None) -> None:
 
 def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
     """Cross-entropy of the actions: supervised training."""
-    return {"loss": -out.logprobs}
+    return {"loss": -out.logprobs, "supervised/loss": -out.logprobs.detach()}
 
 
 def clipped(

@@ -1,5 +1,6 @@
 """What is told of a step's rollouts and batch, as sums and counts. Names and meanings: `tracking/registry.py`."""
 
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -14,6 +15,8 @@ from operant.kl import estimate
 from operant.tally import Tally
 from operant.types import Batch, Outputs, Rollout
 
+BYTES = "rollout/bytes"
+"""Bytes of text over the tokens that they are written in; no metric, but what a loss in bits is made with."""
 GROUPS = 8
 """Fewer queries than this tell nothing about queries."""
 BLOCKS, GRADIENTS = "blocks/", "gradients/"
@@ -38,7 +41,9 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     tally.add("rollout/count", len(rollouts), 0.0)
     tally.histogram("reply_tokens", lengths["rollout/reply_tokens"])
     if texts:
-        tally.merge(of_texts([text for r in rollouts for text in r.texts]))
+        said = [text for r in rollouts for text in r.texts]
+        tally.merge(of_texts(said))
+        tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in said), sum(lengths["rollout/reply_tokens"]))
     return tally
 
 
@@ -230,6 +235,9 @@ def finish(tally: Tally) -> dict[str, float]:
         spread, count = metrics.pop("rollout/likelihood_z"), tally.sums["rollout/likelihood_gap"][1]
         if spread:
             metrics["rollout/likelihood_z"] = metrics["rollout/likelihood_gap"] / spread * count**0.5
+    size = metrics.pop(BYTES, 0.0)
+    if "supervised/loss" in metrics and size:
+        metrics["supervised/bits_per_byte"] = metrics["supervised/loss"] / math.log(2) / size
     if "value/error" in metrics and metrics.get("returns/std"):
         metrics["value/explained_variance"] = 1 - metrics["value/error"] / metrics["returns/std"] ** 2
     return metrics

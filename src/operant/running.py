@@ -14,7 +14,7 @@ from typing import Any
 
 from operant import bundle, distributed, files, machine
 from operant.algorithms import left_out_says
-from operant.attempts import attempt
+from operant.attempts import attempt, given
 from operant.build import Built
 from operant.bundle import Refusal
 from operant.checkpoint import RunState
@@ -168,6 +168,8 @@ class Run:
         """This rank's rollouts of a step, judged; what fails on one rank is raised on all."""
         train, built = self.config.train, self.built
         picked = [built.tasks[i] for i in built.order.take(train.batch // train.samples)]
+        if (demonstrations := built.demonstrations) is not None:
+            return distributed.together(lambda: given(demonstrations, picked))
         tasks = [task for task in picked for _ in range(train.samples)]
         cut = {"chunks": train.reward_chunks, "samples": train.samples}
         return distributed.together(lambda: attempt(self.learner, tasks, built.reward, **cut))

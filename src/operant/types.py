@@ -51,6 +51,8 @@ class Task:
     """Text, chat messages, or token ids that are used as they are."""
     target: Any = None
     """What a reward needs to judge the attempt."""
+    replies: tuple[Any, ...] = ()
+    """Given replies, for methods that learn from them: each a text, token ids, or the messages that follow."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from operant.data.given import given_task
 from operant.data.order import permutation
 from operant.data.sources import read
 from operant.sampling import check_ids, counter
@@ -48,6 +49,12 @@ class DataOptions:
     """The field that names the task; otherwise the source and the row's number do."""
     target_field: str | None = None
     """The field that becomes `Task.target`, for rewards."""
+    reply_field: str | None = None
+    """Of given replies: the field that holds them, with prompts in `text_field`; none: the row's own form decides."""
+    loss_on: str = "replies"
+    """Of given replies: train on the replies alone, or on all, prompts too."""
+    max_length: int | None = None
+    """Of given replies: the longest row, prompt and reply, beyond which it is cut; none: a row too long is refused."""
 
     def __post_init__(self) -> None:
         low, high = self.query_range() or (1, 1)
@@ -55,6 +62,8 @@ class DataOptions:
             ("min_chars", self.min_chars >= 0, "at least 0"),
             ("max_chars", self.max_chars is None or self.max_chars >= max(self.min_chars, 1), "at least min_chars"),
             ("query_tokens", 1 <= low <= high, "a number from 1, or a range such as 2-8"),
+            ("loss_on", self.loss_on in ("replies", "all"), "replies or all"),
+            ("max_length", self.max_length is None or self.max_length >= 2, "at least 2"),
             ("limit", self.limit is None or self.limit >= 1, "at least 1"),
         ]
         for name, good, rule in checks:
@@ -77,17 +86,21 @@ def load_tasks(
     context: int | None = None,
     max_new: int = 0,
     vocabulary: int | None = None,
+    given: bool = False,
 ) -> list[Task]:
     """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
 
     Files are .jsonl, .json, .csv, .parquet or .txt (a text a line), also with .gz behind. Names are `builtin:openings`
     (with /train or /held-out) and data sets of the Hub ("imdb", "owner/name:split"). With a tokenizer, prompts become
     ids; what is a `Task` already stays as it is unless a query is cut from it. `context` and `max_new`, in tokens,
-    bound the prompts, `vocabulary` their ids. A function that never ends needs `limit`.
+    bound the prompts, `vocabulary` their ids. A function that never ends needs `limit`. `given`: the rows hold replies
+    to learn from (see `data/given.py`); their texts stay texts.
 
     Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
     """
     options = options or DataOptions()
+    if given and options.query_range():
+        raise OperantError(f"data.query_tokens={options.query_tokens!r}: given replies stand behind whole prompts")
     if options.query_range() and tokenizer is None:
         raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
     name, rows = read(source)
@@ -95,14 +108,16 @@ def load_tasks(
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
     passed: Counter[str] = Counter()
-    made = _encoded(_tasks(rows, name, options, passed), tokenizer, options, seed, passed)
+    wanted = _tasks(rows, name, options, passed, given)
+    made = (task for task, _ in wanted) if given else _encoded(wanted, tokenizer, options, seed, passed)
     tasks = list(islice(made, options.limit))
     if not tasks:
         raise OperantError(_nothing_left(name, passed, options))
     twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
     if twice:
         raise OperantError(f"tasks of {name}: the id {twice[0]!r} stands twice; give every task an id of its own")
-    _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
+    if not given:
+        _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
 
 
@@ -110,16 +125,18 @@ def load_tasks(
 
 
 def _tasks(
-    rows: Iterable[tuple[int, Any]], name: str, options: DataOptions, passed: Counter[str]
+    rows: Iterable[tuple[int, Any]], name: str, options: DataOptions, passed: Counter[str], replies: bool
 ) -> Iterator[tuple[Task, bool]]:
     """(task, whether it was a task already), filtered by length. `passed` counts what came through each filter."""
     for number, row in rows:
         passed["read"] += 1
         given = isinstance(row, Task)
-        task: Task = row if isinstance(row, Task) else _task(row, number, name, options)
+        task: Task = row if isinstance(row, Task) else _task(row, number, name, options, replies)
         _check_texts(task, f"{name}, row {number}")
-        text = task.prompt if isinstance(task.prompt, str) else None
-        if not (task.prompt if text is None else text.strip()):
+        if replies and not task.replies:
+            raise OperantError(f"{name}, row {number}: the task {task.id!r} has no replies to learn from")
+        text = _whole_text(task) if replies else task.prompt if isinstance(task.prompt, str) else None
+        if not (task.replies or task.prompt if text is None else text.strip()):
             continue
         passed["not empty"] += 1
         if text is not None and not given and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
@@ -128,24 +145,35 @@ def _tasks(
         yield task, given
 
 
-def _task(row: Any, number: int, name: str, options: DataOptions) -> Task:
+def _whole_text(task: Task) -> str | None:
+    """Prompt and reply; None where either is no text."""
+    parts = [task.prompt, *task.replies]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else None
+
+
+def _task(row: Any, number: int, name: str, options: DataOptions, replies: bool = False) -> Task:
     where = f"{name}, row {number}"
     fields = row if isinstance(row, Mapping) else {options.text_field: row}
     named = _field(fields, options.id_field, where) if options.id_field else f"{name}/{number}"
     target = _field(fields, options.target_field, where) if options.target_field else None
+    if replies:
+        task = replace(given_task(row, str(named), options.text_field, options.reply_field, where), target=target)
+        return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
     if options.template is not None:
-        try:
-            return Task(str(named), options.template.format_map(fields), target)
-        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-            raise OperantError(
-                f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}"
-            ) from error
+        return Task(str(named), _filled(options.template, fields, where), target)
     prompt = _field(fields, options.text_field, where)
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and _alike(prompt)):
         raise OperantError(
             f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text, messages or ids"
         )
     return Task(str(named), prompt, target)
+
+
+def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
+    try:
+        return template.format_map(fields)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
 
 
 def _alike(prompt: list[Any]) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 _SHOWN = {
+    "supervised/loss": "loss {:.3f}",
     "reward/mean": "reward {:.3f}",
     "kl/per_reply": "KL {:.2f}",
     "policy/entropy": "entropy {:.2f}",

@@ -118,11 +118,17 @@ text/repeated | share | ..0.2 | | share of a reply's word trigrams that it has s
 text/exclamations | share | as the reference's | | share of characters that are exclamation marks
 text/emojis | share | as the reference's | | share of characters that are emojis and other pictures
 text/non_letters | share | as the reference's | | share of characters that are no letters, digits, space or punctuation
+# Given replies
+supervised/loss | nats | falls | | cross-entropy of the given replies, mean over the tokens that are trained on
+supervised/bits_per_byte | bits | falls | | the same over the bytes of their text: comparable between tokenizers
 # Held-out tasks
 evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, the same random numbers each time
 evaluate/unjudged | share | ..0.02 | | share of the held-out replies without a score, which the mean leaves out; absent
     where all have one
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
+evaluate/loss | nats | falls with supervised/loss | | cross-entropy of the held-out given replies, mean over tokens
+evaluate/bits_per_byte | bits | falls | | the same over the bytes of their text
+evaluate/loss_before | nats | | | evaluate/loss before training
 evaluate/reward_before | score | | | evaluate/reward before training
 evaluate/reward_std | score | | | spread of those scores
 evaluate/best_of_k | score | | | mean over the held-out tasks of the best of their replies, where each has several

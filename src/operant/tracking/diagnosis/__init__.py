@@ -12,7 +12,7 @@ with the reason; all are silent on the healthy demo, over five seeds and at ever
 
 from collections.abc import Callable
 
-from operant.tracking.diagnosis import distance, rewards, sampling, texts, updates
+from operant.tracking.diagnosis import distance, rewards, sampling, supervised, texts, updates
 from operant.tracking.diagnosis.history import Finding, History, read_history
 from operant.tracking.diagnosis.verdict import verdict
 
@@ -46,8 +46,11 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     rewards.flat,
     rewards.saturated,
     sampling.declared_otherwise,
+    supervised.overfits,
 )
 """In the order in which findings of one level are told."""
+OF_GIVEN = (updates.not_finite, updates.refused, supervised.overfits)
+"""Those that hold for runs on given replies, whose lengths, texts and likelihood are not the policy's."""
 
 EXPLAINS: dict[str, frozenset[str]] = {
     "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
@@ -67,7 +70,8 @@ _LEVELS = ("problem", "warning", "note")
 
 def diagnose(history: History) -> list[Finding]:
     """What is found, worst first; empty where nothing looks wrong."""
-    found = [finding for rule in RULES if (finding := rule(history)) is not None]
+    rules = OF_GIVEN if supervised.given(history) else RULES
+    found = [finding for rule in rules if (finding := rule(history)) is not None]
     names = {finding.name for finding in found}
     explained = {name for cause in names for name in EXPLAINS.get(cause, ())}
     told = [finding for finding in found if finding.name not in explained]

@@ -62,8 +62,8 @@ class History:
 
     @property
     def trained(self) -> int:
-        """Steps that replies were learnt from."""
-        return len(self.values("reward/mean"))
+        """Steps that replies were learnt from, whether a reward judged them or they were given."""
+        return len(self.values("reward/mean")) or len(self.values("supervised/loss"))
 
     def values(self, name: str) -> list[float]:
         """Every finite value of a metric, in order."""

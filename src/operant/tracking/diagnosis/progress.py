@@ -26,10 +26,13 @@ class Progress:
     """Standard error of the change; 0 where it cannot be told."""
     spread: float
     """Of the replies' scores at the start."""
+    falls: bool = False
+    """Whether lower is better, as of a loss."""
 
     @property
     def rise(self) -> float:
-        return self.after - self.before
+        """How much better it has become."""
+        return self.before - self.after if self.falls else self.after - self.before
 
     @property
     def beyond_noise(self) -> bool:
@@ -43,9 +46,30 @@ class Progress:
 
 
 def progress(history: History) -> Progress | None:
-    """On held-out tasks where they were judged before and after; else evaluations, probes, the replies trained on."""
+    """On held-out tasks where they were judged before and after; else evaluations, probes, the replies trained on.
+
+    Of given replies it is their loss that is trained on.
+    """
+    if history.values("supervised/loss"):
+        return _supervised(history)
     spread = history.first("reward/std") or history.recent("reward/std") or 0.0
     return _held_out(history.evaluation, spread) or _repeated(history, spread) or _trained_on(history, spread)
+
+
+def _supervised(history: History) -> Progress:
+    """The loss of given replies: of held-out ones before and after, or of the first steps and the last."""
+    before, after = history.evaluation.get("before") or {}, history.evaluation.get("after") or {}
+    if before.get("loss") is not None and after.get("loss") is not None:
+        pairs = zip(before.get("given", ()), after.get("given", ()))
+        apart = [b["nats"] / b["tokens"] - a["nats"] / a["tokens"] for a, b in pairs if a["tokens"]]
+        error = _spread(apart) / len(apart) ** 0.5 if apart else 0.0
+        return Progress("held-out loss", before["loss"], after["loss"], error, 0.0, falls=True)
+    if (first := history.first("evaluate/loss_before")) is not None and (now := history.recent("evaluate/loss", 1)):
+        return Progress("held-out loss", first, now, 0.0, 0.0, falls=True)
+    losses = history.values("supervised/loss")
+    early, late = losses[:RECENT], losses[-RECENT:]
+    error = (_spread(early) ** 2 / len(early) + _spread(late) ** 2 / len(late)) ** 0.5
+    return Progress("loss", _mean(early), _mean(late), error, 0.0, falls=True)
 
 
 def _held_out(evaluation: Mapping[str, Any], spread: float) -> Progress | None:

@@ -86,8 +86,9 @@ const Figures = (() => {
 
   // --- what is drawn, in order ---------------------------------------------------------------------------------------
 
-  const MAKERS = { reward, distance, update, lengths, gradients, parts, time };
+  const MAKERS = { supervised, reward, distance, update, lengths, gradients, parts, time };
   const SECTIONS = [
+    { id: "supervised", title: "Given replies", short: "Loss" },
     { id: "reward", title: "Reward", short: "Reward" },
     { id: "distance", title: "Distance from the reference", short: "Distance" },
     { id: "update", title: "The update", short: "Update" },
@@ -96,6 +97,18 @@ const Figures = (() => {
     { id: "parts", title: "Parts of the reward", short: "Parts" },
     { id: "time", title: "Time and memory", short: "Time" },
   ];
+
+  function supervised() {
+    return [
+      lines(
+        "loss",
+        "Loss on given replies",
+        [series("supervised/loss", "trained on", "--blue"), series("evaluate/loss", "held out", "--orange")],
+        { metrics: ["supervised/loss", "evaluate/loss"], caption: explained("supervised/loss") },
+      ),
+      single("supervised/bits_per_byte", "Bits per byte of text"),
+    ];
+  }
 
   function reward() {
     const scored = curve("evaluate/reward") ? "evaluate/reward" : "probe/reward";

@@ -1,0 +1,260 @@
+"""Supervised training on given replies: what becomes a row, what it costs, and whole runs of it."""
+
+import json
+import math
+import shutil
+from random import Random
+
+import pytest
+import torch
+from toys import bare_logprobs, letters, lm
+
+from operant import Learner, OperantError, Policy, Task, train
+from operant.algorithms import ALGORITHMS
+from operant.cli import main
+from operant.data import DataOptions, load_tasks
+from operant.demonstrations import Demonstrations
+from operant.evaluate import given_losses
+
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'user' %}q{{ m.content }}.{% else %}a{{ m.content }}!{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+)
+STOP = 2
+
+
+def chatty():
+    tokenizer = letters()
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def ids(text):
+    return letters()(text, add_special_tokens=False)["input_ids"]
+
+
+def turns(row, *, tokenizer=None, **options):
+    """(prompt, action) of each turn of a row."""
+    tokenizer = tokenizer or letters()
+    (task,) = load_tasks([row], tokenizer, DataOptions(**options), given=True)
+    made = Demonstrations(tokenizer, STOP, options.get("loss_on") == "all", options.get("max_length"))
+    (rollout,) = made.rollouts([task])
+    return [(turn.prompt, turn.action) for turn in rollout.turns]
+
+
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "ab"},
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": "cd"},
+]
+
+
+def test_rows_of_every_form_by_hand():
+    assert turns({"prompt": "ab", "completion": " cd"}) == [(ids("ab"), [*ids(" cd"), STOP])]
+    assert turns({"prompt": [5, 6], "completion": [7]}) == [([5, 6], [7, STOP])]
+    assert turns({"question": "x", "answer": "y"}, text_field="question", reply_field="answer") == [
+        (ids("x"), [*ids("y"), STOP])
+    ]
+    assert turns({"text": "abc"}) == [(ids("a"), [*ids("bc"), STOP])]
+    assert turns("abc") == [(ids("a"), [*ids("bc"), STOP])]
+    assert turns({"prompt": "ab", "completion": "cd"}, loss_on="all") == [(ids("a"), [*ids("bcd"), STOP])]
+    assert turns({"prompt": "ab", "completion": "cdef"}, max_length=4) == [(ids("ab"), ids("cd"))]
+    assert turns({"w": "x", "y": "z"}, template="in {w}:", reply_field="y") == [(ids("in x:"), [*ids("z"), STOP])]
+    # A template ends an answer itself. The second turn goes on from the ids of the first.
+    first = ids("qhi.a"), ids("ab!")
+    assert turns({"messages": TALK}, tokenizer=chatty()) == [
+        first,
+        (first[0] + first[1] + ids("qgo.a"), ids("cd!")),
+    ]
+    assert turns({"prompt": TALK[:1], "completion": TALK[1:2]}, tokenizer=chatty()) == [first]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"a": 1}, r"no reply to learn from \(fields: a\).*`prompt` and `completion`"),
+        ({"messages": TALK[:1]}, r"none with role 'assistant'"),
+        ({"prompt": 5, "completion": "x"}, r"the prompt is 5; it must be text, token ids, or messages"),
+        ({"prompt": "x", "completion": None}, r"the reply is None; it must be text"),
+        ({"messages": TALK}, r"a list of messages, and the tokenizer has no chat template"),
+        ({"prompt": "abcdefgh", "completion": "x"}, r"nothing is left to learn from; its prompt alone is too long"),
+        (Task("mine", "x"), r"the task 'mine' has no replies"),
+    ],
+)
+def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, says):
+    with pytest.raises(OperantError, match=says):
+        turns(row, max_length=8)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+def test_the_loss_is_the_cross_entropy_of_the_replies_and_nothing_else(kind):
+    """By bare forward passes of single rows; temperature, minimum length and bans are about samples alone."""
+    pairs = [("ab", "cde"), ("b", "a"), ("the", "en go"), ("ab", "x")]
+    model = lm(kind, vocab=40).double()
+    given = [(ids(p), [*ids(r), STOP]) for p, r in pairs]
+    right = [float(-bare_logprobs(model, p, r).sum()) for p, r in given]
+    learner = Learner(
+        model, tokenizer=letters(), algorithm="sft", temperature=0.5, min_tokens=5, banned=(7,), max_tokens=9, lr=0.0
+    )
+    metrics = learner.step([p for p, _ in pairs], [r for _, r in pairs])
+    tokens, size = sum(len(r) for _, r in given), sum(len(r) for _, r in pairs)
+    assert metrics["supervised/loss"] == pytest.approx(sum(right) / tokens, rel=1e-6)
+    assert metrics["supervised/bits_per_byte"] == pytest.approx(sum(right) / math.log(2) / size, rel=1e-6)
+    assert metrics["loss/total"] == pytest.approx(metrics["supervised/loss"])
+    assert not [name for name in metrics if name.startswith(("reward/", "kl/", "value/"))]
+    tasks = [Task(str(i), p, replies=(r,)) for i, (p, r) in enumerate(pairs)]
+    rollouts = Demonstrations(letters(), STOP, encoder_decoder=kind == "t5").rollouts(tasks)
+    found = given_losses(rollouts, learner.policy)
+    assert [g.nats for g in found] == pytest.approx(right, rel=1e-6)
+    assert [g.bytes for g in found] == [len(r) for _, r in pairs]
+
+
+def test_a_chat_of_two_answers_is_one_row_and_prompts_between_them_cost_nothing():
+    model = lm(vocab=40).double()
+    tokenizer = chatty()
+    (task,) = load_tasks([{"messages": TALK}], tokenizer, given=True)
+    rollouts = Demonstrations(tokenizer, STOP).rollouts([task])
+    learner = Learner(model, tokenizer=tokenizer, algorithm="sft", lr=0.0)
+    loss = learner.learn(rollouts, None)["supervised/loss"]
+    assert len(learner.learnt.batch) == 1
+    first, second = (bare_logprobs(model, t.prompt, t.action) for t in rollouts[0].turns)
+    assert loss == pytest.approx(float(-torch.cat([first, second]).mean()), rel=1e-6)
+
+
+def test_given_replies_take_no_scores():
+    learner = Learner(lm(), algorithm="sft")
+    with pytest.raises(OperantError, match=r"scores: algorithm sft learns from given replies as they are"):
+        learner.step([[5]], [[6]], [1.0])
+    for name in ("groups", "generation"):
+        with pytest.raises(OperantError, match=name):
+            learner.step([[5]], [[6]], **{name: [0]})
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model folder, and tasks: two letters, and another one that the second of them decides."""
+    place = tmp_path_factory.mktemp("sft")
+    lm("gpt2", vocab=40, spread=0.05).save_pretrained(place / "model")
+    letters().save_pretrained(place / "model")
+    rows = [{"prompt": f"{a}{b}", "completion": MEANS[b]} for a in "abcdefgh" for b in "abcdefgh"]
+    (place / "train.jsonl").write_text("\n".join(json.dumps(r) for i, r in enumerate(rows) if i % 5), encoding="utf-8")
+    (place / "held.jsonl").write_text("\n".join(json.dumps(r) for r in rows[::5]), encoding="utf-8")
+    return place
+
+
+MEANS = dict(zip("abcdefgh", "ijklmnop", strict=True))
+OPTIONS = ["--batch", "16", "--optimizer.lr", "1e-2", "--max-tokens", "5", "--watch-every", "0"]
+
+
+def started(files, out, *more):
+    tasks = ["--tasks", str(files / "train.jsonl"), "--evaluate", str(files / "held.jsonl")]
+    return main(["train", "sft", "--policy", str(files / "model"), *tasks, "--out", str(out), *OPTIONS, *more])
+
+
+def losses(out):
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["supervised/loss"] for line in lines]
+
+
+def test_a_run_from_the_command_line_learns_evaluates_reports_and_resumes(files, tmp_path, capsys):
+    out = tmp_path / "whole"
+    assert started(files, out, "--steps", "24", "--evaluate-every", "8") == 0
+    told = capsys.readouterr().out
+    before_after = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    before, after = before_after["before"]["loss"], before_after["after"]["loss"]
+    assert before > 3 and after < 0.5 * before and before_after["after"]["bits_per_byte"] < 4
+    assert f"loss on 13 held-out replies: {before:.3f} -> {after:.3f} nats a token" in told
+    assert "It learned: held-out loss" in told and "nothing looks wrong" in told
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "supervised/loss" in page and "evaluate/loss" in page
+    assert (out / "probes").is_dir() and main(["generate", str(out), "--prompt", "ab"]) == 0
+
+    half = tmp_path / "half"
+    assert (
+        started(files, half, "--steps", "24", "--evaluate-every", "8", "--checkpoint-every", "10", "--keep", "5") == 0
+    )
+    for path in (half / "checkpoints").iterdir():
+        if path.name > "step-00010":
+            shutil.rmtree(path)
+    shutil.rmtree(half / "export")
+    assert main(["train", "--resume", str(half)]) == 0
+    assert losses(half) == losses(out)  # bit-identical to the run that never stopped
+
+
+def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
+    """Replies that nothing decides: the loss on the rows falls, the one on others rises."""
+    names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
+    random = Random(1)
+    tasks = [Task(n, n, replies=("".join(random.choices("ijklmnop", k=4)),)) for n in names]
+    options = {"batch": 24, "steps": 60, "evaluate_every": 10, "optimizer.lr": 1e-2, "sampling.max_tokens": 6}
+    given = {"tasks": tasks[:24], "evaluate": tasks[24:], "algorithm": "sft", "probes": 0, "out": tmp_path / "run"}
+    run = train(str(files / "model"), **given, **options)
+    held = [m["evaluate/loss"] for m in run.metrics if "evaluate/loss" in m]
+    (found,) = run.diagnose()
+    assert found.name == "overfits" and f"{min(held):.3g}" in found.says and f"{held[-1]:.3g} now" in found.says
+    assert held[-1] > min(held) and run.metrics[-1]["supervised/loss"] < run.metrics[0]["supervised/loss"]
+
+
+def test_packing_changes_no_number_of_a_supervised_run(files, tmp_path):
+    for packing in ("on", "off"):
+        assert started(files, tmp_path / packing, "--steps", "4", "--model.packing", packing) == 0
+    assert losses(tmp_path / "on") == pytest.approx(losses(tmp_path / "off"), rel=1e-4)
+
+
+def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
+    """The control: every prompt gets another one's reply, so only their letters' frequencies can be learnt."""
+    rows = [json.loads(line) for line in (files / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    replies = [row["completion"] for row in rows]
+    Random(0).shuffle(replies)
+    mixed = [
+        Task(str(i), r["prompt"], replies=(reply,)) for i, (r, reply) in enumerate(zip(rows, replies, strict=True))
+    ]
+    held = [json.loads(line) for line in (files / "held.jsonl").read_text(encoding="utf-8").splitlines()]
+    held = [Task(f"h{i}", r["prompt"], replies=(r["completion"],)) for i, r in enumerate(held)]
+    options = {"batch": 16, "steps": 24, "optimizer.lr": 1e-2, "max_tokens": 5, "probes": 0}
+    run = train(str(files / "model"), tasks=mixed, evaluate=held, algorithm="sft", out=tmp_path / "mixed", **options)
+    # One letter of eight, and the end: log 8 nats of two tokens is what nobody can know.
+    assert run.before.loss > 3 and run.after.loss > 0.9 * math.log(8) / 2
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--kl.coef", "0.1"], "algorithm sft has no reference"),
+        (["--samples", "2"], "it trains on given replies"),
+        (["--score.scale", "true"], "algorithm sft has no reward"),
+        (["--query-tokens", "5"], "given replies stand behind whole prompts"),
+        (["--reference", "builtin:reviews-lm"], "algorithm sft keeps none"),
+        (["--data.loss-on", "some"], "replies or all"),
+        (["--tasks", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),
+    ],
+)
+def test_what_does_not_go_with_given_replies_is_refused(files, tmp_path, more, says, capsys):
+    given = ["--policy", str(files / "model")] + ([] if "--tasks" in more else ["--tasks", str(files / "train.jsonl")])
+    assert main(["train", "sft", *given, "--out", str(tmp_path / "x"), *more]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_options_of_given_replies_are_refused_where_the_policy_plays(capsys):
+    assert main(["train", "sentiment", "--loss-on", "all"]) == 2
+    assert "data.loss_on: algorithm ppo learns from replies of its own" in capsys.readouterr().err
+
+
+def test_a_row_that_does_not_fit_the_context_is_refused_before_the_first_step(files, tmp_path):
+    long = [Task("a", "ab", replies=("c",)), Task("b", "ab", replies=("c" * 70,))]
+    with pytest.raises(OperantError, match=r"task 'b' has 2 tokens, and with 71 of the reply.*--data.max-length"):
+        train(str(files / "model"), tasks=long, algorithm="sft", out=tmp_path / "x")
+    run = train(
+        str(files / "model"), tasks=long, algorithm="sft", out=tmp_path / "x", steps=1, batch=2,
+        **{"data.max_length": 20}, probes=0,
+    )  # fmt: skip
+    assert run.metrics[0]["rollout/ended_length"] == 0.5
+
+
+def test_every_row_names_a_source_that_is_read():
+    assert {row.source for row in ALGORITHMS.values()} == {"play", "data"}
+    assert Policy(lm()).trainable()
