@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from operant import distributed
-from operant.types import Batch, OperantError, Rollout, Turn
+from operant.types import Batch, Choices, OperantError, Rollout, Turn
 
 
 def collate(
@@ -45,7 +45,11 @@ def collate(
         logprobs=_rectangle(rows, "logprobs", 0.0, numbers) if sampled else None,
         values=_rectangle(rows, "values", 0.0, numbers) if valued else None,
     )
-    batch = batch.with_(states=_kept_states(rows, turns.shape[1]))
+    width = turns.shape[1]
+    choices = [(row * width + column, *choice) for row, held in enumerate(rows) for column, *choice in held["choices"]]
+    batch = batch.with_(
+        states=_kept_states(rows, width) if not choices else None, choices=Choices.of(choices) if choices else None
+    )
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
 
 
@@ -62,8 +66,8 @@ SETUP = {"cpu": 128, "cuda": 4096}
 
 def _paid(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
     """One reward per action of the rollout: the world's, and the score's."""
-    counts = [len(turn.action) for turn in rollout.turns]
-    if 0 in counts:
+    counts = [turn.count for turn in rollout.turns]
+    if any(not turn.action for turn in rollout.turns):
         raise OperantError(f"task {rollout.task.id!r}: a reply has no tokens; every reply needs at least one action")
     paid = [0.0] * sum(counts)
     end = -1
@@ -76,8 +80,8 @@ def _paid(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
         paid = [a + float(b) for a, b in zip(paid, score, strict=True)]
     else:
         raise OperantError(
-            f"task {rollout.task.id!r}: {len(score)} rewards for {len(paid)} action tokens; "
-            "a per-token reward gives one float for each token of the reply"
+            f"task {rollout.task.id!r}: {len(score)} rewards for {len(paid)} actions; "
+            "a per-token reward gives one float for each token of the reply, and one for a choice"
         )
     return paid
 
@@ -87,17 +91,20 @@ def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[
     spent = 0
     for index, turn in enumerate(rollout.turns):
         if row is None or not joined or turn.prompt[: len(row["tokens"])] != row["tokens"]:
-            row = {name: [] for name in ("tokens", "logprobs", "values", "rewards", "turns", "allowed")}
+            row = {name: [] for name in ("tokens", "logprobs", "values", "rewards", "turns", "allowed", "choices")}
             row |= {"episode": episode, "group": rollout.group}
             rows.append(row)
         shown = turn.prompt[len(row["tokens"]) :]
-        n, blank = len(turn.action), [0.0] * len(shown)
+        n, blank = turn.count, [0.0] * len(shown)
+        rest = len(turn.action) - n  # of a choice: the tokens behind the first, which are no actions of their own
         _check(turn, rollout)
+        if turn.options is not None:
+            row["choices"].append((len(row["tokens"]) + len(shown), *_choice(turn, rollout)))
         row["tokens"] += shown + turn.action
-        row["logprobs"] += blank + (turn.logprobs or [0.0] * n)
-        row["values"] += blank + (turn.values or [0.0] * n)
-        row["rewards"] += blank + paid[spent : spent + n]
-        row["turns"] += [-1] * len(shown) + [index] * n
+        row["logprobs"] += blank + (turn.logprobs or [0.0] * n) + [0.0] * rest
+        row["values"] += blank + (turn.values or [0.0] * n) + [0.0] * rest
+        row["rewards"] += blank + paid[spent : spent + n] + [0.0] * rest
+        row["turns"] += [-1] * len(shown) + [index] * n + [-1] * rest
         if turn.allowed is not None:
             row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
         row["states"] = turn.states  # of the last turn: it holds those of all that stand before
@@ -107,11 +114,34 @@ def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[
 def _check(turn: Turn, rollout: Rollout) -> None:
     for name in ("logprobs", "values", "allowed"):
         given = getattr(turn, name)
-        if given is not None and len(given) != len(turn.action):
+        if given is not None and len(given) != turn.count:
             raise OperantError(
-                f"task {rollout.task.id!r}: {len(given)} {name} for {len(turn.action)} action tokens; "
-                "give one per token, or none"
+                f"task {rollout.task.id!r}: {len(given)} {name} for {turn.count} actions; "
+                "give one per token (a choice is one action), or none"
             )
+
+
+def _choice(turn: Turn, rollout: Rollout) -> tuple[int, list[list[int]]]:
+    """(picked, options), each option once."""
+    among, places = distinct(turn.options or [])
+    if turn.chosen is None or not 0 <= turn.chosen < len(places) or turn.action != among[places[turn.chosen]]:
+        raise OperantError(
+            f"task {rollout.task.id!r}: option {turn.chosen} of {len(places)} was chosen, and its ids are not the "
+            "reply's: `chosen` says which of `options` the action is"
+        )
+    return places[turn.chosen], among
+
+
+def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """The options, each once, and where each of those given stands among them: the same words are one choice.
+
+    Raises: OperantError where there are none, or one has no tokens.
+    """
+    if not options or not all(options):
+        raise OperantError("a choice among given replies needs at least one, and each of them a token")
+    numbers: dict[tuple[int, ...], int] = {}
+    places = [numbers.setdefault(tuple(option), len(numbers)) for option in options]
+    return [list(option) for option in numbers], places
 
 
 def _rectangle(rows: list[dict[str, Any]], name: str, fill: float, dtype: torch.dtype) -> Tensor:
@@ -161,7 +191,7 @@ def cut(
     of device).
     """
     setup = SETUP.get(batch.tokens.device.type, SETUP["cuda"]) if setup is None else setup
-    lengths = batch.mask.sum(1).tolist()
+    lengths = batch.sizes()
     ordered = sorted(((max(lengths[r] for r in rows), rows) for rows in held), key=lambda unit: unit[0])
     if packed:  # a row of one token's width for every token
         sizes = [(1, sum(lengths[r] for r in rows)) for _, rows in ordered]

@@ -18,7 +18,7 @@ from operant.encoding import Bag, decode, encode, read_folder, write_folder
 from operant.finite import Fault, first, located
 from operant.options import values
 from operant.sampling import Sampling
-from operant.types import Batch, OperantError
+from operant.types import Batch, Choices, OperantError
 
 KEPT = 3
 """Bundles of a run; the newest stay."""
@@ -78,7 +78,7 @@ def write(path: str | Path, refusal: Refusal | None, about: Mapping[str, Any], w
     path, bag = Path(path), Bag(finite=False)
     held = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
     held |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
-    held["parts"] = [({f.name: getattr(batch, f.name) for f in fields(batch)}, ends) for batch, ends in refusal.parts]
+    held["parts"] = [(_plain(batch), ends) for batch, ends in refusal.parts]
     content = encode({"refusal": held, "about": dict(about), "weights": weights}, "bundle", bag)
     told = {"schema": SCHEMA, "kind": "refused", "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     temporary = path.with_name(f".{path.name}.tmp")
@@ -112,8 +112,18 @@ def read(path: str | Path) -> tuple[Refusal, dict[str, Any], Any]:
         raise OperantError(f"{path} is damaged: {error}; it cannot be replayed") from error
 
 
+def _plain(batch: Batch) -> dict[str, Any]:
+    held = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return held | {"choices": None if batch.choices is None else asdict(batch.choices)}
+
+
+def _batch(held: dict[str, Any]) -> Batch:
+    choices = held.get("choices")
+    return Batch(**held | {"choices": None if choices is None else Choices(**choices)})
+
+
 def _refusal(held: dict[str, Any]) -> Refusal:
-    parts = [(Batch(**batch), ends) for batch, ends in held["parts"]]
+    parts = [(_batch(batch), ends) for batch, ends in held["parts"]]
     made = Refusal(**held | {"parts": parts, "fault": Fault(**held["fault"])})
     return replace(made, sampling=Sampling(**held["sampling"]))
 

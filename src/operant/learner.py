@@ -34,7 +34,6 @@ from operant.lessons import Learnt, Lesson, Progress, choose, looked_back, unjud
 from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
-from operant.policy.policy import PURE
 from operant.policy.shadow import Shadow
 from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import Attempts, play
@@ -260,7 +259,7 @@ class Learner:
                 "step(queries, responses)"
             )
         known = {"tokenizer": self.policy.tokenizer, "sampling": self.sampling, "vocabulary": self.policy.vocabulary}
-        return to_rollouts(queries, responses, ends=True, **known), None, PURE
+        return to_rollouts(queries, responses, ends=True, **known), None, self.sampling.plain
 
     def _comparable(self, rollouts: Sequence[Rollout]) -> None:
         """Raises: OperantError, on every rank, where a method that compares replies is given none to compare."""
@@ -283,7 +282,7 @@ class Learner:
 
         Given replies have none, and are scored without temperature or masks.
         """
-        usual = PURE if self.algorithm.source == "data" else self.sampling
+        usual = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         sampling, moments = sampling or usual, self.moments.state_dict()
         lr = self._rate()
         self.controller.begin(self.progress.share(self.total_steps))

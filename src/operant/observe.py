@@ -56,7 +56,11 @@ def observe(
 def with_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
     """The batch with what a frozen trunk computes of every token, once; without, where that is more than its budget."""
     width = policy.head.weight.shape[1] * policy.head.weight.element_size()
-    if policy.trunk is None or batch.tokens.numel() * width > policy.options.states_gb * 1e9:
+    if (
+        policy.trunk is None
+        or batch.choices is not None
+        or batch.tokens.numel() * width > policy.options.states_gb * 1e9
+    ):
         return batch.with_(states=None)
     if batch.states is not None:
         return batch

@@ -7,7 +7,7 @@ drawn travel with every action.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,6 +53,9 @@ class Sampling:
     """`stored` allows top-k, top-p and min-p in training: the allowed ids of each action travel along."""
     banned: tuple[int, ...] = ()
     """Ids that are never drawn and have probability 0 in every score."""
+    choice: str = "mean"
+    """Among given replies, one is drawn in proportion to exp(score / temperature). Its score is the mean of its tokens'
+    log-probs (the stop token behind it counts); with sum, long replies are hardly ever tried."""
 
     def __post_init__(self) -> None:
         for name in ("stop_tokens", "stop_strings", "banned"):
@@ -68,6 +71,7 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]; 1 is off"),
             ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1); 0 is off"),
             ("truncation", self.truncation in (None, "stored"), "must be None or 'stored'"),
+            ("choice", self.choice in ("mean", "sum"), "must be mean or sum"),
             ("stop_strings", all(self.stop_strings), "must not hold an empty string"),
         ]
         for name, good, rule in checks:
@@ -92,7 +96,22 @@ class Sampling:
     def distribution(self) -> tuple[Any, ...]:
         """What log-probs depend on: equal for two samplings under which every reply has the same ones."""
         early = (self.min_tokens, self.stops) if self.min_tokens and self.stops else ()
-        return self.temperature, self.banned, early, self.truncates
+        return self.temperature, self.banned, early, self.truncates, self.choice
+
+    @property
+    def plain(self) -> "Sampling":
+        """Without temperature and masks: how given replies are scored."""
+        return replace(self, temperature=1.0, min_tokens=0, banned=(), top_k=0, top_p=1.0, min_p=0.0, truncation=None)
+
+    @property
+    def of_options(self) -> "Sampling":
+        """How the tokens of an option are scored: its length is given, and the temperature is the choice's."""
+        return replace(self.plain, banned=self.banned)
+
+    @property
+    def terminator(self) -> int | None:
+        """What ends an option, so that one that is the beginning of another is told from it; None: nothing stops."""
+        return min(self.stops, default=None)
 
     def for_training(self) -> "Sampling":
         """Refuse what would make ratios and KL wrong; returns self."""

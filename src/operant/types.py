@@ -62,7 +62,7 @@ class Completion:
     action: list[int]
     """The ids, the stop token included."""
     logprobs: list[float]
-    """[len(action)] under the distribution that was sampled from."""
+    """[len(action)] under the distribution that was sampled from; of a choice [1], among the options."""
     values: list[float] | None
     """[len(action)] the critic's value of the state before each token, where decoding knows it."""
     end: End
@@ -81,7 +81,7 @@ class Turn:
     prompt: list[int]
     action: list[int]
     logprobs: list[float] | None = None
-    """None where the reply was not sampled here: one forward pass fills them in."""
+    """One an action. None where the reply was not sampled here: one forward pass fills them in."""
     values: list[float] | None = None
     end: End = "stop"
     version: int = 0
@@ -92,8 +92,13 @@ class Turn:
     next_value: float = 0.0
     """Value of the state that follows a cut episode; 0 where the episode ended."""
     options: list[list[int]] | None = None
-    """For a choice among given replies: their ids."""
+    """For a choice among given replies, which is one action: their ids."""
     chosen: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many actions it is: one a token, and one where it was chosen among given replies."""
+        return len(self.action) if self.options is None else 1
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,43 @@ class Engine(Protocol):
     def sync(self, policy: Any, version: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The choices among given replies of a batch, C of them with O options and N tokens together; in row order."""
+
+    places: Tensor
+    """[C] int: row * T + column of the action, which stands at the first token of the reply that was taken."""
+    picked: Tensor
+    """[C] int: which option that is."""
+    counts: Tensor
+    """[C] int: how many options there were."""
+    lengths: Tensor
+    """[O] int: tokens of each option."""
+    ids: Tensor
+    """[N] int: those tokens."""
+
+    @staticmethod
+    def of(found: Sequence[tuple[int, int, list[list[int]]]]) -> Choices:
+        """From (place, picked, options) of each."""
+        import torch
+
+        options = [option for _, _, among in found for option in among]
+        return Choices(
+            places=torch.tensor([place for place, _, _ in found]),
+            picked=torch.tensor([picked for _, picked, _ in found]),
+            counts=torch.tensor([len(among) for _, _, among in found]),
+            lengths=torch.tensor([len(option) for option in options]),
+            ids=torch.tensor([token for option in options for token in option]),
+        )
+
+    def listed(self) -> list[tuple[int, int, list[list[int]]]]:
+        """What `of` was given."""
+        options = [part.tolist() for part in self.ids.split(self.lengths.tolist())]
+        ends = self.counts.cumsum(0).tolist()
+        among = [options[end - n : end] for end, n in zip(ends, self.counts.tolist(), strict=True)]
+        return list(zip(self.places.tolist(), self.picked.tolist(), among, strict=True))
+
+
 Score = float | Mapping[str, float] | Sequence[float] | None
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
 """Judges attempts: one entry a rollout, a float, named floats, one float per action token, or None (abstains)."""
@@ -235,6 +277,8 @@ class Batch:
     """Ragged: ids [N] and offsets [B * T + 1] of the tokens that could be drawn."""
     states: Tensor | None = None
     """[B, T, D] what a frozen trunk has computed of every token, for `policy/` alone."""
+    choices: Choices | None = None
+    """Which actions are choices among given replies, and among which; None: none is."""
 
     @staticmethod
     def given(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> Batch:
@@ -258,14 +302,39 @@ class Batch:
             bootstrap=torch.zeros(len(rows)),
         )
 
+    @staticmethod
+    def choosing(prompts: Sequence[Sequence[int]], options: Sequence[Sequence[list[int]]]) -> Batch:
+        """A choice behind each prompt, as if the first option had been taken: what is needed to score them all."""
+        batch = Batch.given(prompts, [among[0][:1] for among in options])
+        width = batch.tokens.shape[1]
+        found = [(row * width + len(p), 0, list(o)) for row, (p, o) in enumerate(zip(prompts, options, strict=True))]
+        return batch.with_(choices=Choices.of(found))
+
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def chosen(self) -> Tensor:
+        """[B, T] bool: the actions that are choices."""
+        import torch
+
+        where = torch.zeros(self.actions.numel(), dtype=torch.bool, device=self.actions.device)
+        if self.choices is not None:
+            where[self.choices.places.to(where.device)] = True
+        return where.view(self.actions.shape)
+
+    def sizes(self) -> list[int]:
+        """Tokens that each row computes: its own, and those of the options that it chooses among."""
+        own = self.mask.sum(1).tolist()
+        for place, _, among in self.choices.listed() if self.choices is not None else ():
+            own[place // self.tokens.shape[1]] += sum(map(len, among))
+        return own
 
     def with_(self, **updates: Any) -> Batch:
         return replace(self, **updates)
 
     def to(self, device: Any) -> Batch:
-        """The batch on a device; the ragged `allowed` stays where it is, being read piece by piece."""
+        """The batch on a device; the ragged `allowed` and `choices` stay where they are, being read piece by piece."""
         import torch
 
         if self.tokens.device == torch.device(device):
@@ -289,7 +358,18 @@ class Batch:
                 picked[f.name] = value[:, :width] if value.ndim > 1 else value
         if self.allowed is not None:
             picked["allowed"] = _pick_ragged(self.allowed, self.tokens.shape, index, width)
+        if self.choices is not None:
+            picked["choices"] = _pick_choices(self.choices, self.tokens.shape, index, width)
         return replace(self, **picked)
+
+
+def _pick_choices(choices: Choices, shape: torch.Size, index: Any, width: int) -> Choices | None:
+    import torch
+
+    rows = {row: new for new, row in enumerate(torch.arange(shape[0])[index].tolist())}
+    held = [(divmod(place, shape[1]), picked, among) for place, picked, among in choices.listed()]
+    found = [(rows[row] * width + column, picked, among) for (row, column), picked, among in held if row in rows]
+    return Choices.of(sorted(found, key=lambda choice: choice[0])) if found else None
 
 
 def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, width: int) -> tuple[Tensor, Tensor]:

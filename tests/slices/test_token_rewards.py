@@ -54,7 +54,7 @@ def test_they_reach_the_learner_whole_and_a_wrong_length_changes_nothing():
     learner = Learner(lm(), max_tokens=3, fixed_length=True, **{"kl.coef": 0.0, "optimizer.lr": 1e-2})
     before = [p.clone() for p in learner.policy.parameters()]
     replies = learner.generate([[5, 6, 7], [4]])
-    with pytest.raises(OperantError, match=r"2 rewards for 3 action tokens.*one float for each token"):
+    with pytest.raises(OperantError, match=r"2 rewards for 3 actions.*one float for each token"):
         learner.step(replies, [[1.0, 2.0], [0.0, 0.0, 0.0]])
     with pytest.raises(OperantError):
         judge(lambda rollouts: [[1.0, 2.0]] * len(rollouts), replies)

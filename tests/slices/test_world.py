@@ -1,5 +1,6 @@
 """A world of two turns that forgets: a fresh prompt, two discounts, and a choice among given replies."""
 
+import pytest
 import torch
 from toys import bare_logprobs, letters, lm
 
@@ -43,7 +44,7 @@ def test_fresh_prompts_choices_and_two_discounts():
 
     fresh = tokenizer("a door.")["input_ids"]
     options = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in DOORS]
-    scores = torch.stack([bare_logprobs(policy.model, fresh, ids).sum() for ids in options])
+    scores = torch.stack([bare_logprobs(policy.model, fresh, [*ids, 2]).mean() for ids in options])  # 2 ends each
     edges = scores.softmax(0).cumsum(0)
     for rollout in rollouts:
         second = rollout.turns[1]
@@ -52,8 +53,8 @@ def test_fresh_prompts_choices_and_two_discounts():
         assert second.chosen == int((edges <= u).sum())
         assert second.action == options[second.chosen]
         assert rollout.info["door"] == rollout.reply == DOORS[second.chosen]
-        truth = bare_logprobs(policy.model, fresh, second.action)
-        assert torch.allclose(torch.tensor(second.logprobs).double(), truth, atol=1e-4)
+        truth = scores.log_softmax(0)[second.chosen]
+        assert second.logprobs == pytest.approx([float(truth)], abs=1e-4)
         assert rollout.end == "world"
     assert len({r.turns[1].chosen for r in rollouts}) > 1
 
@@ -73,8 +74,8 @@ def by_hand(rollout, gamma, turn_gamma, lam, turn_lam):
     out = []
     for turn in reversed(rollout.turns):
         advantages = []
-        for place in reversed(range(len(turn.action))):
-            last = place == len(turn.action) - 1
+        for place in reversed(range(turn.count)):
+            last = place == turn.count - 1
             paid = turn.reward if last else 0.0
             discount = gamma * turn_gamma if last and crossing else gamma if not last else 0.0
             trace = turn_lam if last else lam
@@ -90,7 +91,7 @@ def test_a_learner_finds_the_door():
     options = {"optimizer.lr": 1e-2, "max_tokens": 2, "kl.coef": 0.0, "turn_gamma": 0.9, "turn_lam": 0.5}
     learner = Learner(lm("llama", 40, spread=0.1), tokenizer=letters(), env=House(), **options)
     won = []
-    for step in range(8):
+    for step in range(14):
         replies = learner.play([Task(f"{step}/{i}", "in the house") for i in range(16)])
         won.append(sum(r.info["door"] == "go" for r in replies) / 16)
         learner.step(replies, [0.0] * 16)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operant.batch import cut, distinct, units
 from operant.engines.record import Record
 from operant.policy.decoding import Decoding
 from operant.policy.policy import Policy
@@ -21,6 +22,8 @@ COMPACT_AT = 1.0
 """Finished replies leave the batch once the live ones are fewer than this share of it."""
 ADMIT_AT = 0.25
 """Waiting prompts step in once this share of the rows is free: reading few at a time costs a pass over the weights."""
+MICRO_TOKENS = 8192
+"""Tokens of a pass in which given replies are scored, prompts and options together."""
 LOOK_EVERY = 8
 """Tokens between two looks at which replies have ended, where looking makes the CPU wait for the device."""
 
@@ -60,18 +63,23 @@ class NativeEngine:
         sampling: Sampling,
         keys: Sequence[int],
     ) -> list[tuple[int, Completion]]:
-        """For each prompt, one of the given replies, drawn in proportion to its probability; which one, and it."""
-        chosen = []
-        for prompt, replies, key in zip(prompts, options, keys, strict=True):
-            batch = Batch.given([prompt] * len(replies), replies)
-            out = self.policy.forward(batch, sampling)
-            pick, _ = sampling.draw(out.logprobs.sum(1)[None], uniforms([key], 0))
-            index = int(pick)
-            at = batch.actions[index]
-            values = None if out.values is None else out.values[index][at].tolist()
-            logprobs = out.logprobs[index][at].tolist()
-            chosen.append((index, Completion(list(replies[index]), logprobs, values, "stop", self.version)))
-        return chosen
+        """For each prompt, one of the given replies, drawn as `Sampling.choice` says; which one, and it.
+
+        Of replies with the same ids the first stands for all.
+        """
+        once = [distinct(replies) for replies in options]
+        batch = Batch.choosing(prompts, [among for among, _ in once])
+        made: list[tuple[int, Completion]] = [(0, Completion([], [], None, "stop", self.version))] * len(once)
+        for rows in cut(batch, units(batch), MICRO_TOKENS):
+            some = batch.rows(torch.tensor(rows))
+            table, values = self.policy.choice_logprobs(some, sampling)
+            known = None if values is None else values[some.actions].tolist()
+            picks, logprobs = sampling.draw(table, uniforms([keys[row] for row in rows], 0).to(table.device))
+            for i, (row, pick, logprob) in enumerate(zip(rows, picks.tolist(), logprobs.tolist(), strict=True)):
+                among, places = once[row]
+                value = None if known is None else [known[i]]
+                made[row] = places.index(pick), Completion(among[pick], [logprob], value, "stop", self.version)
+        return made
 
     def _check(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
         sampling.check_ids(self.policy.vocabulary)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from operant.policy import layout
+from operant.policy.choices import Branch, among, branches, chosen, spelt_out, tree
 from operant.policy.heads import ValueHead, ValueOptions
 from operant.policy.logprobs import score
 from operant.policy.modelling import ModelOptions, compute_in, plain_attention, recomputing
 from operant.policy.packing import Packing
-from operant.policy.probe import Modes, check_trunk, packs_exactly, probe
+from operant.policy.probe import Modes, branches_exactly, check_trunk, packs_exactly, probe
 from operant.policy.trunk import Trunk, find_blocks
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
@@ -187,27 +188,69 @@ class Policy(nn.Module):
         `raw_logprobs` the untruncated ones.
         """
         batch = batch.to(self.device)
-        states = self.states(batch)
-        other = None
+        held = branches(batch, sampling.terminator) if batch.choices is not None else []
+        states, behind = self.branching(batch, held)
+        theirs = None
         if against is not None:
             with torch.no_grad():
-                other = (against.logits, against.states(against.reading(batch, self)))
+                theirs = against.branching(against.reading(batch, self), held)
+        free, chosen_at = batch.actions & ~batch.chosen, batch.chosen
+        spoken = ~chosen_at[batch.actions] if held else slice(None)
         scored = score(
             self.logits,
-            states,
-            batch.tokens[batch.actions],
-            layout.places(batch)[batch.actions],
+            states[spoken],
+            batch.tokens[free],
+            layout.places(batch)[free],
             sampling,
             vocabulary=self.vocabulary,
-            allowed=_at_actions(batch),
-            against=other,
+            allowed=_at_actions(batch, free),
+            against=None if theirs is None else (against.logits, theirs[0][spoken]),
             entropy_gradient=entropy_gradient,
         )
-        spread = {k: _scatter(v, batch.actions) for k, v in scored.items()}
+        spread = {k: _scatter(v, free) for k, v in scored.items()}
+        if held:
+            other = None if theirs is None else (against, theirs[1])
+            found = self._chosen(batch, held, behind, sampling, other, entropy_gradient)
+            spread = {k: x.masked_scatter(chosen_at, found[k].to(x.dtype)) for k, x in spread.items()}
         kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
         if batch.allowed is None:
             spread["raw_logprobs"] = spread["logprobs"]
         return Outputs(**spread, values=self._values(batch, states), kl=kl)
+
+    def _chosen(
+        self,
+        batch: Batch,
+        held: list[Branch],
+        behind: Tensor,
+        sampling: Sampling,
+        other: "tuple[Policy, Tensor] | None",
+        entropy_gradient: bool,
+    ) -> dict[str, Tensor]:
+        """What `score` tells of tokens, of the choices among given replies: named tensors [C]."""
+        assert batch.choices is not None  # there are branches
+        table = among(self._of_branches(held, behind, sampling), held, batch.choices, sampling)
+        theirs = None
+        if other is not None:
+            with torch.no_grad():
+                theirs = among(other[0]._of_branches(held, other[1], sampling), held, batch.choices, sampling)
+        found = chosen(table, batch.choices.picked, theirs)
+        found["raw_logprobs"] = found["logprobs"]
+        return found if entropy_gradient else found | {"entropy": found["entropy"].detach()}
+
+    def _of_branches(self, held: list[Branch], behind: Tensor, sampling: Sampling) -> Tensor:
+        """[M] log-probs of the tokens of all options."""
+        ids = torch.tensor([token for branch in held for token in branch.ids], device=behind.device)
+        plain = sampling.of_options
+        return score(self.logits, behind, ids, torch.zeros_like(ids), plain, vocabulary=self.vocabulary)["logprobs"]
+
+    def choice_logprobs(self, batch: Batch, sampling: Sampling = PURE) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [C, O] of the options of each choice, -inf where there are fewer; and the values [B, T]."""
+        batch = batch.to(self.device)
+        assert batch.choices is not None  # asked for by whoever has them
+        held = branches(batch, sampling.terminator)
+        states, behind = self.branching(batch, held)
+        table = among(self._of_branches(held, behind, sampling), held, batch.choices, sampling)
+        return table, self._values(batch, states)
 
     def values(self, batch: Batch) -> Tensor | None:
         """[B, T] the critic's values alone; None without a critic."""
@@ -223,7 +266,10 @@ class Policy(nn.Module):
         """[N, D] the hidden state before each action, as it enters the output head; rows first."""
         if self._alone(batch):
             return torch.cat([self.states(batch.rows(slice(i, i + 1))) for i in range(len(batch))])
-        laid = self._laid(batch)
+        return self._computed(batch, self._laid(batch))
+
+    def _computed(self, batch: Batch, laid: layout.Laid) -> Tensor:
+        """The states that `laid` selects, from one call of the model."""
         with ExitStack() as during:
             caught = during.enter_context(self._catching(laid.select))
             if self.trunk is not None and batch.states is not None:
@@ -234,6 +280,40 @@ class Policy(nn.Module):
             during.enter_context(self._attending(batch, laid))
             self._call(**laid.kwargs, use_cache=False)
         return caught["states"]
+
+    def branching(self, batch: Batch, held: list[Branch]) -> tuple[Tensor, Tensor]:
+        """`states` [N, D], and those before every token [M, D] of the options that the batch chooses among."""
+        if not held:
+            states = self.states(batch)
+            return states, states[:0]
+        if self.encoder_decoder or not self._branches():
+            return self.states(batch), self._spelt_out(batch, held)
+        if len(batch) > 1 and not self.modes.padded:
+            parts = [self.branching(batch.rows(slice(i, i + 1)), _of_row(held, i)) for i in range(len(batch))]
+            return torch.cat([own for own, _ in parts]), torch.cat([behind for _, behind in parts])
+        laid = tree(batch, held, self.head.weight.dtype)
+        states = self._computed(batch.with_(states=None), laid)
+        count = len(states) - sum(len(branch.ids) for branch in held)
+        return states[:count], states[count:]
+
+    def _spelt_out(self, batch: Batch, held: list[Branch]) -> Tensor:
+        """[M, D] with a row for each option. An encoder reads the prompt that several share once."""
+        rows = spelt_out(batch, held)
+        if not self.encoder_decoder:
+            return self.states(rows)
+        laid, prompts = self._laid(rows), {b.row: i for i, b in reversed(list(enumerate(held)))}
+        once = [prompts[row] for row in sorted(prompts)]
+        which = torch.tensor([sorted(prompts).index(b.row) for b in held], device=self.device)
+        ids, mask = laid.kwargs.pop("input_ids"), laid.kwargs["attention_mask"]
+        read = self.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
+        laid.kwargs["encoder_outputs"] = (read[0][which],)
+        return self._computed(rows, laid)
+
+    def _branches(self) -> bool:
+        """Whether rows with branches are computed exactly; tried out the first time that it is asked."""
+        if self.modes.branched is None:
+            self.modes = replace(self.modes, branched=branches_exactly(self))
+        return bool(self.modes.branched)
 
     @contextmanager
     def _attending(self, batch: Batch, laid: layout.Laid) -> Iterator[None]:
@@ -273,7 +353,7 @@ class Policy(nn.Module):
 
     def packs(self, batch: Batch) -> bool:
         """Whether the rows of the batch are laid end to end: where that is exact, and enough of it would be padding."""
-        return self.modes.packed and self.packing.pays(batch.mask)
+        return self.modes.packed and batch.choices is None and self.packing.pays(batch.mask)
 
     def _alone(self, batch: Batch) -> bool:
         """Whether each row has to be computed by itself."""
@@ -345,10 +425,14 @@ def _scatter(x: Tensor, where: Tensor) -> Tensor:
     return torch.zeros(where.shape, dtype=x.dtype, device=x.device).masked_scatter(where, x)
 
 
-def _at_actions(batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """`batch.allowed` for the actions alone: off actions its pieces are empty, so only the offsets change."""
+def _of_row(held: list[Branch], row: int) -> list[Branch]:
+    return [replace(branch, row=0) for branch in held if branch.row == row]
+
+
+def _at_actions(batch: Batch, free: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`batch.allowed` at `free` actions alone: elsewhere its pieces are empty, so only the offsets change."""
     if batch.allowed is None:
         return None
     ids, offsets = batch.allowed
-    lengths = offsets.diff()[batch.actions.flatten().cpu()]
+    lengths = offsets.diff()[free.flatten().cpu()]
     return ids, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

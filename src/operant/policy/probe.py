@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from operant.policy import layout
+from operant.policy.choices import branches, spelt_out
 from operant.policy.packing import quick
 from operant.types import Batch, OperantError
 
@@ -42,6 +43,8 @@ class Modes:
     """Decoding in one buffer that rows leave and step into."""
     packed: bool = False
     """Rows end to end."""
+    branched: bool | None = None
+    """Options as branches of their row; None: nobody has asked for it yet."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """What the model does to its logits after the head."""
 
@@ -108,6 +111,25 @@ def packs_exactly(policy: "Policy") -> bool:
 def _say(text: str) -> None:
     """Once."""
     warnings.warn(text, stacklevel=2)
+
+
+@torch.no_grad()
+def branches_exactly(policy: "Policy") -> bool:
+    """Whether options that grow from their row have the states that they have in rows of their own."""
+    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    # Of each row the last two tokens and the first one stand to choose, behind what comes before them.
+    prompts, options = [row[:-2] for row in rows], [[row[-2:], row[:1]] for row in rows]
+    batch = Batch.choosing(prompts, options).to(policy.device)
+    held, window = branches(batch, None), policy.packing.window
+    if window is not None and max(map(len, rows)) > window:
+        return False
+    try:
+        policy.modes = replace(policy.modes, branched=True)
+        return _close(policy.branching(batch, held)[1], policy.states(spelt_out(batch, held)))
+    except _FAILS:
+        return False
+    finally:
+        policy.modes = replace(policy.modes, branched=None)
 
 
 def check_trunk(policy: "Policy") -> None:

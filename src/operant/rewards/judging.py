@@ -160,7 +160,7 @@ def checked_answer(answer: Any, rollout: Rollout, name: str) -> tuple[Total, dic
         return (_sum(said, rollout, name) if said else None), parts
     if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
         numbers = [_number(v, rollout, name) for v in answer]
-        count = sum(len(turn.action) for turn in rollout.turns)
+        count = sum(turn.count for turn in rollout.turns)
         if len(numbers) != count:
             wrong = f"{len(numbers)} numbers where the attempt has {count} action tokens"
             raise _refused(name, wrong, rollout, "return one float, or one number per action token")

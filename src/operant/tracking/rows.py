@@ -36,8 +36,9 @@ def rows(
             if index == len(rollout.turns) - 1:
                 row["reward"] = whole[number]
                 row |= {f"reward/{name}": said[number] for name, said in (parts or {}).items()}
-            if pieces is not None:
-                row["tokens"] = [_clean(piece) for piece in pieces(turn.action)]
+            if pieces is not None:  # a choice is one action, with one number of each kind
+                said = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
+                row["tokens"] = [_clean(piece) for piece in said]
             if batch is not None:
                 row |= _seen(batch, episodes.get(number), index)
             table.append(row)

@@ -1,0 +1,298 @@
+"""A choice among given replies is one action: its distribution, its gradient, its KL, beside free speech and alone."""
+
+from itertools import product
+
+import pytest
+import torch
+from rigs import Caught, gap
+from toys import bare_logprobs, letters, lm
+
+from operant import Learner, OperantError, Policy, Rollout, Task, Turn
+from operant.batch import collate
+from operant.engines.native import NativeEngine
+from operant.policy.choices import among, branches
+from operant.policy.heads import ValueOptions
+from operant.sampling import Sampling, uniforms
+from operant.types import Batch, Step
+
+END = 2
+KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "t5", "bart"]
+PROMPTS = [[5, 6, 7], [8], [9, 10]]
+OPTIONS = [[[11], [11, 12], [13, 14, 15]], [[16, 17], [18]], [[11, 12], [5], [6], [7, 8, 9, 10]]]
+"""Among them one that is the beginning of another."""
+
+
+def right(model, prompt, options, temperature=1.0, choice="mean", end=END):
+    """[O] log-probs of the options, by bare forward passes of single rows."""
+    scores = []
+    for option in options:
+        told = bare_logprobs(model, prompt, option + ([] if end is None else [end]))
+        scores.append((told.mean() if choice == "mean" else told.sum()) / temperature)
+    return torch.stack(scores).log_softmax(0)
+
+
+def tables(policy, sampling, prompts=PROMPTS, options=OPTIONS):
+    with torch.no_grad():
+        table, values = policy.choice_logprobs(Batch.choosing(prompts, options), sampling)
+    return [row[: len(o)].double() for row, o in zip(table, options, strict=True)], values
+
+
+# --- the distribution -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("choice", ["mean", "sum"])
+@pytest.mark.parametrize("stops", [(END,), (-1,)], ids=["ended", "endless"])
+def test_options_have_the_probability_of_their_scores(kind, choice, stops):
+    model = lm(kind, vocab=24)
+    policy = Policy(model, value=ValueOptions(init="normal"))
+    sampling = Sampling(temperature=0.7, stop_tokens=stops, choice=choice, min_tokens=2 if stops == (END,) else 0)
+    mine, values = tables(policy, sampling)
+    end = END if stops == (END,) else None
+    for table, prompt, options in zip(mine, PROMPTS, OPTIONS, strict=True):
+        assert torch.allclose(table, right(model, prompt, options, 0.7, choice, end), atol=2e-5)
+    alone = [float(policy.values(Batch.given([p], [[11]]))[0, -1].detach()) for p in PROMPTS]
+    assert values[Batch.choosing(PROMPTS, OPTIONS).actions].tolist() == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_branches_of_a_row_are_rows_of_their_own(kind):
+    """The two ways agree, gradients too; which one is used, a probe has found out."""
+    policy = Policy(lm(kind, vocab=24), value=ValueOptions())
+    sampling = Sampling(stop_tokens=(END,))
+    grown, _ = tables(policy, sampling)
+    assert policy.modes.branched is (None if kind in ("t5", "bart") else True)
+    gradients = []
+    for branched in (policy.modes.branched, False):
+        policy.modes.__dict__["branched"] = branched
+        policy.zero_grad()
+        batch = Batch.choosing(PROMPTS, OPTIONS)
+        policy.forward(batch, sampling).logprobs.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+        plain, _ = tables(policy, sampling)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(grown, plain, strict=True))
+    assert gap(*gradients) < 1e-4
+
+
+def test_an_option_that_stands_twice_is_one_and_the_first_of_them_is_taken():
+    policy = Policy(lm(vocab=24))
+    twice = [[11], [12, 13], [11], [11]]
+    picked = [
+        NativeEngine(policy).choose([[5, 6]], [twice], Sampling(stop_tokens=(END,)), [key])[0] for key in range(200)
+    ]
+    share = sum(index == 0 for index, _ in picked) / 200
+    once = float(right(policy.model, [5, 6], twice[:2]).exp()[0])
+    assert {index for index, _ in picked} == {0, 1} and share == pytest.approx(once, abs=0.1)
+
+
+def test_what_is_no_choice_is_refused():
+    engine = NativeEngine(Policy(lm(vocab=24)))
+    for options in ([], [[5], []]):
+        with pytest.raises(OperantError, match="needs at least one, and each of them a token"):
+            engine.choose([[5]], [options], Sampling(), [0])
+    turn = Turn([5], [6], options=[[6], [7]], chosen=1)
+    with pytest.raises(OperantError, match=r"option 1 of 2 was chosen, and its ids are not the reply's"):
+        collate([Rollout(Task("a", [5]), 0, [turn], [""])], [0.0])
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_choices_are_drawn_by_their_keys_in_one_pass(kind):
+    policy = Policy(lm(kind, vocab=24))
+    calls = []
+    policy.model.register_forward_hook(lambda *given: calls.append(1))
+    sampling = Sampling(stop_tokens=(END,))
+    NativeEngine(policy).choose(PROMPTS, OPTIONS, sampling, [1, 2, 3])  # the first call tries branches out
+    calls.clear()
+    picked = NativeEngine(policy).choose(PROMPTS, OPTIONS, sampling, [1, 2, 3])
+    assert len(calls) <= 2  # of an encoder-decoder one for the values, and one for the options
+    for (index, completion), prompt, options, key in zip(picked, PROMPTS, OPTIONS, [1, 2, 3], strict=True):
+        told = right(policy.model, prompt, options)
+        assert index == int((told.exp().cumsum(0) <= uniforms([key], 0)).sum())
+        assert completion.action == options[index]
+        assert completion.logprobs == pytest.approx([float(told[index])], abs=2e-5)
+
+
+# --- a world of two turns, enumerated ---------------------------------------------------------------------------------
+
+V, ASKED, DOORS = 6, [3, 4], [[5], [5, 3], [4]]
+PAYS = torch.tensor(
+    [[0.5, 2.0, 0.0], [1.0, -1.0, 0.3], [0.0, 0.7, 0.1], [2.0, 0.2, 0.4], [0.1, 0.1, 1.5], [0.0, 1.0, 0.6]]
+)
+SPEAKS = Sampling(max_tokens=1, fixed_length=True, temperature=0.8)
+
+
+def behind(token):
+    return [*ASKED, token, 5]
+
+
+def expected(pays, ref=None, beta=0.0, model=None):
+    """The gradient of the expected reward less beta times both turns' KL, as one vector, by bare passes in float64."""
+    model = model or lm(vocab=V, spread=0.35).double()
+    speech = (model(torch.tensor([ASKED])).logits[0, -1] / 0.8).log_softmax(-1)
+    doors = torch.stack([_doors(model, behind(t)) for t in range(V)])
+    value = (speech.exp()[:, None] * doors.exp() * pays.double()).sum()
+    if ref is not None:
+        with torch.no_grad():
+            q = (ref(torch.tensor([ASKED])).logits[0, -1] / 0.8).log_softmax(-1)
+            theirs = torch.stack([_doors(ref, behind(t)) for t in range(V)])
+        whole = speech[:, None] + doors
+        value = value - beta * (whole.exp() * (whole - q[:, None] - theirs)).sum()
+    model.zero_grad()
+    value.backward()
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+
+
+def _doors(model, prompt):
+    scores = []
+    for option in DOORS:
+        logits = model(torch.tensor([prompt + option])).logits[0, len(prompt) - 1 : -1]
+        told = logits.log_softmax(-1).gather(-1, torch.tensor(option)[:, None])
+        scores.append(told.mean() / 0.8)
+    return torch.stack(scores).log_softmax(0)
+
+
+def found(pays, ref=None, beta=0.0, joined=True):
+    """The same from the library: the gradient of one step on each of the 18 attempts, weighted by its probability."""
+    model = lm(vocab=V, spread=0.35).double()
+    options = {"advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0, "max_grad_norm": None}
+    more = {"epochs": 1, "fixed_length": True, "max_tokens": 1, "temperature": 0.8, "kl.coef": beta}
+    reference = None if ref is None else Policy(ref)
+    learner = Learner(Policy(model, value=ValueOptions()), reference=reference, **options, **more)
+    whole = 0.0
+    for token, door in product(range(V), range(len(DOORS))):
+        with torch.no_grad():
+            said = (model(torch.tensor([ASKED])).logits[0, -1] / 0.8).log_softmax(-1)[token]
+            went = _doors(model, behind(token))[door]
+        prompt = behind(token)
+        turns = [
+            Turn(ASKED, [token], [float(said)], [0.0], "length"),
+            Turn(
+                prompt, DOORS[door], [float(went)], [0.0], options=DOORS, chosen=door, reward=float(pays[token, door])
+            ),
+        ]
+        learner.optimizer = Caught(learner.policy.model.parameters())
+        learner.learn([Rollout(Task("a", ASKED), 0, turns, ["", ""], "world")], [0.0], SPEAKS)
+        assert len(learner.learnt.batch) == 1  # both turns in one row
+        whole = whole - float((said + went).exp()) * 2 * learner.optimizer.gradients[0]  # a mean over two actions
+    return whole
+
+
+def test_the_expected_gradient_of_speech_and_choice_is_that_of_the_expected_reward():
+    assert gap(found(PAYS), expected(PAYS)) < 1e-6
+
+
+def test_with_equal_rewards_the_expected_gradient_is_zero():
+    """Trained on unnormalised log-probs of the tokens, its norm was 28."""
+    assert float(found(torch.ones_like(PAYS)).norm()) < 1e-8 * float(expected(PAYS).norm()) * 100
+
+
+def test_the_price_of_kl_is_that_of_both_turns():
+    ref = lm(vocab=V, seed=1, spread=0.35).double()
+    assert gap(found(PAYS, ref, 0.3), expected(PAYS, ref, 0.3)) < 1e-6
+
+
+# --- beside free speech -----------------------------------------------------------------------------------------------
+
+
+class House:
+    """Free speech, then a door, then speech again, all in one row."""
+
+    def reset(self, tasks):
+        self.turn = dict.fromkeys(tasks, 0)
+        return {slot: Step(fresh=True) for slot in tasks}
+
+    def step(self, replies):
+        return {slot: self._answer(slot, reply) for slot, reply in replies.items()}
+
+    def _answer(self, slot, reply):
+        self.turn[slot] += 1
+        if self.turn[slot] == 1:
+            return Step("a door.", options=["up", "go", "go on"])
+        if self.turn[slot] == 2:
+            return Step("go on.", reward=float(reply == "go"))
+        return Step(terminated=True)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("more", [{}, {"top_k": 5, "truncation": "stored"}, {"kl.kind": "reverse"}], ids=str)
+@pytest.mark.filterwarnings("ignore:replies come from a distribution")
+def test_free_and_choice_turns_in_one_batch_score_as_they_were_drawn(kind, more):
+    options = {"max_tokens": 4, "temperature": 0.7, "minibatch": 4, "optimizer.lr": 0.0}
+    learner = Learner(
+        lm(kind, 40), tokenizer=letters(), reference=Policy(lm(kind, 40, seed=1)), env=House(), **options, **more
+    )
+    rollouts = learner.play([Task(str(i), "in the house") for i in range(8)])
+    assert {len(r.turns) for r in rollouts} == {3} and all(len(r.turns[1].logprobs) == 1 for r in rollouts)
+    metrics = learner.learn(rollouts, [0.0] * 8)
+    assert metrics["rollout/logprob_gap"] < 1e-4 and metrics["policy/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    batch = learner.learnt.batch
+    if kind != "t5":
+        assert len(batch) == 8
+    for number, rollout in enumerate(rollouts):
+        turn = rollout.turns[1]
+        at = (batch.episodes[:, None] == number) & (batch.turns == 1)
+        assert int(at.sum()) == 1
+        told = [
+            right(m, turn.prompt, turn.options, 0.7) for m in (learner.policy.model, learner.reference.policy.model)
+        ]
+        if more.get("kl.kind") == "reverse":
+            assert float(batch.kl[at]) == pytest.approx(float((told[0].exp() * (told[0] - told[1])).sum()), abs=1e-4)
+        assert float(batch.ref_logprobs[at]) == pytest.approx(float(told[1][turn.chosen]), abs=1e-4)
+        assert batch.rewards[at].item() == pytest.approx(
+            float(rollout.texts[1] == "go") - 0.1 * float(batch.kl[at]), abs=1e-6
+        )
+
+
+def test_a_learner_finds_the_long_way():
+    """The option of three tokens pays: with sums of log-probs an untrained model would hardly ever try it."""
+
+    class Doors:
+        def reset(self, tasks):
+            return {slot: Step(fresh=True, options=["u", "go on up", "in"]) for slot in tasks}
+
+        def step(self, replies):
+            return {slot: Step(reward=float(reply == "go on up"), terminated=True) for slot, reply in replies.items()}
+
+    learner = Learner(
+        lm("llama", 40, spread=0.05), tokenizer=letters(), env=Doors(), **{"optimizer.lr": 1e-2, "kl.coef": 0.0}
+    )
+    won = []
+    for step in range(14):
+        replies = learner.play([Task(f"{step}/{i}", "at the door") for i in range(32)])
+        won.append(sum(r.reply == "go on up" for r in replies) / 32)
+        metrics = learner.learn(replies, [0.0] * 32)
+        assert metrics["reward/mean"] == pytest.approx(won[-1])
+    assert 0.1 < won[0] < 0.7 and won[-1] > 0.95, won
+
+
+def test_given_choices_are_learnt_by_their_share_among_the_options():
+    """Supervised: the loss is minus the log-prob among the options, and one choice is one action."""
+    model = lm(vocab=24).double()
+    learner = Learner(model, algorithm="sft", lr=0.0, temperature=0.5)
+    rollouts = [
+        Rollout(Task(str(i), p), i, [Turn(p, o[-1], options=o, chosen=len(o) - 1)], [""])
+        for i, (p, o) in enumerate(zip(PROMPTS, OPTIONS, strict=True))
+    ]
+    told = [float(right(model, p, o)[-1]) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
+    assert learner.learn(rollouts, None)["supervised/loss"] == pytest.approx(-sum(told) / 3, rel=1e-6)
+
+
+def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
+    from operant import bundle
+
+    def gradient(tokens):
+        learner = Learner(lm("llama", 40), tokenizer=letters(), env=House(), max_tokens=4, micro_tokens=tokens)
+        rollouts = learner.play([Task(str(i), "in the house") for i in range(6)])
+        learner.optimizer = Caught(learner.policy.parameters())
+        learner.learn(rollouts, [0.1 * i for i in range(6)])
+        return learner, learner.optimizer.gradients[0]
+
+    learner, whole = gradient(8192)
+    assert gap(gradient(64)[1], whole) < 1e-5
+    held = bundle._batch(bundle._plain(learner.learnt.batch))
+    assert held.choices.listed() == learner.learnt.batch.choices.listed()
+    held = branches(learner.learnt.batch, END)
+    assert among(torch.zeros(sum(len(b.ids) for b in held)), held, learner.learnt.batch.choices, Sampling()).shape == (
+        6,
+        3,
+    )
