@@ -34,18 +34,23 @@ OPTIONS = {
     "update.micro_tokens": 40,
     "sampling.max_tokens": 8,
     "sampling.temperature": 0.9,
-    "score.scale": True,
     "seed": 3,
 }
 MORE = {
-    "ppo": {"kl.control": "adaptive", "kl.horizon": 200, "loss.entropy_coef": 0.01, "advantage.gamma": 0.97},
-    "grpo": {"kl.coef": 0.0, "kl.loss_coef": 0.05, "kl.loss_kind": "k3"},
-    "rloo": {"kl.kind": "k2", "kl.coef": 0.05, "loss.clip_high": 0.28},
+    "ppo": {
+        "score.scale": True,
+        "kl.control": "adaptive",
+        "kl.horizon": 200,
+        "loss.entropy_coef": 0.01,
+        "advantage.gamma": 0.97,
+    },
+    "grpo": {"score.scale": True, "kl.coef": 0.0, "kl.loss_coef": 0.05, "kl.loss_kind": "k3"},
+    "rloo": {"score.scale": True, "kl.kind": "k2", "kl.coef": 0.05, "loss.clip_high": 0.28},
     "sft": {},
 }
 TOLD = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std policy/clip_fraction
 policy/advantage_std value/loss value/mean value/prediction value/explained_variance returns/mean returns/std
-kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef reward/mean reward/scaled_mean reward/return
+supervised/loss kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef reward/mean reward/scaled_mean reward/return
 rollout/logprob_mean rollout/ref_logprob_mean rollout/reply_tokens update/grad_norm update/grad_norm_clipped update/lr
 update/steps""".split()
 """Metrics that are written down, where a run has them."""
@@ -86,7 +91,7 @@ def step(learner: Learner, number: int) -> tuple[list[list[int]], dict[str, floa
     asked = [p for p in prompts(number) for _ in range(2)]
     if learner.algorithm.source == "data":
         given = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
-        return given, learner.step(asked, given, [0.0] * 8)
+        return given, learner.step(asked, given)
     tasks = [Task(f"{number}/{p}", p) for p in asked]
     replies = learner.play(tasks)
     scores = [score(p, r.ids) for p, r in zip(asked, replies, strict=True)]

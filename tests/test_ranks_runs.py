@@ -1,0 +1,123 @@
+"""Two ranks play, judge and learn what one process does: groups, repeats, abstentions, drops, in float64."""
+
+import math
+
+import pytest
+import torch
+from rigs import on_ranks
+from toys import lm
+
+from operant import OperantError, Policy, Task
+from operant.attempts import attempt
+from operant.distributed import rank
+from operant.learner import Learner
+from operant.policy.heads import ValueOptions
+from operant.rewards import judge
+
+IDS = ["a", "b", "c", "d", "e"]
+TASKS = [Task(name, [5 + i, 6]) for i, name in enumerate(IDS)]
+ORDER = [0, 1, 2, 3, 4, 0, 2]
+"""More prompts than tasks: two come twice, and would be dealt to another rank the second time."""
+BASE = {"max_tokens": 6, "stop_tokens": (2, 7, 9), "micro_tokens": 60, "optimizer.lr": 1e-3, "seed": 4, "watch_every": 0}
+
+
+def score(rollout) -> float:
+    return sum((3 * token + i) % 7 for i, token in enumerate(rollout.ids)) / 7
+
+
+def some_abstain(rollout):
+    return None if rollout.task.id in "bd" and len(rollout.ids) % 2 else score(rollout)
+
+
+def one_rank_abstains(rollout):
+    """What rank 1 is dealt: every second task."""
+    return None if rollout.task.id in "bd" else score(rollout)
+
+
+CASES = {
+    "ppo": ("ppo", {"minibatch": 3, "epochs": 2}, score),
+    "ppo, whitened by minibatch": ("ppo", {"minibatch": 3, "advantage.whiten_scope": "minibatch"}, some_abstain),
+    "ppo, one rank abstains": ("ppo", {"minibatch": 3}, one_rank_abstains),
+    "ppo, drops": ("ppo", {"on_length": "drop", "score.scale": True}, score),
+    "grpo": ("grpo", {"minibatch": 5}, score),
+    "grpo, some abstain": ("grpo", {"epochs": 2}, some_abstain),
+    "grpo, one rank abstains": ("grpo", {"minibatch": 4}, one_rank_abstains),
+    "rloo": ("rloo", {"kl.kind": "k3"}, some_abstain),
+}
+
+
+def learnt(name: str) -> dict:
+    """Metrics of two steps, and the weights after them less those before."""
+    algorithm, options, reward = CASES[name]
+    model = lm(spread=0.2).double()
+    value = ValueOptions() if algorithm == "ppo" else None
+    learner = Learner(
+        Policy(model, value=value), reference=Policy(lm(seed=1).double()), algorithm=algorithm, **BASE | options
+    )
+    before = [p.detach().clone() for p in learner.policy.trainable()]
+    told = []
+    for _ in range(2):
+        tasks = [TASKS[i] for i in ORDER for _ in range(2)]
+        rollouts, judged = attempt(learner, tasks, lambda rollouts: [reward(r) for r in rollouts], samples=2)
+        metrics = learner.learn(rollouts, judged.scores)
+        told.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
+    after = learner.policy.trainable()
+    moved = torch.cat([(a.detach() - b).flatten() for a, b in zip(after, before, strict=True)])
+    return {"metrics": told, "moved": moved, "groups": sorted(r.group for r in rollouts)}
+
+
+def work(number: int, world: int) -> dict:
+    return {name: learnt(name) for name in CASES} | {"heard": heard(), "nobody": nobody()}
+
+
+def heard() -> str:
+    """A score that is not finite on one rank alone, where scores are scaled over all of them."""
+    learner = Learner(lm(), **BASE, **{"score.scale": True})
+    rollouts, judged = attempt(learner, TASKS[:4], lambda rollouts: [score(r) for r in rollouts])
+    scores = [math.nan if rank() == 1 else s for s in judged.scores]
+    try:
+        learner.learn(rollouts, scores)
+    except OperantError as error:
+        return f"{error} | {learner.progress.step} {learner.moments.count}"
+    return "nothing"
+
+
+def nobody() -> str:
+    learner = Learner(lm(), **BASE)
+    rollouts, _ = attempt(learner, TASKS[:4], lambda rollouts: [None] * len(rollouts))
+    try:
+        learner.learn(rollouts, judge(lambda r: [None] * len(r), rollouts).scores)
+    except OperantError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return on_ranks(work, 2, deadline=300)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_move_the_weights_as_one_process_does(ranks, name):
+    right = learnt(name)
+    assert float(right["moved"].norm()) > 1e-2
+    for number in (0, 1):
+        mine = ranks[number][name]
+        assert float((mine["moved"] - right["moved"]).norm() / right["moved"].norm()) < 1e-6
+        for here, there in zip(mine["metrics"], right["metrics"], strict=True):
+            assert here.keys() == there.keys()
+            odd = {k: (here[k], v) for k, v in there.items() if here[k] != pytest.approx(v, rel=1e-6, abs=1e-8)}
+            assert not odd
+    assert ranks[0][name]["groups"] + ranks[1][name]["groups"] != right["groups"]  # they were dealt
+    assert not set(ranks[0][name]["groups"]) & set(ranks[1][name]["groups"])  # by whole groups
+
+
+def test_what_one_rank_runs_into_is_heard_on_both_and_nothing_moves(ranks):
+    first, second = ranks[0]["heard"], ranks[1]["heard"]
+    assert first == second and "is nan: rewards must be finite" in first and first.endswith("| 0 0.0")
+
+
+def test_a_step_that_nobody_judges_ends_on_both(ranks):
+    assert ranks[0]["nobody"] == ranks[1]["nobody"] == (
+        "no reply is left to learn from: all abstained, or were dropped by on_length='drop'"
+    )  # fmt: skip
