@@ -80,17 +80,26 @@ def of_batch(batch: Batch, coef: float) -> Tally:
     paid = per_episode(batch.rewards)
     tally.mean("reward/return", paid)
     tally.spread("reward/return_std", paid)
-    for name, x in (("value", batch.values), ("returns", batch.returns), ("policy/advantage", batch.advantages)):
+    for name, x in (("value", batch.values), ("returns", batch.returns)):
         if x is not None:
-            joint = "_" if "/" in name else "/"
-            tally.mean(f"{name}{joint}mean", x, at)
-            tally.spread(f"{name}{joint}std", x, at)
+            tally.mean(f"{name}/mean", x, at)
+            tally.spread(f"{name}/std", x, at)
+    if batch.values is not None:
+        tally.histogram("values", batch.values, at)
+    if batch.values is not None and batch.returns is not None:
+        tally.mean("value/error_before", (batch.returns - batch.values) ** 2, at)
     if batch.advantages is not None:
         tally.mean("policy/advantage_zero", [x == 0 for x in per_episode(batch.advantages.abs())])
-    for name in ("values", "advantages"):
-        if getattr(batch, name) is not None:
-            tally.histogram(name, getattr(batch, name), at)
     return tally
+
+
+def of_advantages(tally: Tally, batch: Batch) -> None:
+    """The advantages of a minibatch as the loss uses them, whitened where that is asked for after the cut."""
+    at = batch.actions & (batch.weights != 0)
+    if batch.advantages is not None and bool(at.any()):
+        tally.mean("policy/advantage_mean", batch.advantages, at)
+        tally.spread("policy/advantage_std", batch.advantages, at)
+        tally.histogram("advantages", batch.advantages, at)
 
 
 def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] = ()) -> Tally:
@@ -238,6 +247,8 @@ def finish(tally: Tally) -> dict[str, float]:
     size = metrics.pop(BYTES, 0.0)
     if "supervised/loss" in metrics and size:
         metrics["supervised/bits_per_byte"] = metrics["supervised/loss"] / math.log(2) / size
-    if "value/error" in metrics and metrics.get("returns/std"):
-        metrics["value/explained_variance"] = 1 - metrics["value/error"] / metrics["returns/std"] ** 2
+    variance = metrics.get("returns/std", 0.0) ** 2
+    for name, error in (("explained_variance", "error_before"), ("explained_variance_fitted", "error")):
+        if f"value/{error}" in metrics and variance:
+            metrics[f"value/{name}"] = 1 - metrics[f"value/{error}"] / variance
     return metrics

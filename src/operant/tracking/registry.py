@@ -78,10 +78,13 @@ value/std | score | | ppo/val/var (its square) | spread of those values over tok
 value/prediction | score | near returns/mean | ppo/val/vpred | value during the update, mean over tokens
 value/error | score² | falls | ppo/val/error | squared distance of value and return during the update, mean over
     tokens
+value/error_before | score² | falls | | squared distance of value and return before the update, mean over tokens
 value/clip_fraction | share | often 0.3 to 0.6 early on | ppo/val/clipfrac, val/clipfrac_avg | share of tokens where
     value clipping is active
-value/explained_variance | | rises towards 1 | ppo/val/var_explained | 1 minus error over variance of the returns: 1
-    is a perfect critic, 0 one that knows the mean, below 0 one that knows less
+value/explained_variance | | rises towards 1 | | 1 minus value/error_before over the variance of the returns, of the
+    values that made the advantages: 1 is a perfect critic, 0 one that knows the mean, below 0 one that knows less
+value/explained_variance_fitted | | | ppo/val/var_explained | the same with value/error: of values that are already
+    fitted to these very returns, so that it is above 0 where there is nothing to know
 returns/mean | score | | ppo/returns/mean | mean of the targets of the value, over tokens
 returns/std | score | | ppo/returns/var (its square) | spread of those targets
 loss/total | | tells little: watch reward and KL | ppo/loss/total | what was descended on: policy, value, entropy and

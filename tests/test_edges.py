@@ -1,0 +1,134 @@
+"""Edges at which numbers were once wrong without a word: each against something that the library did not compute."""
+
+import pytest
+import torch
+from toys import bare_logprobs, letters, lm
+
+from operant import Learner, OperantError, Policy
+from operant.batch import collate
+from operant.evaluate import divergence
+from operant.observe import ends, with_ends
+from operant.policy.heads import ValueOptions
+from operant.policy.modelling import ModelOptions
+from operant.sampling import Sampling
+from operant.triplets import to_rollouts
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])
+def test_a_reply_cut_for_length_is_valued_where_it_was_cut(kind):
+    """By the model's own states: an encoder-decoder reads the prompt and writes the reply (-0.137 for -0.051)."""
+    policy = Policy(lm(kind, vocab=24).double(), value=ValueOptions(init="normal"))
+    pairs = [([5, 6, 7], [8, 9, 10, 11]), ([12], [13, 14]), ([5, 6], [7])]
+    sampling = Sampling(max_tokens=1, stop_tokens=(-1,))
+    rollouts = to_rollouts(*zip(*pairs, strict=True), tokenizer=None, sampling=sampling)
+    assert [r.end for r in rollouts] == ["length"] * 3
+    batch = collate(rollouts, [0.0] * 3, joined=not policy.encoder_decoder, numbers=torch.float64)
+    mine = with_ends(batch, ends(rollouts, lengths_too=True), policy, micro_tokens=12).bootstrap
+    for (prompt, reply), value in zip(pairs, mine, strict=True):
+        if policy.encoder_decoder:
+            given = {
+                "input_ids": torch.tensor([prompt]),
+                "decoder_input_ids": torch.tensor([[policy.start_token, *reply]]),
+            }
+            out = policy.model(**given, output_hidden_states=True)
+            state = out.decoder_hidden_states[-1][0, -1]
+        else:
+            out = policy.model(input_ids=torch.tensor([prompt + reply]), output_hidden_states=True)
+            state = out.hidden_states[-1][0, -1]
+        assert float(value) == pytest.approx(float(policy.value_head(state).detach()), abs=1e-6)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_reference_with_a_trunk_of_its_own_reads_its_own_states(exact):
+    """It read the policy's: KL was 14.39 where it is 11.57."""
+    policy = Policy(lm(seed=0), options=ModelOptions(train_layers=1), value=ValueOptions())
+    other = Policy(lm(seed=1), options=ModelOptions(train_layers=1))
+    learner = Learner(policy, reference=other, max_tokens=6, lr=0.0, **{"kl.kind": "reverse" if exact else "k1"})
+    replies = learner.generate([[5, 6, 7], [8, 9]] * 4)
+    told = learner.step(replies, [0.0] * 8)["kl/per_reply"]
+    right = 0.0
+    for reply in replies:
+        (turn,) = reply.turns
+        mine, theirs = (bare_logprobs(m.model, turn.prompt, turn.action) for m in (policy, other))
+        right += float((mine - theirs).sum()) / 8
+    assert told == pytest.approx(right, rel=1e-4)
+    assert divergence(replies, policy, other, learner.sampling) == pytest.approx(right, rel=1e-4)
+    if exact:
+        batch = learner.learnt.batch
+        row, column = (int(x) for x in batch.actions.nonzero()[3])
+        ids = batch.tokens[row, :column][None]
+        p, q = (m.model(ids).logits[0, -1].log_softmax(-1) for m in (policy, other))
+        assert float(batch.kl[row, column]) == pytest.approx(float((p.exp() * (p - q)).sum().detach()), rel=1e-3)
+
+
+def test_a_copy_of_a_trunk_still_reads_the_kept_states():
+    policy = Policy(lm(seed=0), options=ModelOptions(train_layers=1), value=ValueOptions())
+    learner = Learner(policy, max_tokens=4)
+    assert learner.reference.policy.shares_trunk(policy)
+    assert not Policy(lm(seed=0), options=ModelOptions(train_layers=1)).shares_trunk(policy)
+
+
+@pytest.mark.parametrize(
+    ("reply", "declared", "dropped"),
+    [
+        ("abc.", {"max_new_tokens": 4, "stop_strings": "."}, False),  # it ends in the stop string
+        ("abcd", {"max_new_tokens": 4, "stop_strings": "."}, True),
+        ("abc", {"max_new_tokens": 4}, False),  # shorter than it might be: something else ended it
+        ("abcd", {"max_new_tokens": 4}, True),
+    ],
+)
+def test_foreign_replies_were_cut_only_where_they_are_as_long_as_they_might_be(reply, declared, dropped):
+    learner = Learner(lm(vocab=40), tokenizer=letters(), on_length="drop")
+    metrics = learner.step(["x", "y"], [reply, "ab"], [1.0, 0.0], generation=declared)
+    assert metrics["rollout/count"] == 2 - dropped and metrics["rollout/dropped"] == dropped / 2
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_bfloat16_scores_before_the_update_what_the_update_computes(kind):
+    """Through another attention the gap was 0.056, with rescoring as without."""
+    learner = Learner(lm(kind), max_tokens=8, lr=1e-4, **{"model.precision": "bfloat16"})
+    for _ in range(2):
+        metrics = learner.step(learner.generate([[5, 6, 7], [8, 9]] * 8), [0.1 * i for i in range(16)])
+        assert metrics["rollout/logprob_gap"] == 0.0
+
+
+def test_a_model_with_as_many_positions_as_it_has():
+    """BART reads 64 tokens and writes 64: beyond that torch ended the run with an IndexError."""
+    learner = Learner(lm("bart"), max_tokens=64, lr=0.0)
+    (reply,) = learner.generate([[5 + i % 10 for i in range(64)]], fixed_length=True)
+    assert len(reply.ids) == 64
+    learner.step([reply], [1.0])
+    with pytest.raises(OperantError, match=r"prompt 0 has 65 tokens, and the model's encoder reads at most 64"):
+        learner.generate([[5] * 65])
+    with pytest.raises(
+        OperantError, match=r"row 0 has 65 tokens in its reply, and the model's decoder writes at most 64"
+    ):
+        learner.step([[5]], [[6] * 65], [1.0])
+    with pytest.raises(
+        OperantError, match=r"sampling.max_tokens=65: even the shortest prompt has 65 tokens in its reply"
+    ):
+        Learner(lm("bart"), max_tokens=65)
+
+
+def test_a_score_per_token_may_be_a_tensor_and_nonsense_is_a_sentence():
+    learner = Learner(lm(), max_tokens=4)
+    replies = learner.generate([[5], [6]])
+    given = [torch.arange(float(len(r.ids))) for r in replies]
+    assert learner.step(replies, given)["reward/mean"] == pytest.approx(sum(float(g.sum()) for g in given) / 2)
+    replies = learner.generate([[5], [6]])
+    for nonsense in ("good", torch.ones(1, 2), object()):
+        with pytest.raises(OperantError, match=r"give a number, one number per action token, or None"):
+            learner.step(replies, [nonsense, 1.0])
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 6, "top_p": 0.7}, {"top_k": 3, "min_p": 0.3}, {"top_p": 0.5}, {"top_k": 4}])
+def test_cuts_follow_each_other_as_in_transformers(cut):
+    """top-p takes its share of what top-k has left."""
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) * 2
+    theirs = logits
+    for name, warper in (("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper), ("min_p", MinPLogitsWarper)):
+        if name in cut:
+            theirs = warper(cut[name])(torch.zeros(50, 1, dtype=torch.long), theirs)
+    assert torch.equal(Sampling(**cut).kept(logits), theirs.isfinite())
