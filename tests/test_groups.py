@@ -66,6 +66,13 @@ def test_options_of_another_method_that_were_typed_are_refused(option, value, sa
         Learner(lm(), algorithm="grpo", **{option: value})
 
 
+def test_without_a_reference_the_defaults_charge_no_kl():
+    assert Learner(lm(), algorithm="grpo", reference=None).kl.loss_coef == 0.0
+    assert configure(GIVEN | {"algorithm": "grpo", "reference": "none"}).learner["kl"].loss_coef == 0.0
+    with pytest.raises(OperantError, match="nothing to measure KL to"):
+        Learner(lm(), algorithm="grpo", reference=None, **{"kl.loss_coef": 0.1})
+
+
 def test_what_was_left_out_is_one_line_on_the_console(tmp_path, capsys):
     from operant.tracking.console import Console
     from operant.trainer import runs

@@ -42,8 +42,9 @@ def row(i, reply=" it is good.", reward=0.5):
 
 
 def metrics(step, chance):
-    """Every metric that the registry knows, and two parts of the reward."""
+    """Every metric that the registry knows of a run with a reward, and two parts of it."""
     named = [name for name in METRICS if "<" not in name and name not in ("step", "episodes")]
+    named = [name for name in named if not name.startswith(("supervised/", "evaluate/loss", "evaluate/bits"))]
     parts = [f"reward/{part}/{what}" for part in ("taste", "length") for what in ("mean", "std")]
     rising = {name: 0.2 + 0.05 * step + 0.1 * chance.random() for name in named + parts}
     return rising | {"kl/per_reply": 0.5 * step, "policy/ratio_min": 0.9, "policy/ratio_max": 1.2 + 0.1 * step}

@@ -11,11 +11,14 @@ from operant import Learner, Task
 from operant.algorithms import preset
 from operant.sampling import task_key
 
+RUN = ("algorithm", "batch", "steps")
+"""What a preset says of a run, and not of a learner."""
+
 
 class Side:
     def __init__(self, spec: dict):
         self.spec, self.step = spec, 0
-        options = {k: v for name in spec["presets"] for k, v in preset(name).items() if k not in ("batch", "steps")}
+        options = {k: v for name in spec["presets"] for k, v in preset(name).items() if k not in RUN}
         options |= {"sampling.max_tokens": spec["new"], "update.epochs": spec["epochs"], "seed": spec["seed"]}
         options |= {"update.minibatch": spec["minibatch"], "sampling.fixed_length": spec["lengths"] is None}
         options |= spec["options"]

@@ -144,6 +144,10 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
         fit, foreign = fitting(options, chosen, usable_here)
         composed |= fit
         left_out |= {str(source): foreign} if foreign else {}
+    if named.is_none(
+        (composed | own).get("reference", "copy")
+    ):  # a method's default has nothing to be measured against
+        composed["kl.loss_coef"] = 0.0
     built = named.compose(known, composed | own)
     train, data, evaluation, guests = [built.pop(group) for group in OWN]
     flat = {f"{g}.{k}": v for g, made in built.items() for k, v in _plain(made).items()}

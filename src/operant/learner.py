@@ -74,7 +74,8 @@ class Learner:
     ):
         algorithm = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(algorithm)
-        self.options, left_out = learner_options(algorithm, preset, options)
+        unmeasured = {"kl.loss_coef": 0.0} if reference is None else {}
+        self.options, left_out = learner_options(algorithm, preset, options, below=unmeasured)
         if left_out:
             warnings.warn(left_out_says(f"preset {preset}", left_out, algorithm), stacklevel=2)
         self.own: LearnerOptions = self.options["learner"]

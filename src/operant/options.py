@@ -151,7 +151,7 @@ def kinds(schema: Schema) -> dict[str, Any]:
 def convert(value: Any, kind: Any, name: str) -> Any:
     """`value` (from Python, YAML or a command line) as `kind`. Raises: OperantError that names option and value."""
     if kind is Any:
-        return None if _is_none(value) else value
+        return None if is_none(value) else value
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _first(value, inside, kind, name)
@@ -171,7 +171,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 def _first(value: Any, kinds: tuple[Any, ...], whole: Any, name: str) -> Any:
     optional = type(None) in kinds
-    if optional and _is_none(value):
+    if optional and is_none(value):
         return None
     reasons = []
     for kind in kinds:
@@ -184,7 +184,7 @@ def _first(value: Any, kinds: tuple[Any, ...], whole: Any, name: str) -> Any:
     raise OperantError(reasons[0] + (", or none" if optional else ""))
 
 
-def _is_none(value: Any) -> bool:
+def is_none(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
 
 

@@ -78,16 +78,19 @@ def usable(algorithm: Algorithm) -> dict[str, Any]:
     return {group: made for group, made in schema(algorithm).items() if group not in without(algorithm)}
 
 
-def learner_options(name: str, preset_name: str | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def learner_options(
+    name: str, preset_name: str | None, given: Mapping[str, Any], *, below: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """The method's defaults, preset, then the caller's own values, composed and complete: functions' arguments too.
 
-    Also the names of preset options that belong to another method and were left out.
+    `below`: values that replace the method's defaults. Also returns the names of preset options that belong to another
+    method and were left out.
     """
     algorithm = find(name)
     known, chosen = schema(algorithm), preset(preset_name)
     of_a_run = [k for k in chosen if "." not in k]  # steps, batch: nothing to a learner
     base, left_out = fitting(chosen, name, [*names(usable(algorithm)), *of_a_run])
-    base = {k: v for k, v in (algorithm.defaults | base).items() if k in names(known)}
+    base = {k: v for k, v in {**algorithm.defaults, **(below or {}), **base}.items() if k in names(known)}
     composed = compose(known, base | own_options(name, known, given))
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]

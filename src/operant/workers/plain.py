@@ -1,7 +1,7 @@
 """Rollouts as plain data and back, and what a reward may answer as plain data: what crosses a pipe, as JSON.
 
-A rollout arrives as it was sent, but for tuples (lists there), and without `allowed`, `states` and `sampling`, which no
-reward reads.
+A rollout arrives as it was sent, but for tuples in `target` and `info` (lists there), and without `allowed`, `states`
+and `sampling`, which no reward reads.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,8 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_plain(told: Mapping[str, Any]) -> Rollout:
     """What `rollout_to_plain` made."""
-    return Rollout(**{**told, "task": Task(**told["task"]), "turns": [Turn(**turn) for turn in told["turns"]]})
+    task = Task(**{**told["task"], "replies": tuple(told["task"]["replies"])})
+    return Rollout(**{**told, "task": task, "turns": [Turn(**turn) for turn in told["turns"]]})
 
 
 def listed(answers: Any) -> list[Any] | None:
