@@ -14,20 +14,26 @@ import textwrap
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from benchmarks.sentiment_seeds import QUICK
+
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/kl-samples"
 KINDS = {"with": ("with the KL penalty", "#2563ab", []), "without": ("without", "#c2410c", ["--kl.coef", "0"])}
 SHOWN = 6
 
 
-def train(name: str, seed: int) -> None:
+def train(name: str, seed: int, quick: bool) -> None:
     """One run, unless it is there."""
     out = RUNS / name
     if (out / "evaluation.json").exists():
         return
     words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(seed), "--out", str(out)]
     subprocess.run(
-        [*words, *KINDS[name][2]], cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=True, stdout=sys.stderr
+        [*words, *KINDS[name][2], *(QUICK if quick else [])],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=True,
+        stdout=sys.stderr,
     )
 
 
@@ -106,9 +112,11 @@ def _chart(told: list[dict], key: str, title: str, left: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
-    seed = parser.parse_args().seed
+    parser.add_argument("--quick", action="store_true", help="tiny runs, nothing measured: does it run?")
+    args = parser.parse_args()
+    seed = args.seed
     for name in KINDS:
-        train(name, seed)
+        train(name, seed, args.quick)
     told = [summary(name) for name in KINDS]
     result = {"command": "python -m benchmarks.kl_samples", "seed": seed, "runs": told}
     text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"

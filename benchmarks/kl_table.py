@@ -8,7 +8,7 @@ gradients that they are compared with are written out here.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -29,7 +29,7 @@ REFERENCE = torch.tensor([0.30, 0.12, 0.28, 0.20, 0.10], dtype=torch.float64)
 TOKENS = len(REWARDS)
 WANTED = (REFERENCE.log() + REWARDS / BETA).softmax(0)
 """The best policy at a price of BETA a nat of KL(policy || reference): reference * exp(reward / BETA) / Z."""
-STEPS, RATE, SHRINK = (250, 200), 4.0, 0.96
+STEPS, RATE, SHRINK = (200, 150), 4.0, 0.95
 """Of gradient descent: at one rate, then at one that shrinks, for the kink of the absolute difference."""
 GONE = 40.0
 """Nats below the likeliest token at which a token has vanished."""
@@ -78,10 +78,9 @@ def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = F
     """
     z = logits.detach().clone().requires_grad_()
     p = z.detach().softmax(0)
-    groups = torch.tensor(list(product(range(TOKENS), repeat=samples)))
+    groups, batch = attempts(samples)
     tokens = groups.flatten()
     likely = p[groups].prod(1).repeat_interleave(samples) / samples
-    batch = Batch.given([[0]] * len(tokens), [[int(t)] for t in tokens])
     spread = partial(_at_actions, batch)
     chosen, reference = p.log()[tokens], REFERENCE.log()[tokens]
     charged = estimate(kl.kind, chosen, reference) if kl.kind not in EXACT else _exact(p, kl.kind, len(tokens))
@@ -109,6 +108,13 @@ def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = F
 def _exact(p: Tensor, kind: str, count: int) -> Tensor:
     pair = (p.log()[None], REFERENCE.log()[None])
     return divergence(*(pair[::-1] if kind == "forward" else pair)).expand(count)
+
+
+@cache
+def attempts(samples: int) -> tuple[Tensor, Batch]:
+    """Every group of `samples` tokens [G, samples], and a row for each token."""
+    groups = torch.tensor(list(product(range(TOKENS), repeat=samples)))
+    return groups, Batch.given([[0]] * groups.numel(), [[token] for token in groups.flatten().tolist()])
 
 
 def named(kl: KLOptions) -> str:
@@ -151,6 +157,7 @@ def rows() -> list[tuple[str, str, str, str, float]]:
     return found
 
 
+@cache
 def table() -> str:
     """The rows as the page has them."""
     lines = [

@@ -4,11 +4,13 @@ Sweeps six coefficients over three seeds into `runs/letters-sweep` (what is ther
 `benchmarks/results/letters-frontier.json`; docs/how-to-train.md shows it.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.sentiment_seeds import QUICK
 from operant.tracking.compare import comparison
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +19,11 @@ COEFFICIENTS, SEEDS = "0,0.02,0.1,0.2,0.5,2", "1,2,3"
 
 
 def main() -> int:
-    sweep = ["sweep", "letters", "--kl.coef", COEFFICIENTS, "--seed", SEEDS, "--out", str(RUNS)]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two tiny runs, nothing measured: does it run?")
+    quick = parser.parse_args().quick
+    axes = ["--kl.coef", "0,0.2" if quick else COEFFICIENTS, "--seed", "1" if quick else SEEDS]
+    sweep = ["sweep", "letters", *axes, "--out", str(RUNS), *(QUICK if quick else [])]
     code = subprocess.run([sys.executable, "-m", "operant", *sweep], check=False).returncode
     if not code:
         write()

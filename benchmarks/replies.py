@@ -3,6 +3,7 @@
 python -m benchmarks.replies
 """
 
+import argparse
 import json
 import tempfile
 import threading
@@ -44,18 +45,20 @@ def rows(random: Random) -> list[dict]:
 
 def main() -> None:
     """Print seconds, the best of five, for each question."""
-    random = Random(0)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    steps, random = parser.parse_args().steps, Random(0)
     with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder) / "run", {}) as run:
-        for step in range(1, STEPS + 1):
+        for step in range(1, steps + 1):
             run.rollouts(step, rows(random))
         with server(run.path, Serving(serve=True, port=0)) as site:
             threading.Thread(target=site.serve_forever, daemon=True).start()
-            print(f"{STEPS * REPLIES:,} replies; the first question reads them: {ask(site.url, ''):.2f} s")
+            print(f"{steps * REPLIES:,} replies; the first question reads them: {ask(site.url, ''):.2f} s")
             for name, query in QUESTIONS.items():
                 print(f"  {name:28} {min(ask(site.url, query) for _ in range(5)):.3f} s")
-            run.rollouts(STEPS + 1, rows(random))
+            run.rollouts(steps + 1, rows(random))
             print(f"  {'after a new step':28} {ask(site.url, ''):.3f} s")
-            print(f"  {'tokens of a reply':28} {ask(site.url, 'step=100&row=3', 'tokens'):.3f} s")
+            print(f"  {'tokens of a reply':28} {ask(site.url, f'step={steps}&row=3', 'tokens'):.3f} s")
             site.shutdown()
 
 

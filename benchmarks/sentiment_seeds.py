@@ -19,15 +19,17 @@ from operant.tracking.diagnosis import diagnose, read_history, verdict
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/bench-sentiment"
 CONTROL = "benchmarks/shuffled.py:shuffled"
+QUICK = ["--steps", "2", "--batch", "8", "--update.minibatch", "4", "--data.limit", "8", "--probe-every", "1"]
+"""Options of a run that shows that everything runs, and measures nothing."""
 
 
-def train(name: str, seed: int, control: bool) -> None:
+def train(name: str, seed: int, control: bool, quick: bool = False) -> None:
     """One run, unless it is there."""
     out = RUNS / name
     if (out / "evaluation.json").exists():
         return
     words = [sys.executable, "-m", "operant", "train", "sentiment", "--seed", str(seed), "--out", str(out)]
-    words += ["--reward", CONTROL] if control else []
+    words += (["--reward", CONTROL] if control else []) + (QUICK if quick else [])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
 
@@ -86,12 +88,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--controls", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="tiny runs, nothing measured: does it run?")
     args = parser.parse_args()
     jobs = [(f"seed-{s}", s, False) for s in range(1, args.seeds + 1)]
     jobs += [(f"control-{s}", s, True) for s in range(1, args.controls + 1)]
     RUNS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.at_once) as pool:
-        list(pool.map(lambda job: train(*job), jobs))
+        list(pool.map(lambda job: train(*job, args.quick), jobs))
     rows = [summary(name) for name, _, _ in jobs]
     learned = [r["after"] for r in rows if r["run"].startswith("seed")]
     told = {

@@ -3,6 +3,7 @@
 metrics.md   whole, from tracking/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       what stands between the marks <!-- presets --> and <!-- curves -->
+algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
 fast.md, how-to-train.md, guests.md, checkpoints.md  the tables of what was measured, from measured.py
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
@@ -19,20 +20,22 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.algorithms import PRESETS
+from operant.algorithms import ALGORITHMS, PRESETS
 from operant.config import config_schema
 from operant.options import defaults, names
 from operant.tracking import registry
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 import measured  # noqa: E402
+from benchmarks import kl_table  # noqa: E402
 
 HEAD = """# Options
 
-Every option of a run with `algorithm=ppo`, by its full name. From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on
-the command line `--kl.coef 0.2`, in a recipe either form; where one group alone has the name, the name alone will do.
-This page is generated: edit the dataclass that holds the option, then run `make docs`.
+Every option of a run with `algorithm=ppo`, by its full name; those of other methods' losses and advantages at the end.
+From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on the command line `--kl.coef 0.2`, in a recipe either form;
+where one group alone has the name, the name alone will do. This page is generated: edit the dataclass that holds the
+option, then run `make docs`.
 """
 BAR = r"\|"
 # Options that are arguments of a pure function, whose docstring speaks of all of them together.
@@ -41,6 +44,9 @@ ARGUMENTS = {
     "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
     "value_coef": "Weight of the value loss beside the policy loss.",
     "entropy_coef": "Weight of the entropy bonus.",
+    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
+    "scale": "Divide by the deviation of the group's returns.",
+    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
     "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
     "gamma": "Discount between the tokens of a reply.",
     "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
@@ -64,6 +70,8 @@ def pages() -> dict[str, str]:
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics()},
+        "algorithms.md": {"methods": methods()},
+        "kl.md": {"kl": kl_table.table()},
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
         "guests.md": {"hostile": measured.hostile()},
@@ -118,11 +126,25 @@ def presets() -> str:
     """One row an option that a preset sets, one column a preset; empty where it is the default."""
     known = config_schema("ppo")
     ours = {full: defaults(known[group])[name] for full, (group, name) in names(known).items()}
-    used = [full for full in ours if any(full in preset for preset in PRESETS.values())]
+    used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in PRESETS.values())]
     table = f"| option | default | {' | '.join(PRESETS)} |\n|---|---|{'---|' * len(PRESETS)}\n"
     for full in used:
         cells = [_shown(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
         table += f"| `{full}` | {_shown(ours[full])} | {' | '.join(cells)} |\n"
+    return table
+
+
+def methods() -> str:
+    """One row a method: its parts and its own defaults."""
+    table = "| method | learns from | loss, mean over | advantage | needs | KL | its own defaults |\n"
+    table += "|---|---|---|---|---|---|---|\n"
+    for name, row in ALGORITHMS.items():
+        needs = ["a critic"] * row.needs.critic + [f"{row.needs.samples} replies a prompt"] * (row.needs.samples > 1)
+        own = ", ".join(f"`{full}` {_shown(value)}" for full, value in row.defaults.items())
+        source = {"play": "its own replies", "data": "given replies"}[row.source]
+        credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
+        table += f"| `{name}` | {source} | `{row.loss.__name__}`, {row.per} | {credit} | {', '.join(needs)} "
+        table += f"| {', '.join(row.kl)} | {own} |\n"
     return table
 
 
@@ -135,7 +157,16 @@ def options() -> str:
         for name, value in defaults(made).items():
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
             page += f"| `{full}` | {_shown(value)} | {said.get(name, '').replace('|', BAR)} |\n"
+    for algorithm in (name for name in ALGORITHMS if name != "ppo"):
+        rows = [(group, *option) for group in ("loss", "advantage") for option in _of_method(algorithm, group)]
+        if rows:
+            page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"
+            page += "".join(f"| `{g}.{n}` | {_shown(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
     return page
+
+
+def _of_method(algorithm: str, group: str) -> list[tuple[str, Any]]:
+    return list(defaults(config_schema(algorithm)[group]).items())
 
 
 def _alone(name: str) -> bool:

@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; twice as fast")
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="training reviews that are kept for measuring")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -223,7 +224,7 @@ def main() -> None:
     data = np.load(args.work / "cls-train.npz")
     ids, offsets, labels = data["ids"], data["offsets"], data["labels"]
     shuffled = np.random.default_rng(0).permutation(len(labels))
-    held_out, rows = shuffled[:HELD_OUT], shuffled[HELD_OUT:]
+    held_out, rows = shuffled[: args.held_out], shuffled[args.held_out :]
     state_file = args.work / "classifier.pt"
     state = torch.load(state_file, weights_only=False) if state_file.exists() else None
     done, step = (state["seconds"], state["step"]) if state else (0.0, 0)

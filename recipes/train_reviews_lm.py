@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from operant.sampling import Sampling
 from operant.types import Batch
 from operant.updates.gradient import UpdateOptions, update
 from operant.updates.objective import Objective
-from operant.updates.optimizer import OptimizerOptions, make_optimizer, set_rate
+from operant.updates.optimizer import OptimizerOptions, make_optimizer
 
 END, CONTEXT = 0, 256
 
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
+    parser.add_argument("--reviews", type=int, default=2000, help="of the test split, that are measured")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -145,19 +147,21 @@ def main() -> None:
     total, mean, last_save, clock = args.minutes * 60, None, done, time.perf_counter()
     while done < total:
         cosine = 0.5 * (1 + math.cos(math.pi * done / total))
-        set_rate(optimizer, args.lr * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * cosine))
+        lr = args.lr * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * cosine)
         with torch.autocast("cpu", torch.bfloat16):
-            tally = update(
+            tally, refused = update(
                 policy,
                 optimizer,
                 as_batch(next(batches)),
                 objective,
                 options=pieces,
-                steering=options,
+                steering=replace(options, lr=lr),
                 sampling=Sampling(),
                 seed=args.seed,
                 step=step,
             )
+        if refused is not None:
+            raise SystemExit(f"step {step}: {refused.fault}")
         loss = tally.result()["loss/total"]
         mean = loss if mean is None else 0.98 * mean + 0.02 * loss
         step += 1
@@ -172,8 +176,8 @@ def main() -> None:
             torch.save({**weights, "seconds": done, "step": step}, state_file.with_suffix(".new"))
             os.replace(state_file.with_suffix(".new"), state_file)
             export(policy.model, args.work)
-    measured = bits_per_byte(args.work / "reviews-lm", args.work / "lm-test.npz", 2000)
-    print(f"{measured:.4f} bits per byte on 2,000 test reviews", flush=True)
+    measured = bits_per_byte(args.work / "reviews-lm", args.work / "lm-test.npz", args.reviews)
+    print(f"{measured:.4f} bits per byte on {args.reviews:,} test reviews", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ def generate() -> ModuleType:
         "metrics.md",
         "options.md",
         "ppo.md",
+        "algorithms.md",
+        "kl.md",
         "from-trl.md",
         "fast.md",
         "guests.md",

@@ -1,0 +1,92 @@
+"""Every script of recipes/ and benchmarks/ runs: in a copy of the two folders, with settings that measure nothing.
+
+What has a test of its own is named with it, so that a new script has to be put into one of the two tables.
+"""
+
+import gzip
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PEERS = "run by the tests of benchmarks/driver.py, and in environments of their own by `make bench`"
+ELSEWHERE = {
+    "benchmarks/__main__.py": "tests/test_bench.py",
+    "benchmarks/driver.py": "tests/test_bench.py",
+    "benchmarks/work.py": "tests/test_bench.py",
+    "benchmarks/report.py": "tests/test_bench.py",
+    "benchmarks/learning.py": "tests/test_bench.py",
+    "benchmarks/scale.py": "tests/test_bench.py",
+    "benchmarks/peak.py": "benchmarks/plan.py",
+    "benchmarks/chaos.py": "tests/test_chaos.py",
+    "benchmarks/soak.py": "tests/test_soak.py",
+    "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
+}
+"""Script: the test, or the script below, that runs it."""
+RUN = {
+    "recipes/builtin_tokenizers.py": ["--data", "{data}", "--work", "build", "--vocab", "600", "--max-length", "64"],
+    "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
+    "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
+    "recipes/minimal_ppo.py": ["--steps", "1", "--batch", "4", "--tokens", "4"],
+    "recipes/negative_kl.py": ["cold"],
+    "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
+    "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
+    "benchmarks/kl_samples.py": ["--quick"],
+    "benchmarks/letters_frontier.py": ["--quick"],
+    "benchmarks/kl_table.py": [],
+    "benchmarks/checkpoint_size.py": ["--shape", "tiny", "--rounds", "1"],
+    "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
+    "benchmarks/guests.py": ["raises"],
+    "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
+    "benchmarks/plan.py": ["--only", "one reply"],
+    "benchmarks/replies.py": ["--steps", "3"],
+}
+"""Script: its words, in an order in which each finds what the ones before it have left."""
+
+
+def scripts() -> set[str]:
+    found = [*ROOT.glob("recipes/*.py"), *ROOT.glob("benchmarks/*.py")]
+    return {str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py"}
+
+
+def test_every_script_is_run_by_some_test():
+    assert scripts() == set(RUN) | set(ELSEWHERE) and not set(RUN) & set(ELSEWHERE)
+    assert all((ROOT / place).exists() for place in ELSEWHERE.values())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The two folders and the figures, and a few made-up reviews."""
+    place = tmp_path_factory.mktemp("scripts")
+    for name in ("benchmarks", "recipes", "tests", "docs"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
+    words = "a film that was great and the story is a boring but moving account of love with no plot".split()
+    chance = random.Random(0)
+    (place / "reviews").mkdir()
+    for split in ("train", "test"):
+        lines = [{"text": " ".join(chance.choices(words, k=40 + i % 30)), "label": i % 2} for i in range(80)]
+        with gzip.open(place / "reviews" / f"imdb_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(json.dumps(line) for line in lines))
+    return place
+
+
+@pytest.mark.slow
+def test_all_scripts_run(place):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    failed = {}
+    for script, words in RUN.items():
+        module = ["-m", script.removesuffix(".py").replace("/", ".")] if script.startswith("bench") else [script]
+        told = [word.format(data=place / "reviews") for word in words]
+        done = subprocess.run(
+            [sys.executable, *module, *told],
+            cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            failed[script] = done.stderr[-600:]
+    assert failed == {}
