@@ -431,7 +431,7 @@ CASES = {
     "no_advantage": (no_advantage, lambda t: "In 4 of the last 4 steps", "the same score", "--samples", True),
     "ratio": (ratio, ratios, "too far", "--optimizer.lr", True),
     "clipping": (clipping, lambda t: percent(t.mean("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
-    "unmeasured": (unmeasured, lost, "no reference", "--reference copy --kl.coef 0.1", True),
+    "unmeasured": (unmeasured, lost, "no reference", "--reference copy` and `--kl.coef 0.1", True),
     "drowned": (drowned, penalties, "coefficient of 5 is too high", "--kl.coef 0.0", True),
 }  # fmt: skip
 

@@ -37,13 +37,13 @@ def high_kl(history: History) -> Finding | None:
         return None
     says = f"KL is {number(kl)} nats a reply" + (" and still rising" if rising else "") + ", beyond the usual 0 to 10"
     says += f" and far above its target of {number(target)}." if missed and target is not None else "."
-    coef = price(history)
+    _, coef = price(history)
     return Finding(
         "high_kl",
         "warning",
         says,
         f"a nat costs {number(coef)} and the reward is worth more than that" if coef else "it costs too little",
-        f"`--kl.coef {number(2 * coef) if coef else 0.1}`, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
+        f"{dearer(history)}, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
         ("kl/per_reply", "kl/coef", "reward/kl_penalty"),
         history.since("kl/per_reply", lambda x: x > HIGH),
     )
@@ -94,7 +94,7 @@ def unmeasured(history: History) -> Finding | None:
         "warning",
         f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has gone.",
         "there is no reference, so neither is KL measured nor anything paid for leaving the language",
-        "`--reference copy --kl.coef 0.1`; or read replies: `operant report RUN --serve`",
+        f"`--reference copy` and {dearer(history)}; or read replies: `operant report RUN --serve`",
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x < LOST * first),
     )
@@ -148,9 +148,20 @@ def drowned(history: History) -> Finding | None:
 # --- what KL costs ----------------------------------------------------------------------------------------------------
 
 
-def price(history: History) -> float:
-    """What a nat costs in the reward now; 0 where that is nothing or not known."""
-    return history.recent("kl/coef", 1) or 0.0
+def price(history: History) -> tuple[str, float]:
+    """The option that charges KL, in the loss where that is done or the method takes it there alone, and its value now.
+
+    0 where that is nothing or not known.
+    """
+    in_loss = history.recent("kl/loss_coef", 1) or 0.0
+    grouped = history.option("advantage.scale") is not None  # advantages in units of their group's spread
+    return ("kl.loss_coef", in_loss) if in_loss or grouped else ("kl.coef", history.recent("kl/coef", 1) or 0.0)
+
+
+def dearer(history: History) -> str:
+    """The command-line option that doubles the price of KL, or sets one."""
+    name, coef = price(history)
+    return f"`--{name} {number(2 * coef) if coef else 0.1}`"
 
 
 def unpaid(history: History) -> bool:
@@ -162,18 +173,16 @@ def unpaid(history: History) -> bool:
 
 def leash(history: History) -> tuple[str, str]:
     """Why nothing holds the policy to its language, and the option that does."""
-    coef = price(history)
+    name, coef = price(history)
     if (jump := leap(history)) is not None:
         return jump.cause, jump.remedy
     if (noise := drowned(history)) is not None:
         return noise.cause, noise.remedy
     if not history.values("kl/per_reply"):
-        return "there is no reference that KL could be paid to", "`--reference copy --kl.coef 0.1`"
-    if history.recent("kl/loss_coef", 1):
-        return "kl.loss_coef is too low for this reward", "double `--kl.loss_coef`"
+        return "there is no reference that KL could be paid to", f"`--reference copy` and {dearer(history)}"
     if not coef:
-        return "nothing is paid for leaving the reference (kl.coef is 0)", "`--kl.coef 0.1`"
-    return f"the KL coefficient of {number(coef)} is too low for this reward", f"`--kl.coef {number(2 * coef)}`"
+        return f"nothing is paid for leaving the reference ({name} is 0)", dearer(history)
+    return f"{name}={number(coef)} is too low for this reward", dearer(history)
 
 
 def _target(history: History) -> float | None:

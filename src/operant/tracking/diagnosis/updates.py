@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from operant.tracking.diagnosis.distance import dearer
 from operant.tracking.diagnosis.history import Finding, History, number, percent
 from operant.tracking.registry import METRICS
 
@@ -27,7 +28,7 @@ def entropy(history: History) -> Finding | None:
         "warning",
         f"Entropy has fallen from {number(first)} to {number(now)} nats a token.",
         "the policy says nearly the same whatever the random numbers are: the steps are too large or KL too cheap",
-        "`--optimizer.lr` a third, a higher `--kl.coef`, or `--loss.entropy_coef 0.01`",
+        f"`--optimizer.lr` a third, {dearer(history)}, or `--loss.entropy_coef 0.01`",
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x <= COLLAPSED * first),
     )
