@@ -187,7 +187,8 @@ class Learner:
         for task in tasks:
             if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
                 check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
-        with self.timing("generate" if stream == "train" else stream):
+        rows = len(tasks) if part is None else len(part)
+        with self.timing("generate" if stream == "train" else stream), self._threads(rows):
             return play(
                 tasks,
                 env=env or self.env,
@@ -283,6 +284,21 @@ class Learner:
 
         Given replies have none, and are scored without temperature or masks.
         """
+        tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
+        with self._threads(min(tokens, self.budget.tokens)):
+            return self._learn(rollouts, scores, sampling)
+
+    def _threads(self, tokens: int) -> AbstractContextManager[None]:
+        """While this lasts, torch computes with the threads that passes over so many tokens are worth."""
+        own = self.own.threads
+        if isinstance(own, int):
+            return machine.threads(own)
+        worth = self.policy.device.type != "cpu" or machine.worth_threads(tokens, self.policy.largest)
+        return machine.threads(torch.get_num_threads() if worth else 1)
+
+    def _learn(
+        self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling | None
+    ) -> dict[str, float]:
         usual = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         sampling, moments = sampling or usual, self.moments.state_dict()
         lr = self._rate()

@@ -85,6 +85,33 @@ def command() -> str:
     return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
 
 
+WORTH = 1e8
+"""Multiplications of a matrix product from which a second thread gains more than waiting for it costs."""
+
+
+def worth_threads(tokens: int, largest: int) -> bool:
+    """Whether products of `tokens` rows with a matrix of `largest` numbers are worth several threads.
+
+    A rule on sizes alone, so that equal runs have equal bits. Threads wait for each other by spinning: on small products
+    they gain little on an idle machine and lose a lot on a busy one (docs/fast.md).
+    """
+    return tokens * largest >= WORTH
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """While this lasts, torch computes with so many threads on the processor."""
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def keep_memory() -> bool:
     """Have the C library keep what is freed for the next allocation; returns whether it could be asked.
 

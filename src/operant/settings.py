@@ -35,6 +35,9 @@ class LearnerOptions:
     rescore: bool | None = None
     """Make a second pass for log-probs and values also where decoding kept them. None: in bfloat16, where a token
     decoded alone and the same token in a whole row differ in the second digit."""
+    threads: int | str = "auto"
+    """Of the processor: a number, or auto: one where the model and the batch are so small that threads would wait for
+    each other more than they compute, all that torch has elsewhere. Sizes alone decide it."""
     keep_memory: bool = True
     """On Linux processors: have the C library keep freed memory for the next step rather than give it back, page by
     page. For the whole process."""
@@ -45,6 +48,9 @@ class LearnerOptions:
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
             raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
+        wrong = self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto"
+        if wrong:
+            raise OperantError(f"threads={self.threads!r}: it must be auto, or a number of at least 1")
         if self.watch_every < 0:
             raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 

@@ -1,0 +1,112 @@
+"""How many threads: seconds of a step of PPO by the library's rule, with one thread and with all, in turn.
+
+    python -m benchmarks.threads
+
+On an idle machine, and with as many other processes at work as there are cores. Writes
+`benchmarks/results/threads.json`; docs/fast.md shows it. Ten minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+
+from benchmarks.driver import ROOT, SIDES, Side, command_of  # noqa: F401
+
+RESULT = ROOT / "benchmarks/results/threads.json"
+LLAMA = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 5, "num_attention_heads": 8}
+LLAMA |= {"num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 512}
+
+
+def _gpt2(width: int, layers: int, vocabulary: int) -> dict[str, Any]:
+    shape = {"n_embd": width, "n_layer": layers, "n_head": max(2, width // 64), "n_positions": 256}
+    return {"kind": "gpt2", "config": shape | {"vocab_size": vocabulary}}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "Llama 260k, 128 x 40": {"shape": {"kind": "llama", "config": LLAMA}, "replies": 128, "tokens": 40, "options": {}},
+    "GPT-2 32 wide, 64 x 20": {"shape": _gpt2(32, 2, 96), "replies": 64, "tokens": 20, "options": {}},
+    "GPT-2 128 wide, 64 x 20": {"shape": _gpt2(128, 4, 2048), "replies": 64, "tokens": 20, "options": {}},
+    "built-in, 128 x 20": {
+        "shape": _gpt2(256, 4, 8192),
+        "replies": 128,
+        "tokens": 20,
+        "options": {"update.epochs": 1, "minibatch": 64},
+    },
+    "built-in, 8 x 20": {"shape": _gpt2(256, 4, 8192), "replies": 8, "tokens": 20, "options": {}},
+    "GPT-2 512 wide, 32 x 20": {"shape": _gpt2(512, 6, 8192), "replies": 32, "tokens": 20, "options": {"epochs": 1}},
+}
+BUSY = "while True:\n    sum(i * i for i in range(10000))"
+
+
+@contextmanager
+def others(count: int):
+    """So many processes that compute while this lasts."""
+    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def measured(case: dict[str, Any], rounds: int, busy: bool) -> dict[str, Any]:
+    """Median seconds of a step, the first left out, of each variant."""
+    cores = os.cpu_count() or 1
+    variants = {"rule": "auto", "one thread": 1, f"{cores} threads": cores}
+    with ExitStack() as stack:
+        command = [sys.executable, str(SIDES / "threads_side.py")]
+        sides = {
+            name: stack.enter_context(Side(name, command, case | {"threads": threads})).build()
+            for name, threads in variants.items()
+        }
+        stack.enter_context(others(cores if busy else 0))
+        for _ in range(rounds + 1):
+            for side in sides.values():
+                side.step()
+        return {name: {"seconds": side.median("seconds"), "all": [a["seconds"] for a in side.answers[1:]],
+                       "phases": {p: side.median("phases", p) for p in ("generate", "observe", "update")}}
+                for name, side in sides.items()}  # fmt: skip
+
+
+def row(name: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Ratios, round by round: of the rule to the best on an idle machine, and to one thread on a busy one."""
+    idle, busy = found["idle"], found["busy"]
+    best = min((v for v in idle if v != "rule"), key=lambda v: idle[v]["seconds"])
+    pairs = {
+        "idle": zip(idle["rule"]["all"], idle[best]["all"]),
+        "busy": zip(busy["rule"]["all"], busy["one thread"]["all"]),
+    }
+    ratios = {key: [a / b for a, b in both] for key, both in pairs.items()}
+    told = {f"{key}_ratio": median(held) for key, held in ratios.items()}
+    spread = {f"{key}_spread": [min(held), max(held)] for key, held in ratios.items()}
+    return {"case": name, "best": best, **told, **spread, "idle": idle, "busy": busy}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--busy-rounds", type=int, default=4)
+    parser.add_argument("--only", help="part of the names of the cases; nothing is written")
+    args = parser.parse_args()
+    rows = []
+    for name, case in CASES.items():
+        if args.only and args.only not in name:
+            continue
+        found = {"idle": measured(case, args.rounds, False), "busy": measured(case, args.busy_rounds, True)}
+        rows.append(row(name, found))
+        for kind in ("idle", "busy"):
+            told = ", ".join(f"{v} {found[kind][v]['seconds']:.3f}" for v in found[kind])
+            print(f"{name}, {kind}: {told} s", flush=True)
+    if not args.only:
+        told = {"command": "python -m benchmarks.threads", "cores": os.cpu_count(), "rows": rows}
+        RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
