@@ -380,9 +380,7 @@ def _failing_on_one(rank: int, world: int, fate: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fate", "says"), [("stop", "'raises' raised ValueError"), ("drop", "nothing")]
-)
+@pytest.mark.parametrize(("fate", "says"), [("stop", "'raises' raised ValueError"), ("drop", "nothing")])
 def test_what_one_rank_runs_into_keeps_no_other_waiting(fate, says):
     assert all(says in told for told in on_ranks(_failing_on_one, 2, fate))
 
