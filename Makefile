@@ -29,8 +29,9 @@ format: $(READY)  ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-parity: $(READY) $(PEER)/.ready  ## hold PPO's numbers to TRL 0.11.4's own functions
-	OPERANT_TRL_PYTHON=$(PEER)/bin/python $(BIN)/python -m pytest -q -rP tests/test_parity_trl.py
+parity: $(READY) $(PEER)/.ready $(PEER)-1.16/.ready  ## hold the numbers to TRL's own: PPO's to 0.11.4, GRPO's and RLOO's to 1.16.0
+	OPERANT_TRL_PYTHON=$(PEER)/bin/python OPERANT_TRL_1_16_PYTHON=$(PEER)-1.16/bin/python \
+	  $(BIN)/python -m pytest -q -rP tests/test_parity_trl.py
 
 bench: $(READY) $(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready  ## measure: benchmarks/README.md says what and for how long
 	$(BIN)/python -m benchmarks $(ARGS)

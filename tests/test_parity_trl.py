@@ -1,4 +1,4 @@
-"""PPO under the `trl` preset gives TRL 0.11.4's own numbers; see `tests/parity/README.md`."""
+"""PPO under the `trl` preset has the numbers of TRL 0.11.4, GRPO and RLOO those of 1.16.0: `tests/parity/README.md`."""
 
 import os
 import subprocess
@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PYTHON = os.environ.get("OPERANT_TRL_PYTHON")
+PARITY = [("trl_0_11_4.py", "OPERANT_TRL_PYTHON"), ("trl_1_16.py", "OPERANT_TRL_1_16_PYTHON")]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON, reason="needs a python with TRL 0.11.4 in OPERANT_TRL_PYTHON; `make parity` makes one")
-def test_ppo_has_the_numbers_of_trl() -> None:
+@pytest.mark.parametrize(("script", "variable"), PARITY)
+def test_the_numbers_are_those_of_trl(script: str, variable: str) -> None:
+    python = os.environ.get(variable)
+    if not python:
+        pytest.skip(f"needs a python with that TRL in {variable}; `make parity` makes one")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    script = ROOT / "tests" / "parity" / "trl_0_11_4.py"
-    python = str(ROOT / PYTHON)  # relative to the repository, or absolute
-    done = subprocess.run([python, str(script)], env=environment, capture_output=True, text=True, encoding="utf-8")
+    command = [str(ROOT / python), str(ROOT / "tests" / "parity" / script)]  # relative to the repository, or absolute
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
