@@ -78,11 +78,8 @@ def row(name: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Ratios, round by round: of the rule to the best on an idle machine, and to one thread on a busy one."""
     idle, busy = found["idle"], found["busy"]
     best = min((v for v in idle if v != "rule"), key=lambda v: idle[v]["seconds"])
-    pairs = {
-        "idle": zip(idle["rule"]["all"], idle[best]["all"]),
-        "busy": zip(busy["rule"]["all"], busy["one thread"]["all"]),
-    }
-    ratios = {key: [a / b for a, b in both] for key, both in pairs.items()}
+    against = {"idle": (idle, best), "busy": (busy, "one thread")}
+    ratios = {key: [a / b for a, b in zip(of["rule"]["all"], of[v]["all"])] for key, (of, v) in against.items()}
     told = {f"{key}_ratio": median(held) for key, held in ratios.items()}
     spread = {f"{key}_spread": [min(held), max(held)] for key, held in ratios.items()}
     return {"case": name, "best": best, **told, **spread, "idle": idle, "busy": busy}

@@ -92,8 +92,8 @@ WORTH = 1e8
 def worth_threads(tokens: int, largest: int) -> bool:
     """Whether products of `tokens` rows with a matrix of `largest` numbers are worth several threads.
 
-    A rule on sizes alone, so that equal runs have equal bits. Threads wait for each other by spinning: on small products
-    they gain little on an idle machine and lose a lot on a busy one (docs/fast.md).
+    A rule on sizes alone, so that equal runs have equal bits. Threads wait for each other by spinning: on small
+    products they gain little on an idle machine and lose a lot on a busy one (docs/fast.md).
     """
     return tokens * largest >= WORTH
 
