@@ -44,7 +44,7 @@ def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
     left = "advantage.lam kl.coef loss.value_clip loss.value_coef update.epochs"
     assert config.left_out == {"sentiment": left.split()}
     kl = config.learner["kl"]
-    assert (config.train.samples, kl.coef, kl.loss_coef, config.train.batch) == (8, 0.0, 0.04, 128)
+    assert (config.train.samples, kl.coef, kl.loss_coef, config.train.batch) == (8, 0.0, 0.2, 128)
     assert configure({}, "sentiment").left_out == {}
     assert configure({"algorithm": "ppo"}, "sentiment").left_out == {}
 

@@ -36,6 +36,7 @@ RUN = {
     "recipes/minimal_ppo.py": ["--steps", "1", "--batch", "4", "--tokens", "4"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
+    "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
@@ -46,6 +47,7 @@ RUN = {
     "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
     "benchmarks/plan.py": ["--only", "one reply"],
     "benchmarks/replies.py": ["--steps", "3"],
+    "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }
 """Script: its words, in an order in which each finds what the ones before it have left."""
 

@@ -66,6 +66,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         kl=("reward", "loss"),
     ),
     # Shao et al. (2024), arXiv:2402.03300: KL stands in the loss, so that equal scores have advantage 0 whatever KL is.
+    # At their price of 0.04 the demo ends at 69 nats a reply with one word in three the same, at 0.2 at 7 (docs).
     "grpo": Algorithm(
         losses.surrogate,
         advantages.with_groups,
@@ -73,7 +74,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         shadows={"reference": "frozen"},
         needs=Needs(samples=2),
         kl=("loss",),
-        defaults={"samples": 8, "update.epochs": 1, "kl.coef": 0.0, "kl.loss_coef": 0.04, "kl.loss_kind": "k3"},
+        defaults={"samples": 8, "update.epochs": 1, "kl.coef": 0.0, "kl.loss_coef": 0.2, "kl.loss_kind": "k3"},
     ),
     # Ahmadian et al. (2024), arXiv:2402.14740: k1 is part of the return, before the mean of the others is taken off.
     "rloo": Algorithm(
