@@ -584,10 +584,10 @@ GIVEN = [
     ("", "once a cat was a cat. and a cat"),
     ("e", " . ,"),
     ("fgh", "No/ no no no|no 5!"),
-    ("", "\u00e4 day"),
+    ("", "day \u00e4"),
 ]
 """Prompts and replies."""
-HELD = [("ab", "a dog"), ("", "it ran and ran and ran away"), ("c", "\u00e9!")]
+HELD = [("ab", "a dog"), ("", "it ran and ran and ran away"), ("", "we ran"), ("c", "\u00e9!")]
 LONGEST = 24
 
 
