@@ -316,3 +316,13 @@ def answers_twice(argument):
         return asked
 
     return handle
+
+
+def moody(rollouts):
+    """By the last letter of its task's name a sample fails, never comes back, is not judged, or gets 1."""
+    (letter,) = {r.task.id[-1] for r in rollouts}
+    if letter == "e":
+        raise ValueError("no mood for it")
+    while letter == "t":
+        time.sleep(1)
+    return [None if letter == "a" else 1.0 for _ in rollouts]

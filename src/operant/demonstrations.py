@@ -41,7 +41,7 @@ class Demonstrations:
         for place, task in zip(places or range(len(tasks)), tasks):
             for number, reply in enumerate(task.replies):
                 turns, texts = self._turns(task, reply)
-                query = self._decoded(turns[0].prompt) if task.prompt else ""
+                query = self._decoded(turns[0].prompt)
                 end: End = turns[-1].end if len(turns) == 1 else "world"
                 made.append(Rollout(task, place, turns, texts, end, {}, query, place=place * SEVERAL + number))
         return made
@@ -57,17 +57,20 @@ class Demonstrations:
         if isinstance(reply, list) and reply and isinstance(reply[0], dict):
             pairs, texts = self._answers(task, reply), [m["content"] for m in reply if m["role"] == "assistant"]
         else:
-            pairs, texts = [self._pair(task, reply)], [reply if isinstance(reply, str) else self._decoded(reply)]
+            pairs, said = [self._pair(task, reply)], reply if isinstance(reply, str) else self._decoded(reply)
+            texts = [said if task.prompt else said.removeprefix(self._decoded(pairs[0][0]))]
         if self.everything:
             pairs = [_all_of(pairs)]
             texts = [self._decoded(pairs[0][1])]
-        turns = [self._turn(task, prompt, action) for prompt, action in pairs]
-        kept = [turn for turn in turns if turn is not None]
+        made = [(self._turn(task, *pair), text) for pair, text in zip(pairs, texts, strict=True)]
+        kept = [(turn, text) for turn, text in made if turn is not None]
         if not kept:
             raise OperantError(
                 f"task {task.id!r}: nothing is left to learn from; its prompt alone is too long, or empty"
             )
-        return kept, texts[: len(kept)]
+        # The text is that of the tokens that are learnt, also of a reply that was cut: bits are counted by its bytes.
+        texts = [text if turn.end == "stop" else self._decoded(turn.action) for turn, text in kept]
+        return [turn for turn, _ in kept], texts
 
     def _pair(self, task: Task, reply: str | list[int]) -> tuple[list[int], list[int]]:
         """(prompt, action) of a text or ids behind a prompt, or of a text alone."""

@@ -46,7 +46,7 @@ def clipped(
     return {
         "loss": loss,
         "policy/loss": loss.detach(),
-        "policy/clip_fraction": (held > free).float(),
+        "policy/clip_fraction": (loss != free).float(),  # by either bound
         "policy/approx_kl": 0.5 * log_ratio.detach() ** 2,
         "policy/old_new_kl": -log_ratio.detach(),
         "policy/ratio_mean": ratio.detach(),

@@ -16,7 +16,7 @@ from operant.tally import Tally
 from operant.types import Batch, Outputs, Rollout
 
 BYTES = "rollout/bytes"
-"""Bytes of text over the tokens that they are written in; no metric, but what a loss in bits is made with."""
+"""Bytes of text over the actions that they are written in; no metric, but what a loss in bits is made with."""
 GROUPS = 8
 """Fewer queries than this tell nothing about queries."""
 BLOCKS, GRADIENTS = "blocks/", "gradients/"
@@ -43,7 +43,8 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     if texts:
         said = [text for r in rollouts for text in r.texts]
         tally.merge(of_texts(said))
-        tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in said), sum(lengths["rollout/reply_tokens"]))
+        actions = sum(turn.count for turn in turns)  # a choice is one, as in the loss
+        tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in said), actions)
     return tally
 
 
@@ -88,8 +89,6 @@ def of_batch(batch: Batch, coef: float) -> Tally:
         tally.histogram("values", batch.values, at)
     if batch.values is not None and batch.returns is not None:
         tally.mean("value/error_before", (batch.returns - batch.values) ** 2, at)
-    if batch.advantages is not None:
-        tally.mean("policy/advantage_zero", [x == 0 for x in per_episode(batch.advantages.abs())])
     return tally
 
 
@@ -100,6 +99,9 @@ def of_advantages(tally: Tally, batch: Batch) -> None:
         tally.mean("policy/advantage_mean", batch.advantages, at)
         tally.spread("policy/advantage_std", batch.advantages, at)
         tally.histogram("advantages", batch.advantages, at)
+        seen = set(batch.episodes[at.any(1)].tolist())
+        taught = set(batch.episodes[(at & (batch.advantages != 0)).any(1)].tolist())
+        tally.add("policy/advantage_zero", len(seen - taught), len(seen))
 
 
 def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] = ()) -> Tally:

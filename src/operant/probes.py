@@ -22,6 +22,8 @@ class Answers:
 
     rows: list[dict[str, Any]]
     metrics: dict[str, float]
+    kl: float | None = None
+    """`kl/per_reply` of those that would be learnt from."""
 
 
 class Probes:
@@ -35,10 +37,10 @@ class Probes:
     def ask(self) -> Answers:
         """The policy's answers now."""
         answers = self._judged(self.learner.play(self.tasks, stream="probe"))
-        kl = [sum(row["logprobs"]) - sum(row["ref_logprobs"]) for row in answers.rows if row.get("ref_logprobs")]
         tally = Tally()
         tally.mean("probe/reward", _scores(answers))
-        tally.mean("probe/kl_per_reply", kl)
+        if answers.kl is not None:
+            tally.add("probe/kl_per_reply", answers.kl)
         return replace(answers, metrics=tally.result())
 
     def ask_reference(self) -> Answers | None:
@@ -66,7 +68,8 @@ class Probes:
             batch, kept = learner.look(rollouts, judged.scores)
             tokenizer = learner.policy.tokenizer
             told = rows(rollouts, judged.scores, judged.parts, batch, kept, lambda ids: token_pieces(tokenizer, ids))
-        return Answers(told, {})
+            kl = measure.of_batch(batch, 0.0).result().get("kl/per_reply")
+        return Answers(told, {}, kl)
 
 
 def _scores(answers: Answers) -> list[float]:

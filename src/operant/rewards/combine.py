@@ -57,7 +57,8 @@ def _worst(every: list[Judged], scores: list[Total]) -> list[Outcome]:
 
     def of(i: int) -> Outcome:
         met: list[Outcome] = [o for o in FAILED for j in every if j.outcome(i) == o]
-        return met[0] if met else "abstain" if scores[i] is None else "ok"
+        none = scores[i] is None or all(j.outcome(i) == "abstain" for j in every)  # who abstains may be given a score
+        return met[0] if met else "abstain" if none else "ok"
 
     return [of(i) for i in range(len(scores))] if any(j.outcomes for j in every) else []
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 _TABLE = """
 # Progress
 step | | | | steps of training so far: one is play, judge, update
-episodes | | | episode | replies (in a world: episodes) trained on so far
+episodes | | | episode | replies trained on so far
 # Reward
-reward/mean | score | rises | env/reward_mean | mean score of the replies, as the reward gave it
-reward/std | score | above 0: equal scores teach nothing | env/reward_std | spread of those scores over the replies
-reward/min | score | | | lowest score
-reward/max | score | | | highest score
-reward/scaled_mean | | | ppo/mean_scores, objective/scores | mean score after scaling, normalising and clipping: what
-    is trained on
+reward/mean | score | rises | env/reward_mean | mean score of the judged replies, as reward and world gave it
+reward/std | score | above 0: equal scores teach nothing | env/reward_std | spread of those scores over the judged
+    replies
+reward/min | score | | | lowest of those scores
+reward/max | score | | | highest of those scores
+reward/scaled_mean | | | ppo/mean_scores, objective/scores | mean score after scaling, normalising and clipping, with
+    what the world paid: what is trained on
 reward/scaled_std | | | ppo/std_scores | spread of the scores that are trained on
 reward/kl_penalty | score | small beside the reward | ppo/mean_non_score_reward, objective/non_score_reward (negative
     there) | what the KL term took from a reply, mean over replies: coefficient times kl/paid
@@ -25,16 +26,18 @@ reward/return | score | rises | objective/rlhf_reward | score as it is trained o
     what PPO maximises
 reward/kl_penalty_std | score | | | spread of that penalty over the replies
 reward/return_std | score | | | spread of the returns over the replies
-reward/query_share | share | ..0.8 | | share of the scores' variance that the query explains, from several replies to
-    one query: near 1, what the policy says hardly matters
-reward/abstained | share | ..0.1 | | share of replies that the reward would not judge; they are left out
-reward/outcome/ok | samples | | | replies that an isolated or tolerated reward has scored, over all ranks
-reward/outcome/error | samples | 0 | | replies on which the reward raised, died, or answered what is no score
-reward/outcome/timeout | samples | 0 | | replies that were not judged in time
-reward/outcome/abstain | samples | | | replies for which the reward returned None
-reward/<part>/mean | score | | | mean of one named part of the reward, before its weight
-reward/<part>/std | score | | | spread of one named part of the reward
-reward/<part>/abstained | share | ..0.1 | | share of replies that this part would not judge
+reward/query_share | share | ..0.8 | | share of the judged scores' variance that the query explains (their intraclass
+    correlation, at least 0), where 8 queries or more have several judged replies: near 1, what the policy says hardly
+    matters
+reward/abstained | share | ..0.1 | | share of all replies that the reward would not judge; they are left out
+reward/outcome/ok | samples | | | of all replies, on all ranks, those that an isolated or tolerated reward has scored
+reward/outcome/error | samples | 0 | | of all, those on which the reward raised, died, or answered what is no score
+reward/outcome/timeout | samples | 0 | | of all, those that were not judged in time
+reward/outcome/abstain | samples | | | of all, those for which the reward returned None
+reward/<part>/mean | score | | | mean of one named part of the reward, before its weight, over all replies that it has
+    judged; what the world paid is the part `world`. Absent where there is one part alone
+reward/<part>/std | score | | | spread of one named part of the reward over those
+reward/<part>/abstained | share | ..0.1 | | share of all replies that this part would not judge
 # Distance from the reference
 kl/per_reply | nats | 0..10 | objective/kl | sum over a reply of log-prob minus reference log-prob (k1), mean over
     replies: how far the policy has moved; negative means that sampling and scoring disagree
@@ -46,12 +49,12 @@ kl/k3 | nats | close to kl/per_reply | | a second estimate of the same KL, never
     difference d, summed over a reply
 kl/in_loss | nats | | | the KL term of the loss before its coefficient, mean over tokens
 kl/coef | score per nat | steady; a climb comes before numerical trouble | objective/kl_coef | what a nat of KL costs
-    in the reward now; the controller moves it
+    in the reward of this step; the controller moves it
 kl/loss_coef | | | | weight of the KL term in the loss
 # Policy
 policy/loss | | noise around 0 | ppo/loss/policy, loss/policy_avg | the clipped objective, mean over tokens
 policy/entropy | nats | falls slowly; 0 is collapse | ppo/policy/entropy, policy/entropy_avg | entropy of the whole
-    next-token distribution, mean over tokens: how undecided the policy is
+    next-token distribution during the update, mean over tokens: how undecided the policy is
 policy/sampled_entropy | nats | falls slowly | objective/entropy | minus the log-prob of a reply, mean over replies
 policy/clip_fraction | share | 0..0.3 | ppo/policy/clipfrac, policy/clipfrac_avg | share of tokens where clipping
     holds the update back: high means that steps are too large
@@ -65,10 +68,11 @@ policy/ratio_std | | ..0.5 | val/ratio_var (its square) | spread of those ratios
 policy/ratio_min | | 0.005.. | ppo/policy/ratio | smallest ratio of the step
 policy/ratio_max | | ..200 | ppo/policy/ratio | largest ratio of the step
 policy/advantage_mean | | 0 where it is whitened | ppo/policy/advantages_mean | mean advantage over tokens, as the
-    loss uses it
-policy/advantage_std | | 1 where it is whitened | ppo/policy/advantages | spread of the advantages over tokens
-policy/advantage_zero | share | ..0.9 | | share of replies whose advantage is 0 at every token: nothing is learnt from
-    them
+    loss uses it in the first epoch
+policy/advantage_std | | 1 where it is whitened | ppo/policy/advantages | spread of the advantages over tokens,
+    as the loss uses them in the first epoch
+policy/advantage_zero | share | ..0.9 | | share of replies whose advantage, as the loss uses it in the first epoch, is 0
+    at every token: nothing is learnt from them
 policy/skipped_steps | share | 0 | | share of optimizer steps left out because their ratios were too large
 # Value
 value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
@@ -80,7 +84,7 @@ value/error | score² | falls | ppo/val/error | squared distance of value and re
     tokens
 value/error_before | score² | falls | | squared distance of value and return before the update, mean over tokens
 value/clip_fraction | share | often 0.3 to 0.6 early on | ppo/val/clipfrac, val/clipfrac_avg | share of tokens where
-    value clipping is active
+    value clipping holds the update back
 value/explained_variance | | rises towards 1 | | 1 minus value/error_before over the variance of the returns, of the
     values that made the advantages: 1 is a perfect critic, 0 one that knows the mean, below 0 one that knows less
 value/explained_variance_fitted | | | ppo/val/var_explained | the same with value/error: of values that are already
@@ -88,83 +92,90 @@ value/explained_variance_fitted | | | ppo/val/var_explained | the same with valu
 returns/mean | score | | ppo/returns/mean | mean of the targets of the value, over tokens
 returns/std | score | | ppo/returns/var (its square) | spread of those targets
 loss/total | | tells little: watch reward and KL | ppo/loss/total | what was descended on: policy, value, entropy and
-    KL terms with their coefficients
+    KL terms with their coefficients, mean over the optimizer steps that were made
 # Rollout
-rollout/count | | | eps (a second) | replies (episodes) of this step
+rollout/count | | | eps (a second) | replies of this step that are learnt from
 rollout/logprob_gap | nats | below 0.0001 in float32, below 0.05 in bfloat16 | | largest difference between the
-    log-prob of a token when it was sampled and when it is scored with unchanged weights
-rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens, mean over tokens
+    log-prob of a token when it was sampled and when it is scored with unchanged weights, in the first minibatch
+rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens under the whole distribution, mean
+    over tokens
 rollout/ref_logprob_mean | nats | | objective/ref_logprobs | the same tokens' log-prob under the reference
-rollout/query_tokens | tokens | | tokens/queries_len_mean | length of the queries, mean
+rollout/query_tokens | tokens | | tokens/queries_len_mean | length of the queries, mean; in a world of what stands
+    before each turn
 rollout/query_tokens_std | tokens | | tokens/queries_len_std | spread of that length
-rollout/reply_tokens | tokens | steady | tokens/responses_len_mean | length of the replies, mean: watch it for rewards
-    that like length
+rollout/reply_tokens | tokens | steady | tokens/responses_len_mean | length of the replies with their stop token, mean;
+    in a world of each turn: watch it for rewards that like length
 rollout/reply_tokens_std | tokens | | tokens/responses_len_std | spread of that length
-rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies that ended with a stop token or stop
-    string
-rollout/ended_length | share | | | share of replies that ended at the task's own length limit
-rollout/turns | | | | replies an episode, mean: 1 but in a world
-rollout/dropped | share | ..0.5 | | share of replies that were judged and left out, because they hit their length limit
-    (on_length=drop)
+rollout/ended_stop | share | | val/num_eos_tokens (a count) | share of replies (turns) that ended with a stop token or
+    stop string, or were chosen among given ones
+rollout/ended_length | share | | | share of replies (turns) that ended at the task's own length limit
+rollout/turns | | | | turns an episode, mean: 1 but in a world
+rollout/dropped | share | ..0.5 | | share of all replies that were judged and left out, because they hit their length
+    limit (on_length=drop)
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of what follows is counted in
 rollout/likelihood_gap | nats | 0 but for noise | | entropy of the policy plus log-prob of the token that was drawn,
-    mean over tokens, with unchanged weights: 0 in expectation where the replies come from this very policy; above 0
-    they are likelier than its own (truncated or colder sampling), below 0 unlikelier (hotter, dropout, a suppressed
-    end, padding)
+    mean over the tokens of the first minibatch, with unchanged weights: 0 in expectation where the replies come from
+    this very policy; above 0 they are likelier than its own (truncated or colder sampling), below 0 unlikelier (hotter,
+    dropout, a suppressed end, padding)
 rollout/likelihood_z | standard errors | -6..6 | | the same over its standard error
 # Text
-text/empty | share | ..0.1 | | share of replies without any text, spaces and full stops aside
+text/empty | share | ..0.1 | | share of replies (turns) without any text, spaces and the signs . , ; : … aside
 text/top_word | share | ..0.25 | | share of all words that are the commonest word
-text/distinct_1 | share | steady | | different words over words, all replies of the step together
-text/distinct_2 | share | steady | | different pairs of words over pairs, all replies of the step together
-text/repeated | share | ..0.2 | | share of a reply's word trigrams that it has said before, mean over replies
+text/distinct_1 | share | steady | | different words over words, the replies of the step together
+text/distinct_2 | share | steady | | different pairs of neighbouring words over pairs, the replies of the step together
+text/repeated | share | ..0.2 | | share of a reply's word trigrams that it has said before, mean over replies (turns) of
+    three words and more
 text/exclamations | share | as the reference's | | share of characters that are exclamation marks
 text/emojis | share | as the reference's | | share of characters that are emojis and other pictures
-text/non_letters | share | as the reference's | | share of characters that are no letters, digits, space or punctuation
+text/non_letters | share | as the reference's | | share of characters that are no letters, digits, space or common
+    punctuation
 # Given replies
 supervised/loss | nats | falls | | cross-entropy of the given replies, mean over the tokens that are trained on
-supervised/bits_per_byte | bits | falls | | the same over the bytes of their text: comparable between tokenizers
+supervised/bits_per_byte | bits | falls | | the same over the bytes of those tokens' text: comparable between
+    tokenizers
 # Held-out tasks
-evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, the same random numbers each time
+evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, as reward and world gave it,
+    the same random numbers each time
 evaluate/unjudged | share | ..0.02 | | share of the held-out replies without a score, which the mean leaves out; absent
     where all have one
-evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks
+evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks, judged or not
 evaluate/loss | nats | falls with supervised/loss | | cross-entropy of the held-out given replies, mean over tokens
-evaluate/bits_per_byte | bits | falls | | the same over the bytes of their text
+evaluate/bits_per_byte | bits | falls | | the same over the bytes of those tokens' text
 evaluate/loss_before | nats | | | evaluate/loss before training
 evaluate/reward_before | score | | | evaluate/reward before training
 evaluate/reward_std | score | | | spread of those scores
-evaluate/best_of_k | score | | | mean over the held-out tasks of the best of their replies, where each has several
+evaluate/best_of_k | score | | | mean over the held-out tasks (of every seed) of the best of their judged
+    replies, where evaluation.samples asks for several
 probe/reward | score | rises | | mean score of the policy's replies to the probe queries, the same random numbers each
     time
-probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies
+probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those that a step would learn from
 probe/reward_before | score | | | probe/reward before training
 probe/reference_reward | score | | | mean score of the reference's replies to the same queries
 probe/query_share | share | ..0.8 | | reward/query_share of two replies to each probe query before training
 # Update
 update/lr | | | ppo/learning_rate, lr | learning rate
 update/grad_norm | | steady | gradients/* (whole histograms) | length of the gradient before clipping, mean over
-    optimizer steps
-update/grad_norm_clipped | | | | length of the gradient after clipping, mean over optimizer steps
+    the optimizer steps that were made
+update/grad_norm_clipped | | | | length of the gradient after clipping, mean over the same
 update/refused | | 0 | | 1 where a number of the step was NaN or infinite: the optimizer step that it was found in is
     refused, with those that would have followed; found before the first one, nothing changes at all
 update/steps | | | | optimizer steps made
-update/micro_tokens | tokens | | | of one forward and backward pass, padding included; halved where memory ran out
+update/micro_tokens | tokens | | | most of one forward and backward pass, padding included; halved where memory ran out
 update/epochs | | | | passes over the replies that were finished
 update/early_stopped | | mostly 0 | | 1 where the KL of old and new policy ended the update early
 # Time
-time/step | s | | time/ppo/total, time/epoch | the whole step
+time/step | s | | time/ppo/total, time/epoch | the whole step; what is written when it is over is not in it
 time/generate | s | | time/get_response, time/build_input_sentiment | sampling the replies
 time/reward | s | | time/get_sentiment_preds | judging them; in chunks: waiting for it beyond generation
 time/observe | s | | time/ppo/forward_pass, time/ppo/compute_rewards | values, reference and KL of the replies
 time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
-time/evaluate | s | | | judging the held-out tasks
+time/evaluate | s | | | playing and judging the held-out tasks
 time/probe | s | | | the probe queries and what is known of their tokens
 time/checkpoint | s | | | writing checkpoints since the step before
 time/report | s | | | writing the report since the step before
-time/track | s | | time/ppo/calc_stats | writing metrics and replies
-tokens/per_second | tokens/s | | | tokens sampled over the time of the whole step
+time/track | s | | time/ppo/calc_stats | writing replies and distributions
+tokens/per_second | tokens/s | | | tokens of all replies, also of those left out, over the time of the whole step
 # Checkpoints
 checkpoint/bytes | bytes | | | of the checkpoint that was written after the step before
 # Memory
@@ -240,9 +251,16 @@ COLUMNS = {
 
 _HEAD = """# Metrics
 
-One object a step in `metrics.jsonl`. Every mean is a sum over a count, pooled over minibatches and ranks. A name is
-absent where nothing was counted, and null where the number was not finite. This page is generated: edit
-`src/operant/tracking/registry.py`, then run `python -m operant.tracking.registry > docs/metrics.md`.
+One object a step in `metrics.jsonl`. Every mean is a sum over a count, pooled over minibatches and ranks, and every
+spread a standard deviation that divides by that count. A name is absent where nothing was counted, and null where the
+number was not finite. This page is generated: edit `src/operant/tracking/registry.py`, then run
+`python -m operant.tracking.registry > docs/metrics.md`.
+
+In a world a reply is a whole episode, except where turns are named, and in the texts, which are those of single turns.
+A token is an action of the policy: a choice among given replies is one. What is not learnt from, because nobody judged
+it or `on_length=drop` left it out, counts where a sentence says judged or all, and nowhere else. Means during the
+update are over every minibatch of every epoch. Where `rescore` makes a second pass, as in bfloat16, its log-probs and
+values stand for those of sampling.
 """
 _COLUMNS_HEAD = """
 ## Whole distributions

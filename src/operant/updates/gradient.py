@@ -85,6 +85,8 @@ def update(
     counted round robin over the ranks. `closely`: look at every gradient, weight and update (`blocks.Watch`).
     """
     tally, first = Tally(), True
+    for name in ("update/steps", "update/epochs"):
+        tally.add(name, 0.0, 0.0)  # none is a number, too
     watch = Watch(policy, tally, closely=closely)
     held = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
     numbers = _numbers([int(batch.episodes[rows[0]]) for rows in held], places)
@@ -102,7 +104,7 @@ def update(
                 optimizer.zero_grad()
                 fault = first_fault(policy, whole, objective, sampling, budget.tokens)
                 seen.sums.pop("loss/total", None)
-                moved = "update/steps" in tally.sums
+                moved = tally.sums["update/steps"][0] > 0
                 return _ended(tally.merge(seen), watch, refused=True), Refused(fault, whole, budget.tokens, not moved)
             so_far.merge(seen)
             if _too_far(so_far, options.target_kl):
@@ -173,14 +175,14 @@ def _apply(
     """Clip and step; a ratio beyond its threshold never reaches the weights."""
     norm, bound = math.hypot(*norms.values()), steering.max_grad_norm or float("inf")
     skipped = _ratio_beyond(seen, options.ratio_threshold)
+    loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
     if not skipped:
         watch.gradients(norms)
         seen.add("update/grad_norm", norm)
         seen.add("update/grad_norm_clipped", min(norm, bound))
         seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
+        seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
         apply(optimizer, steering, shrink=min(1.0, bound / (norm + 1e-6)))
-    loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
-    seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
     seen.add("policy/skipped_steps", float(skipped))
     optimizer.zero_grad()
 

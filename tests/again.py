@@ -1,0 +1,245 @@
+"""A step done again, by plain arithmetic and bare rows in float64: what tests hold metrics of an update to.
+
+Nothing here knows how the library computes a number. It watches which replies were made, with which weights, and which
+of them each minibatch held.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from toys import lm
+
+from operant.learner import Learner
+from operant.types import Rollout
+from operant.updates import gradient
+
+END = 2
+
+
+def mean(x):
+    return float(np.mean(x))
+
+
+def std(x):
+    return float(np.std(x))
+
+
+def flat(arrays):
+    return np.concatenate([np.asarray(x, dtype=float) for x in arrays])
+
+
+def k3(gap):
+    """exp(-d) - 1 + d."""
+    return np.exp(-gap) - 1 + gap
+
+
+# --- what is watched --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Played:
+    """A call of `Learner.play`: what was said, and by which weights."""
+
+    stream: str
+    foreign: bool
+    rollouts: list[Rollout]
+    weights: dict
+
+
+@dataclass
+class Cut:
+    """A minibatch: the step and the episodes that it held, and the weights that it met."""
+
+    step: int
+    episodes: list[int]
+    weights: dict
+
+
+def weights_of(policy):
+    return {name: x.detach().clone() for name, x in policy.state_dict().items()}
+
+
+def watched(patch):
+    """Lists that fill up while a run goes on: what was played, and what was descended on."""
+    played, cuts = [], []
+    play, accumulate = Learner.play, gradient.accumulate
+
+    def seen_play(self, tasks, *, stream="train", engine=None, **more):
+        made = play(self, tasks, stream=stream, engine=engine, **more)
+        played.append(Played(stream, engine is not None, made, weights_of(self.policy)))
+        return made
+
+    def seen_accumulate(policy, whole, *given, **more):
+        held = sorted(set(whole.episodes.tolist()))
+        cuts.append(Cut(policy.module.version, held, weights_of(policy.module)))
+        return accumulate(policy, whole, *given, **more)
+
+    patch.setattr(Learner, "play", seen_play)
+    patch.setattr(gradient, "accumulate", seen_accumulate)
+    return played, cuts
+
+
+class Bare:
+    """A policy at one moment: transformers' own forward pass of one row, and a critic of two tensors."""
+
+    def __init__(self, weights, temperature=1.0):
+        named = {k.removeprefix("model."): x for k, x in weights.items() if k.startswith("model.")}
+        self.model = lm(vocab=len(named["lm_head.weight"])).double()
+        self.model.load_state_dict(named)
+        self.critic = [x.clone().requires_grad_() for k, x in weights.items() if k.startswith("value_head.")]
+        self.temperature = temperature
+
+    def row(self, prompt, action, temperature):
+        """Log-probs [A, V] of what may follow, and the values [A] before it."""
+        ids = torch.tensor([prompt + action])
+        out = self.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
+        before = slice(len(prompt) - 1, -1)
+        values = None
+        if self.critic:
+            slope, bias = self.critic
+            values = out.hidden_states[-1][0, before] @ slope[0] + bias
+        return (out.logits[0, before] / temperature).log_softmax(-1), values
+
+    def turn(self, turn):
+        """Of each action: its log-prob, the entropy of what it was drawn from, the value before it."""
+        if turn.options is None:
+            told, values = self.row(turn.prompt, turn.action, self.temperature)
+            chosen = told.gather(-1, torch.tensor(turn.action)[:, None])[:, 0]
+            return chosen, -(told.exp() * told).sum(-1), values
+        scores = []
+        for option in turn.options:  # its mean log-prob, the end included
+            told, values = self.row(turn.prompt, [*option, END], 1.0)
+            scores.append(told.gather(-1, torch.tensor([*option, END])[:, None]).mean() / self.temperature)
+        table = torch.stack(scores).log_softmax(0)
+        return table[[turn.chosen]], -(table.exp() * table).sum()[None], None if values is None else values[:1]
+
+    def episode(self, rollout):
+        """The same of all turns, one behind the other."""
+        pieces = zip(*(self.turn(turn) for turn in rollout.turns))
+        return [None if piece[0] is None else torch.cat(piece) for piece in pieces]
+
+    def numbers(self, rollout):
+        with torch.no_grad():
+            return [None if x is None else x.numpy() for x in self.episode(rollout)]
+
+    def value_after(self, ids):
+        with torch.no_grad():
+            return float(self.row(ids, [0], 1.0)[1][0])
+
+
+# --- an update, done again --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Episode:
+    """What is known of one episode's actions before the update, each [A]."""
+
+    rollout: Rollout
+    old: np.ndarray
+    advantages: np.ndarray | None = None
+    returns: np.ndarray | None = None
+    values: np.ndarray | None = None
+    ref: np.ndarray | None = None
+
+
+@dataclass
+class Rules:
+    """The objective of a run."""
+
+    clip: float = 0.2
+    dual: float | None = None
+    value_clip: float = 0.2
+    value_coef: float = 0.1
+    entropy_coef: float = 0.0
+    loss_coef: float = 0.0
+    price: float = 0.0
+    """Of KL (k2) in the reward, whose own gradient is descended on, too."""
+    whiten: bool = False
+    per: str = "token"
+    temperature: float = 1.0
+    bound: float = math.inf
+
+
+class Again:
+    """One minibatch, from its episodes and the weights that it met."""
+
+    def __init__(self, cut, episodes, rules):
+        members = [episodes[i] for i in cut.episodes]
+        bare = Bare(cut.weights, rules.temperature)
+        new, entropy, values = (list(x) for x in zip(*(bare.episode(e.rollout) for e in members)))
+        sizes = [len(x) for x in new]
+        old = torch.tensor(flat(e.old for e in members))
+        new, entropy = torch.cat(new), torch.cat(entropy)
+        used, spread = flat(e.advantages for e in members), 1.0
+        if rules.whiten:
+            spread = math.sqrt(np.var(used) + 1e-8)
+            used = (used - used.mean()) / spread
+        self.each = np.split(used, np.cumsum(sizes)[:-1])
+        adv, ratio = torch.tensor(used), (new - old).exp()
+        plain, bounded = -adv * ratio, -adv * ratio.clamp(1 - rules.clip, 1 + rules.clip)
+        policy = torch.maximum(plain, bounded)
+        held = bounded > plain
+        if rules.dual is not None:
+            held = held | ((adv < 0) & (policy > -adv * rules.dual))
+            policy = torch.where(adv < 0, torch.minimum(policy, -adv * rules.dual), policy)
+        told = {"advantages": adv, "policy": policy, "held": held, "new": new, "old": old, "entropy": entropy}
+        loss = policy - rules.entropy_coef * entropy
+        if bare.critic:
+            values, returns, before = torch.cat(values), *self._tensors(members, "returns", "values")
+            near = before + (values - before).clamp(-rules.value_clip, rules.value_clip)
+            error, far = (values - returns) ** 2, (near - returns) ** 2
+            told |= {"values": values, "error": error, "value_held": far > error}
+            told["value_loss"] = torch.maximum(error, far) / 2
+            loss = loss + rules.value_coef * told["value_loss"]
+        if members[0].ref is not None:
+            gap = new - self._tensors(members, "ref")[0]
+            told["in_loss"] = ratio * (torch.exp(-gap) - 1 + gap)
+            loss = loss + rules.loss_coef * told["in_loss"]
+            loss = loss + rules.price / spread * ratio.detach() * gap**2 / 2
+        if rules.per == "token":
+            whole = loss.mean()
+        else:
+            whole = torch.stack([piece.mean() for piece in loss.split(sizes)]).mean()
+        moved = [*bare.model.parameters(), *bare.critic]
+        slopes = torch.autograd.grad(whole, moved, allow_unused=True)
+        self.norm = math.sqrt(sum(float((g**2).sum()) for g in slopes if g is not None))
+        self.loss, self.told = float(whole.detach()), {k: x.detach().numpy().astype(float) for k, x in told.items()}
+
+    @staticmethod
+    def _tensors(members, *names):
+        return [torch.tensor(flat(getattr(e, name) for e in members)) for name in names]
+
+
+class Update:
+    """All minibatches of a step; `made`: those that an optimizer step followed."""
+
+    def __init__(self, cuts, episodes, rules, made=None):
+        self.rules = rules
+        self.minibatches = [Again(cut, episodes, rules) for cut in cuts]
+        self.made = self.minibatches if made is None else made(self.minibatches)
+        count, self.epochs = 0, []
+        for minibatch, cut in zip(self.minibatches, cuts):
+            self.epochs += [[]] if count % len(episodes) == 0 else []
+            self.epochs[-1].append(minibatch)
+            count += len(cut.episodes)
+        self.finished = sum(sum(len(m.each) for m in epoch) == len(episodes) for epoch in self.epochs)
+
+    def all(self, name, minibatches=None):
+        return np.concatenate([m.told[name] for m in minibatches or self.minibatches])
+
+    @cached_property
+    def ratio(self):
+        return np.exp(self.all("new") - self.all("old"))
+
+    @cached_property
+    def gap(self):
+        """Log-probs with unchanged weights, less those from when the tokens were sampled."""
+        return self.minibatches[0].told["new"] - self.minibatches[0].told["old"]
+
+    @cached_property
+    def excess(self):
+        """Log-prob plus entropy, with the weights that nothing has moved yet."""
+        return self.minibatches[0].told["new"] + self.minibatches[0].told["entropy"]
