@@ -41,9 +41,9 @@ class Policy(nn.Module):
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # left padding must not move the positions
         out = self.lm(tokens, attention_mask=attention, position_ids=positions, output_hidden_states=True)
         before = slice(-num_actions - 1, -1)  # the state before a token is what predicts it: the one shift by one
-        distribution = out.logits[:, before].float().log_softmax(-1)
+        distribution = out.logits[:, before].log_softmax(-1)
         logprobs = distribution.gather(-1, tokens[:, -num_actions:, None]).squeeze(-1)
-        values = self.value(out.hidden_states[-1][:, before].float()).squeeze(-1)
+        values = self.value(out.hidden_states[-1][:, before]).squeeze(-1)
         return logprobs, values, -(distribution.exp() * distribution).sum(-1)
 
 
@@ -63,7 +63,7 @@ def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int |
     for _ in range(num_actions):
         positions = (attention.cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
         out = lm(fresh, attention_mask=attention, position_ids=positions, past_key_values=cache, use_cache=True)
-        fresh, cache = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1), out.past_key_values
+        fresh, cache = torch.multinomial(out.logits[:, -1].softmax(-1), 1), out.past_key_values
         tokens, attention = torch.cat([tokens, fresh], 1), torch.cat([attention, alive[:, None]], 1)
         mask.append(alive)
         if end is not None:
@@ -132,7 +132,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def ppo_step(policy, reference, optimizer, replies, scores, *, kl_coef, epochs=4, minibatches=2, value_coef=0.1):
     """One PPO step on replies that the current policy sampled; returns what is worth watching."""
     tokens, attention, mask = replies
-    num_actions = mask.shape[1]
+    num_actions, losses = mask.shape[1], []
     with torch.no_grad():
         old_logprobs, old_values, entropy = policy(tokens, attention, num_actions)
         ref_logprobs, _, _ = reference(tokens, attention, num_actions)
@@ -145,10 +145,12 @@ def ppo_step(policy, reference, optimizer, replies, scores, *, kl_coef, epochs=4
             logprobs, values, _ = policy(tokens[rows], attention[rows], num_actions)
             loss = policy_loss(logprobs, old_logprobs[rows], advantages[rows])
             loss = loss + value_coef * value_loss(values, old_values[rows], returns[rows])
+            loss = masked_mean(loss, mask[rows])
             optimizer.zero_grad()
-            masked_mean(loss, mask[rows]).backward()
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
+            losses.append(loss.detach())
 
     error, spread = masked_mean((old_values - returns) ** 2, mask), masked_mean(returns**2, mask)
     return {
@@ -157,6 +159,7 @@ def ppo_step(policy, reference, optimizer, replies, scores, *, kl_coef, epochs=4
         "entropy": masked_mean(entropy, mask),  # falling to 0 means that it has stopped trying things
         "explained": 1 - error / (spread - masked_mean(returns, mask) ** 2 + 1e-8),  # of the critic: towards 1
         "length": mask.sum(1).mean(),
+        "loss": torch.stack(losses).mean(),
     }
 
 

@@ -1,0 +1,310 @@
+"""What every row of the table descends on: its gradient, averaged over all that can be said, against the claim.
+
+A vocabulary of six, replies of one or two tokens. Every group of replies is given to the library once, as a minibatch of
+its own, and its gradient is caught; weighted by the probability of the group they sum to the expected gradient. The
+claims are written out here, on bare float64 models, and differentiated by autograd.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, product
+from math import factorial, prod
+
+import pytest
+import torch
+from rigs import Caught, gap
+from toys import lm
+from torch import Tensor
+
+from operant import Learner, Policy
+from operant.algorithms import ALGORITHMS
+from operant.policy.heads import ValueOptions
+from operant.updates import gradient
+
+V, PROMPT, T, BETA = 6, [3, 4], 0.8, 0.3
+STOPS = (0, 1, 2, 5)
+"""What ends a reply; behind the other two stands one token more."""
+EXACT = 1e-9
+Reply = tuple[int, ...]
+
+
+def replies(shape: str) -> list[Reply]:
+    """All that can be said: of one token, of two, or ragged."""
+    match shape:
+        case "one":
+            return [(v,) for v in range(V)]
+        case "two":
+            return list(product(range(V), repeat=2))
+    return [(v,) for v in STOPS] + [(v, w) for v in range(V) if v not in STOPS for w in range(V)]
+
+
+def rewards(count: int) -> Tensor:
+    """One a reply; two are equal, so that there are constant groups of different replies."""
+    r = torch.randn(count, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    r[1] = r[0]
+    return r
+
+
+def small(seed: int):
+    return lm(vocab=V, seed=seed, spread=0.35).double()
+
+
+@dataclass
+class Said:
+    """A bare model's log-probs of every reply, [A] each, and what follows from them."""
+
+    logprobs: list[Tensor]
+
+    @staticmethod
+    def by(model, said: list[Reply], temperature: float = T) -> "Said":
+        longest = max(map(len, said))
+        rows = torch.tensor([[*PROMPT, *reply, *[0] * (longest - len(reply))] for reply in said])
+        scores = (model(rows).logits[:, len(PROMPT) - 1 :] / temperature).log_softmax(-1)
+        return Said([scores[i, range(len(reply)), list(reply)] for i, reply in enumerate(said)])
+
+    @property
+    def whole(self) -> Tensor:
+        """[Y] the log-prob of each reply."""
+        return torch.stack([x.sum() for x in self.logprobs])
+
+
+def groups_of(said: list[Reply], size: int) -> list[tuple[int, ...]]:
+    """Every group of replies, whatever their order; by number."""
+    return list(combinations_with_replacement(range(len(said)), size))
+
+
+def likely(group: tuple[int, ...], probabilities: Tensor) -> float:
+    """How often independent draws make the group, in any order."""
+    orders = factorial(len(group)) / prod(factorial(n) for n in Counter(group).values())
+    return orders * float(probabilities[list(group)].prod())
+
+
+def critic(init: str) -> Policy:
+    """The policy, with a critic that always begins with the same numbers."""
+    torch.manual_seed(3)
+    return Policy(small(0), value=ValueOptions(init=init))
+
+
+# --- the library's ----------------------------------------------------------------------------------------------------
+
+
+def expected(name: str, shape: str, size: int, monkeypatch, probabilities: Tensor | None = None, **options) -> Tensor:
+    """The library's gradient of a group of `size` replies, averaged over all groups."""
+    said = replies(shape)
+    fixed = {"max_tokens": len(said[-1]), "stop_tokens": STOPS, "epochs": 1, "max_grad_norm": None, "watch_every": 0}
+    fixed |= {"minibatch": size, "temperature": T}
+    if name != "sft":
+        fixed |= {"reference": Policy(small(1))}
+    policy = critic(options.pop("value", "zero")) if name == "ppo" else Policy(small(0))
+    learner = Learner(policy, algorithm=name, **fixed | options)
+    learner.optimizer = Caught(learner.policy.parameters())
+    groups = groups_of(said, size)
+    whose = [g for g, group in enumerate(groups) for _ in group]
+    spoken = [y for group in groups for y in group]
+    given = [[PROMPT] * len(spoken), [list(said[y]) for y in spoken]]
+    # A minibatch is a group: the units of an epoch come in the order in which they were given.
+    monkeypatch.setattr(gradient, "counter", lambda seed, step, epoch, number: number)
+    if name == "sft":
+        learner.step(*given)
+    else:
+        learner.step(*given, rewards(len(said))[spoken].tolist(), **({"groups": whose} if size > 1 else {}))
+    assert len(learner.optimizer.gradients) == len(groups)
+    chances = Said.by(small(0), said).whole.exp().detach() if probabilities is None else probabilities
+    weights = [likely(group, chances) for group in groups]
+    assert sum(weights) == pytest.approx(1.0)
+    return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))
+
+
+def flat(*modules) -> Tensor:
+    held = [p for module in modules for p in module.parameters()]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in held])
+
+
+# --- the claims -------------------------------------------------------------------------------------------------------
+
+
+def of(loss, shape: str, temperature: float = T) -> Tensor:
+    """The gradient of a claim, `loss(policy, reference, rewards)`."""
+    model, said = small(0), replies(shape)
+    with torch.no_grad():
+        reference = Said.by(small(1), said, temperature)
+    loss(Said.by(model, said, temperature), reference, rewards(len(said))).backward()
+    return flat(model)
+
+
+def best_return(policy: Said, reference: Said, r: Tensor) -> Tensor:
+    """-(E[reward] - BETA KL(policy || reference)), over whole replies."""
+    p = policy.whole
+    return -(p.exp() * (r - BETA * (p - reference.whole))).sum()
+
+
+def divergence(policy: Said, reference: Said) -> Tensor:
+    """KL(policy || reference) of whole replies."""
+    return (policy.whole.exp() * (policy.whole - reference.whole)).sum()
+
+
+def over_groups(policy: Said, size: int, loss) -> Tensor:
+    """`loss(numbers)` of every group, weighted by how often it is drawn; the weights are no part of the gradient."""
+    chances = policy.whole.exp().detach()
+    groups = groups_of(policy.logprobs, size)
+    return sum(likely(group, chances) * loss(group) for group in groups)
+
+
+def grpo(size: int, *, scale: bool = True, ratio: bool = True):
+    """GRPO as its paper has it: over groups, replies and tokens, with k3 a token (`ratio`: times the ratio)."""
+
+    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        def loss(group):
+            scores = r[list(group)]
+            centred = scores - scores.mean()
+            spread = (centred**2).mean().sqrt()
+            gains = centred / (spread + 1e-6) if scale else centred
+            total = 0.0
+            for y, gain in zip(group, gains, strict=True):
+                now, then, ref = policy.logprobs[y], policy.logprobs[y].detach(), reference.logprobs[y]
+                k3 = (ref - now).exp() - 1 - (ref - now)
+                each = -(now - then).exp() * gain + BETA * (k3 * (now - then).exp() if ratio else k3)
+                total = total + each.mean() / size
+            return total
+
+        return over_groups(policy, size, loss)
+
+    return claim
+
+
+def mean_over_tokens(size: int, gains):
+    """-gain * log-prob, a token of each reply of a group: a mean over all tokens of the group."""
+
+    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        def loss(group):
+            summed = sum((-gains(policy, reference, r, y) * policy.logprobs[y]).sum() for y in group)
+            return summed / sum(len(policy.logprobs[y]) for y in group)
+
+        return over_groups(policy, size, loss)
+
+    return claim
+
+
+def ahead(policy: Said, reference: Said, r: Tensor, y: int) -> Tensor:
+    """[A] what is still to come at each token: the reward, less the charges from here on."""
+    charges = BETA * (policy.logprobs[y].detach() - reference.logprobs[y])
+    return r[y] - charges.flip(0).cumsum(0).flip(0)
+
+
+# --- RLOO -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "size"), [("one", 2), ("one", 3), ("ragged", 2)])
+def test_rloo_climbs_the_return(shape, size, monkeypatch):
+    """E[reward] - BETA KL, whatever the size of the group: of whole replies, also where their lengths differ."""
+    mine = expected("rloo", shape, size, monkeypatch, **{"kl.coef": BETA})
+    print("rloo", shape, size, gap(mine, of(best_return, shape)))
+    assert gap(mine, of(best_return, shape)) < EXACT
+
+
+# --- GRPO -------------------------------------------------------------------------------------------------------------
+
+KINDS = {"k3": {}, "plain_k3": {"kl.loss_kind": "plain_k3"}, "unscaled": {"advantage.scale": False}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("shape", "size"), [("one", 2), ("one", 3), ("ragged", 2)])
+def test_grpo_is_the_sum_over_its_groups(shape, size, kind, monkeypatch):
+    mine = expected("grpo", shape, size, monkeypatch, **{"kl.loss_coef": BETA} | KINDS[kind])
+    claim = grpo(size, scale=kind != "unscaled", ratio=kind != "plain_k3")
+    print("grpo", shape, size, kind, gap(mine, of(claim, shape)))
+    assert gap(mine, of(claim, shape)) < EXACT
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_grpo_pays_the_kl_and_without_a_scale_a_share_of_the_reward(size, monkeypatch):
+    """One token: (n - 1) / n of the gradient of E[reward], as each reply is among those it is compared with."""
+
+    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        return -(size - 1) / size * (policy.whole.exp() * r).sum() + BETA * divergence(policy, reference)
+
+    mine = expected("grpo", "one", size, monkeypatch, **{"kl.loss_coef": BETA, "advantage.scale": False})
+    print("grpo claim", size, gap(mine, of(claim, "one")))
+    assert gap(mine, of(claim, "one")) < EXACT
+
+
+# --- PPO --------------------------------------------------------------------------------------------------------------
+
+PLAIN = {"kl.coef": BETA, "advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0}
+
+
+@pytest.mark.parametrize("value", ["zero", "normal"])
+@pytest.mark.parametrize("shape", ["one", "two"])
+def test_ppo_climbs_the_return(shape, value, monkeypatch):
+    """Whatever a critic says, as it speaks before the token. A mean over two tokens is half of a sum."""
+    mine = expected("ppo", shape, 1, monkeypatch, value=value, **PLAIN)
+    truth = of(best_return, shape) / len(replies(shape)[-1])
+    print("ppo", shape, value, gap(mine[: len(truth)], truth))
+    assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
+
+
+def test_ppo_is_a_mean_over_tokens(monkeypatch):
+    """Pairs of unequal replies: a token of a long one counts as much as one of a short one."""
+    mine = expected("ppo", "ragged", 2, monkeypatch, **PLAIN)
+    truth = of(mean_over_tokens(2, ahead), "ragged")
+    print("ppo ragged", gap(mine[: len(truth)], truth))
+    assert gap(mine[: len(truth)], truth) < EXACT
+
+
+def test_the_critic_descends_on_its_error(monkeypatch):
+    """Beside the return: value_coef times half the squared distance of its values from what was still to come."""
+    coef, said = 0.5, replies("two")
+    mine = expected("ppo", "two", 1, monkeypatch, value="normal", **PLAIN | {"loss.value_coef": coef})
+    model, head = small(0), critic("normal").value_head.net[0]
+    states = model(torch.tensor([[*PROMPT, *y] for y in said]), output_hidden_states=True).hidden_states[-1]
+    values = head(states[:, len(PROMPT) - 1 : -1]).squeeze(-1)
+    policy = Said.by(model, said)
+    with torch.no_grad():
+        reference = Said.by(small(1), said)
+    r = rewards(len(said))
+    target = torch.stack([ahead(policy, reference, r, y) for y in range(len(said))])
+    error = (policy.whole.exp().detach()[:, None] * (values - target) ** 2 / 2).sum()
+    ((best_return(policy, reference, r) + coef * error) / 2).backward()
+    print("ppo critic", gap(mine, flat(model, head)))
+    assert gap(mine, flat(model, head)) < EXACT
+
+
+# --- SFT --------------------------------------------------------------------------------------------------------------
+
+
+def shares(count: int) -> Tensor:
+    """How often each reply stands in the data."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(11), dtype=torch.float64).softmax(0)
+
+
+@pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), ("ragged", 2)])
+def test_sft_descends_on_cross_entropy(shape, size, monkeypatch):
+    """-sum of share * log-prob, a token; scored without temperature. One token: KL(data || policy), but for a number."""
+    data = shares(len(replies(shape)))
+    mine = expected("sft", shape, size, monkeypatch, data)
+
+    def whole(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        return -(data * policy.whole).sum() / len(replies(shape)[-1])
+
+    def ragged(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        total = 0.0
+        for group in groups_of(policy.logprobs, size):
+            tokens = torch.cat([policy.logprobs[y] for y in group])
+            total = total - likely(group, data) * tokens.mean()
+        return total
+
+    truth = of(ragged if shape == "ragged" else whole, shape, temperature=1.0)
+    print("sft", shape, size, gap(mine, truth))
+    assert gap(mine, truth) < EXACT
+
+
+CLAIMED = {
+    "ppo": test_ppo_climbs_the_return,
+    "grpo": test_grpo_is_the_sum_over_its_groups,
+    "rloo": test_rloo_climbs_the_return,
+    "sft": test_sft_descends_on_cross_entropy,
+}
+
+
+def test_every_row_of_the_table_has_a_claim():
+    assert set(CLAIMED) == set(ALGORITHMS)
