@@ -515,7 +515,7 @@ def alone(folder, patch):
 
 def grouped(folder, patch):
     """GRPO: replies are compared with those to the same query, and a token of a long one counts less."""
-    more = {"algorithm": "grpo", "reference": Policy(lm(vocab=24, seed=1).double())}
+    more = {"algorithm": "grpo", "reference": Policy(lm(vocab=24, seed=1).double()), "kl.loss_coef": 0.04}
     return foreign(patch, Rules(loss_coef=0.04, per="episode"), scores=[0.5, 0.5, 0.5, *SCORES[3:]], **more)
 
 
