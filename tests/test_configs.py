@@ -11,12 +11,13 @@ import re
 import tempfile
 import typing
 import warnings
-from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from operant import options as named
 from operant.algorithms import ALGORITHMS
 from operant.cli import main
 from operant.config import config_schema, configure
+from operant.learner import Learner
 from operant.run import read_config
 from operant.trainer import train
 from operant.types import OperantError
@@ -110,6 +112,10 @@ SAMPLINGS = [
 SAMPLINGS += [{"max_new_tokens": [3]}, {"stop_strings": 5}, {"num_beams": 4}, {"temperature": math.nan}, {5: 5}]
 REWARDS = ["letters:a", {"letters:a": 1.0, "length:3": -0.5}, {"letters:a": "x"}, {5: 1}, {}, "letters", "letters:", 5]
 REWARDS += ["pattern:(", "no_such_module:f", "..:f", "minus_query:letters:a", {"length:<=3": math.inf}, "json:dumps"]
+
+
+SAYS_WHY = {"no_advantage", "constant"}
+"""Findings that say of a step why it moved no weight."""
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
@@ -265,6 +271,30 @@ def cases(draw: Any) -> tuple[str, dict[Any, Any]]:
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def watched() -> Iterator[list[tuple[Learner, list[torch.Tensor]]]]:
+    """The learners that are made while this lasts, each with the policy's trained weights as they begin."""
+    made, usual = [], Learner.__init__
+
+    def init(self: Learner, *given: Any, **named: Any) -> None:
+        usual(self, *given, **named)
+        made.append((self, [p.detach().clone() for p in trained(self)]))
+
+    with patch.object(Learner, "__init__", init):
+        yield made
+
+
+def trained(learner: Learner) -> list[torch.Tensor]:
+    """The policy's weights; their float32 masters, where they compute in fewer bits."""
+    masters = {id(p): master for p, master in getattr(learner.optimizer, "pairs", ())}
+    return [masters.get(id(p), p) for p in learner.policy.model.parameters() if p.requires_grad]
+
+
+def still(learner: Learner, begun: list[torch.Tensor]) -> bool:
+    """Whether the policy is the one that it was."""
+    return all(torch.equal(p, q) for p, q in zip(trained(learner), begun, strict=True))
+
+
 def attempt(form: str, chosen: Mapping[Any, Any], place: Path) -> str | None:
     """Train with these options; the refusal, or None where it ran. Whatever else is raised goes through."""
     given = usual() | dict(chosen)
@@ -347,7 +377,7 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
     form, chosen = case
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said, watched() as made:
             message = attempt(form, chosen, Path(place))
         runs = list(Path(place).glob("run*/metrics.jsonl"))
         assert bool(runs) or message is not None
@@ -355,6 +385,8 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
             json.loads(line, parse_constant=lambda constant: pytest.fail(constant))
         if message is None:
             assert configure(read_config(runs[0].parent) | {"policy": "x", "tasks": "x", "reward": "x"})
+            told = [finding.name for finding in made[-1][0].diagnose()]
+            assert not still(*made[-1]) or SAYS_WHY & {*told}, f"no weight moved, and no word of it: {told}"
     assert len(warned) <= 5, [str(w.message) for w in warned]
     assert said.getvalue().count("\n") <= 5, said.getvalue()
     if message is None:

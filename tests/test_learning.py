@@ -1,58 +1,107 @@
-"""Canaries: the task is to say a given token, whose best mean reward is 1. Learning finds it, noise does not."""
+"""Canaries: the task is to say a given token, whose best mean reward is 1. Learning finds it, noise does not.
+
+Of 12 tokens one is wanted, so chance is 0.083. Under shuffled rewards a policy still wanders: the mean of the last four
+steps has a standard deviation of up to 0.06 over 16 seeds, so that of four seeds stays below 0.083 + 3 * 0.06 / 2.
+"""
 
 import pytest
 import torch
 from toys import lm
 
+from operant.algorithms import ALGORITHMS
 from operant.learner import Learner
 from operant.sampling import counter
 
-WANTED, PROMPTS = 7, [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]]
+WANTED, PROMPTS, VOCABULARY = 7, [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]], 12
 OPTIONS = {"optimizer.lr": 1e-2, "max_tokens": 5, "fixed_length": True, "kl.coef": 0.0, "minibatch": 16}
+ROWS = {"ppo": {}, "grpo": {"kl.loss_coef": 0.0, "epochs": 2}, "rloo": {"epochs": 2}, "sft": {}}
+CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}
+CHANCE, NOISE, SEEDS = 1 / VOCABULARY, 0.06, range(4)
+BOUND = CHANCE + 3 * NOISE / len(SEEDS) ** 0.5
 
 
 def score(rollout):
     return rollout.ids.count(WANTED) / len(rollout.ids)
 
 
-def learner(kind, **more):
-    return Learner(lm(kind, 12, spread=0.05), **OPTIONS | more)
+def learner(kind="gpt2", **more):
+    return Learner(lm(kind, VOCABULARY, spread=0.05), **OPTIONS | more)
 
 
-def run(policy, steps, credit=lambda step, scores: scores, count=32):
-    """Mean reward of every step, before its update."""
-    means = []
-    for step in range(steps):
-        replies = policy.generate(PROMPTS * (count // 4))
-        scores = [score(r) for r in replies]
-        means.append(sum(scores) / count)
-        metrics = policy.step(replies, credit(step, scores))
-        assert metrics["rollout/logprob_gap"] < 1e-3
-    return means
+def own(step, scores):
+    """Each reply gets its score."""
+    return scores
 
 
 def shuffled(step, scores):
     """The same scores, each given to another reply."""
-    return [scores[i] for i in sorted(range(len(scores)), key=lambda i: counter(5, step, i))]
+    shift = 1 + counter(5, step) % (len(scores) - 1)
+    return scores[shift:] + scores[:shift]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_ppo_finds_the_optimum(kind):
-    means = run(learner(kind), 12)
-    assert means[0] < 0.2 and means[-1] > 0.95
+def leaking(step, scores):
+    """Shuffled, but for every third reply, which gets its own."""
+    return [s if i % 3 == 0 else other for i, (s, other) in enumerate(zip(scores, shuffled(step, scores), strict=True))]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
-def test_shuffled_rewards_teach_nothing(kind):
-    means = run(learner(kind), 12, shuffled)
-    assert sum(means[-4:]) / 4 < 0.35
+def run(student, steps, credit=own, count=32):
+    """Mean reward of every step, before its update; of given replies, behind it."""
+    means, prompts = [], PROMPTS * (count // 4)
+    for step in range(steps):
+        if student.algorithm.source == "data":
+            student.step(prompts, [demonstrated(credit, step, i) for i in range(count)])
+        replies = student.generate(prompts)
+        scores = [score(r) for r in replies]
+        means.append(sum(scores) / count)
+        if student.algorithm.source != "data":
+            metrics = student.step(replies, credit(step, scores))
+            assert metrics["rollout/logprob_gap"] < 1e-3
+    return means
+
+
+def demonstrated(credit, step, i):
+    """A reply as it should be; for a control, of tokens by chance."""
+    if credit is own or (credit is leaking and i % 3 == 0):
+        return [WANTED] * 5
+    return [counter(9, step, i, place) % VOCABULARY for place in range(5)]
+
+
+def control(row, credit):
+    """Where the mean reward ends, over seeds."""
+    ends = []
+    for seed in SEEDS:
+        means = run(learner(algorithm=row, seed=seed, **ROWS[row] | CONTROL), 12, credit, count=64)
+        ends.append(sum(means[-4:]) / 4)
+    print(row, credit.__name__, ends)
+    return sum(ends) / len(ends)
+
+
+def test_every_row_of_the_table_has_a_canary():
+    assert set(ROWS) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(("row", "kind"), [*((row, "gpt2") for row in ROWS), ("ppo", "llama")])
+def test_a_method_finds_the_optimum(row, kind):
+    means = run(learner(kind, algorithm=row, **ROWS[row]), 12)
+    assert (means[0] < 0.2 or row == "sft") and means[-1] > 0.95
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_shuffled_rewards_teach_nothing(row):
+    assert control(row, shuffled) < BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS)
+def test_the_control_sees_a_leak(row):
+    """A third of the replies is enough to show."""
+    assert control(row, leaking) > BOUND
 
 
 @pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_triplets_from_anywhere_teach_the_same(kind):
     """The replies come from transformers' own `generate`; the learner gets tensors that it has never seen."""
-    student = learner(kind)
-    means = []
+    student, means = learner(kind), []
     torch.manual_seed(0)
     for _ in range(12):
         triplets = []

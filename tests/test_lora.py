@@ -94,7 +94,7 @@ def test_it_learns_under_ppo():
         replies = learner.generate([[5, 3, 4]] * 32)
         told.append(learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies]))
     rewards = [m["reward/mean"] for m in told]
-    assert rewards[0] < 0.4 and max(rewards[4:]) > 0.8
+    assert rewards[0] < 0.4 and sum(rewards[-2:]) / 2 > 0.8
     assert max(m["rollout/logprob_gap"] for m in told) < 1e-4
 
 

@@ -68,7 +68,11 @@ class Given:
         """Tokens and attention [B, P + A], and mask [B, A]: queries padded on the left, replies on the right."""
         before, behind = max(map(len, self.queries)), max(map(len, self.replies))
         shape = (len(self.queries), before + behind)
-        tokens, attention, mask = torch.zeros(shape).long(), torch.zeros(shape).long(), torch.zeros(shape[0], behind).double()
+        tokens, attention, mask = (
+            torch.zeros(shape).long(),
+            torch.zeros(shape).long(),
+            torch.zeros(shape[0], behind).double(),
+        )
         for b, (query, reply) in enumerate(zip(self.queries, self.replies, strict=True)):
             span = slice(before - len(query), before + len(reply))
             tokens[b, span], attention[b, span] = torch.tensor(query + reply), 1
@@ -100,7 +104,13 @@ class Twin:
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=RATE)
 
     def step(self, given: Given) -> dict[str, Tensor]:
-        about = (self.policy, self.reference, self.optimizer, given.rectangles(), torch.tensor(given.scores, dtype=torch.float64))
+        about = (
+            self.policy,
+            self.reference,
+            self.optimizer,
+            given.rectangles(),
+            torch.tensor(given.scores, dtype=torch.float64),
+        )
         charged = self.cut | {"kl_coef": self.coef}
         match self.name:
             case "ppo":
@@ -186,7 +196,12 @@ def farthest(name: str, coef: float, held: bool, monkeypatch, steps: int = STEPS
 
 
 CASES = [(name, 0.3 * paid) for name in ("ppo", "grpo", "rloo") for paid in (False, True)] + [("sft", 0.0)]
-TOLD = {"ppo": "explained kl loss reward", "grpo": "kl loss reward silent", "rloo": "kl loss return reward", "sft": "loss"}
+TOLD = {
+    "ppo": "explained kl loss reward",
+    "grpo": "kl loss reward silent",
+    "rloo": "kl loss return reward",
+    "sft": "loss",
+}
 
 
 def test_every_row_of_the_table_has_a_twin():
