@@ -136,7 +136,7 @@ def grpo_step(lm, reference, optimizer, replies, scores, groups, *, kl_coef, epo
         "reward": scores.mean(),
         "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats a reply
         "entropy": (entropy * mask).sum() / mask.sum(),  # falling to 0 means that it has stopped trying things
-        "silent": (advantages == 0).to(scores).mean(),  # share of replies that teach nothing: their groups are of one score
+        "silent": (advantages == 0).to(scores).mean(),  # share of replies that teach nothing: one score in the group
         "length": mask.sum(1).mean(),
         "loss": torch.stack(losses).mean(),
     }

@@ -7,16 +7,17 @@ Read it from `main` upwards. Replies are given, and nobody judges them: one step
 
     takes a few pairs of prompt and reply -> makes each token of the replies likelier, given all that stands before it
 
-What is descended on is cross-entropy, -log of the probability of the given token, averaged over the tokens of all replies
-of the step. Its smallest value is reached where the policy says each reply as often as the data do. The prompt is read
-and not learnt: its tokens cost nothing. The end token behind a reply is learnt like any other, or the model never stops.
+What is descended on is cross-entropy, -log of the probability of the given token, averaged over the tokens of all
+replies of the step. Its smallest value is reached where the policy says each reply as often as the data do. The prompt
+is read and not learnt: its tokens cost nothing. The end token behind a reply is learnt like any other, or the model
+never stops.
 
 The other methods of this folder move a policy by the same log-probs: times an advantage, which may be negative, and on
 replies of its own (minimal_ppo.py, minimal_grpo.py, minimal_rloo.py).
 
-Shapes: B replies, P prompt tokens (padded on the left), A reply tokens (padded on the right), V vocabulary. `mask[b, a]`
-is 1 where a token belongs to the reply; it comes from lengths, never from comparing ids with a padding id, because that
-id may be the end token, which is to be learnt.
+Shapes: B replies, P prompt tokens (padded on the left), A reply tokens (padded on the right), V vocabulary.
+`mask[b, a]` is 1 where a token belongs to the reply; it comes from lengths, never from comparing ids with a padding id,
+because that id may be the end token, which is to be learnt.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What every row of the table descends on: its gradient, averaged over all that can be said, against the claim.
 
-A vocabulary of six, replies of one or two tokens. Every group of replies is given to the library once, as a minibatch of
-its own, and its gradient is caught; weighted by the probability of the group they sum to the expected gradient. The
+A vocabulary of six, replies of one or two tokens. Every group of replies is given to the library once, as a minibatch
+of its own, and its gradient is caught; weighted by the probability of the group they sum to the expected gradient. The
 claims are written out here, on bare float64 models, and differentiated by autograd.
 """
 
@@ -13,8 +13,8 @@ from math import factorial, prod
 import pytest
 import torch
 from rigs import Caught, gap
-from toys import lm
 from torch import Tensor
+from toys import lm
 
 from operant import Learner, Policy
 from operant.algorithms import ALGORITHMS
@@ -279,7 +279,7 @@ def shares(count: int) -> Tensor:
 
 @pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), ("ragged", 2)])
 def test_sft_descends_on_cross_entropy(shape, size, monkeypatch):
-    """-sum of share * log-prob, a token; scored without temperature. One token: KL(data || policy), but for a number."""
+    """-sum of share * log-prob, a token; scored without temperature. One token: KL(data || policy) and a constant."""
     data = shares(len(replies(shape)))
     mine = expected("sft", shape, size, monkeypatch, data)
 

@@ -1,4 +1,4 @@
-"""Where every row of the table ends, with KL present: a bandit of one prompt and six tokens, real samples, a real model.
+"""Where every row of the table ends, with KL present: one prompt and six tokens, real samples, a real model.
 
 PPO and RLOO maximise E[reward] - price * KL, whose best policy is reference * exp(reward / price) / Z. GRPO divides by
 the deviation of each group and takes KL into the loss, which ends elsewhere; where, is found here by enumerating all
@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from toys import lm
 from torch import Tensor
+from toys import lm
 
 from operant import Learner, Task
 from operant.algorithms import ALGORITHMS
@@ -74,8 +74,8 @@ def groups(size: int, *, scale: bool, fewer: int) -> tuple[Tensor, Tensor]:
 def grpo_end(*, kl: str = "k3", scale: bool = True, fewer: int = 0, size: int = GROUP) -> Tensor:
     """[V] where the expected gradient by the logits is 0.
 
-    Advantages sum to 0 over a group, so nothing is left of the softmax but the tokens themselves. KL has the gradient of
-    KL(policy || reference), or for `plain_k3` of KL(reference || policy).
+    Advantages sum to 0 over a group, so nothing is left of the softmax but the tokens themselves. KL has the gradient
+    of KL(policy || reference), or for `plain_k3` of KL(reference || policy).
     """
     (n, weighted), logits = groups(size, scale=scale, fewer=fewer), REFERENCE.log()
     for _ in range(2000):

@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from toys import lm
 from torch import Tensor, nn
+from toys import lm
 
 from operant import Learner, Policy, advantages, losses, observe
 from operant.algorithms import ALGORITHMS
