@@ -64,7 +64,11 @@ def _version(name: str) -> str:
 def _devices() -> None:
     import torch
 
+    from operant import machine
+
     print(f"  processor      {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
+    if crowd := machine.crowded():
+        print(f"  busy           {crowd}: --threads 1")
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             held = torch.cuda.get_device_properties(i)

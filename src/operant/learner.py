@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -290,11 +290,10 @@ class Learner:
 
     def _threads(self, tokens: int) -> AbstractContextManager[None]:
         """While this lasts, torch computes with the threads that passes over so many tokens are worth."""
-        own = self.own.threads
+        own, here = self.own.threads, self.policy.device.type == "cpu"
         if isinstance(own, int):
             return machine.threads(own)
-        worth = self.policy.device.type != "cpu" or machine.worth_threads(tokens, self.policy.largest)
-        return machine.threads(torch.get_num_threads() if worth else 1)
+        return machine.threads(machine.worth(tokens, machine.largest(self.policy.model))) if here else nullcontext()
 
     def _learn(
         self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling | None

@@ -85,17 +85,24 @@ def command() -> str:
     return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
 
 
-WORTH = 1e8
+WORTH = 2e8
 """Multiplications of a matrix product from which a second thread gains more than waiting for it costs."""
 
 
-def worth_threads(tokens: int, largest: int) -> bool:
-    """Whether products of `tokens` rows with a matrix of `largest` numbers are worth several threads.
+def worth(tokens: int, largest: int) -> int:
+    """Threads for products of `tokens` rows with a matrix of `largest` numbers: one, or all that torch has.
 
     A rule on sizes alone, so that equal runs have equal bits. Threads wait for each other by spinning: on small
     products they gain little on an idle machine and lose a lot on a busy one (docs/fast.md).
     """
-    return tokens * largest >= WORTH
+    return torch.get_num_threads() if tokens * largest >= WORTH else 1
+
+
+def largest(model: Any) -> int:
+    """Numbers of the largest matrix that is multiplied with: an embedding is not, but where it is the output head."""
+    head = model.get_output_embeddings()
+    tables = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)} - {getattr(head, "weight", None)}
+    return max((p.numel() for p in model.parameters() if p.ndim > 1 and p not in tables), default=0)
 
 
 @contextmanager
@@ -110,6 +117,33 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def others(looks: int = 8) -> int:
+    """How many other processes compute right now, of the whole machine; 0 where the system does not tell.
+
+    The calling thread sleeps between the looks, 0.1 s in all, and counts itself while it looks.
+    """
+    seen = []
+    try:
+        for _ in range(looks):
+            time.sleep(0.1 / looks)
+            with open("/proc/stat", encoding="ascii") as file:
+                running = next(line for line in file if line.startswith("procs_running"))
+            seen.append(int(running.split()[1]) - 1)
+    except (OSError, ValueError, StopIteration):
+        return 0
+    return sorted(seen)[looks // 2]
+
+
+def crowded() -> str | None:
+    """What is wrong where several threads of torch would wait for others' processes; None where there is room."""
+    here, count = torch.get_num_threads(), others()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if here == 1 or here + count <= cores:
+        return None
+    other = "another process computes" if count == 1 else f"{count} other processes compute"
+    return f"{other} on these {cores} cores, and torch has {here} threads, which then wait for each other"
 
 
 def keep_memory() -> bool:

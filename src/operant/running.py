@@ -203,6 +203,15 @@ class Run:
             self.folder.say(f"isolation of reward {name!r}: {level}")
             self.folder.know(isolation="; ".join(f"{n}: {text}" for n, text in levels.items()))
 
+    def tell_crowded(self) -> None:
+        """That other processes compute here, where threads that wait for each other would lose to them."""
+        learner, model = self.learner, self.learner.policy.model
+        several = learner.own.threads == "auto" and machine.worth(learner.budget.tokens, machine.largest(model)) > 1
+        if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
+            text = f"{crowd}; --threads 1 is likely faster here, and changes the last bits of a run (docs/fast.md)"
+            self.folder.say(text)
+            self.trackers.note(text)
+
     def tell_left_out(self) -> None:
         """Which options of recipe and preset do not go with the chosen method, in the log and on the console."""
         for source, names in self.config.left_out.items():

@@ -104,12 +104,13 @@ def runs(
         folder = during.enter_context(_folder(out, config, resume))
         asked.told = folder.say
         path = to_resume(folder.checkpoints, folder.say, fresh_optimizer=fresh_optimizer) if resume else None
-        during.enter_context(_threads(path, folder.say))
+        during.enter_context(_threads(config.learner["learner"].threads, path, folder.say))
         models = restored(config, out, folder.say) if resume else config
         run = _made(config, models, folder, resume, tokenizer=tokenizer, env=env, show=show)
         for guest in isolated_parts(run.built.reward):
             during.callback(guest.close)
         run.tell_isolation()
+        run.tell_crowded()
         if not resume:
             run.tell_left_out()
         if resume:
@@ -164,21 +165,21 @@ def _folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
 
 
 @contextmanager
-def _threads(path: Path | None, say: Callable[[str], None]) -> Iterator[None]:
-    """While this lasts, torch computes with the number of threads that the run began with: they decide its bits."""
+def _threads(own: int | str, path: Path | None, say: Callable[[str], None]) -> Iterator[None]:
+    """While this lasts, torch computes with the option's number of threads, or where the option leaves it open, with
+    that with which the run began: they decide its bits."""
     here = torch.get_num_threads()
     began = about(path)["made_by"].get("threads") if path is not None else None
-    if not isinstance(began, int) or began < 1 or began == here:
+    if isinstance(own, int):
+        count = own
+    elif isinstance(began, int) and began >= 1 and began != here:
+        count, asked = began, os.environ.get("OMP_NUM_THREADS")
+        wish = f" and not with OMP_NUM_THREADS={asked}" if asked not in (None, str(began)) else f", not {here}"
+        say(f"torch computes with {began} threads as when the run began{wish}: another number would change its bits")
+    else:
+        count = here
+    with machine.threads(count):
         yield
-        return
-    asked = os.environ.get("OMP_NUM_THREADS")
-    wish = f" and not with OMP_NUM_THREADS={asked}" if asked not in (None, str(began)) else f", not {here}"
-    say(f"torch computes with {began} threads as when the run began{wish}: another number would change its bits")
-    torch.set_num_threads(began)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(here)
 
 
 def _enough_prompts(config: Config) -> None:

@@ -92,11 +92,6 @@ class Policy(nn.Module):
         return torch.promote_types(self.head.weight.dtype, torch.float32)
 
     @property
-    def largest(self) -> int:
-        """Numbers of its largest matrix: what decides how much one product computes."""
-        return max((p.numel() for p in self.model.parameters() if p.ndim > 1), default=0)
-
-    @property
     def rounds(self) -> bool:
         """Whether the numbers that compute are so coarse that decoding and scoring differ visibly."""
         return self.head.weight.dtype in (torch.bfloat16, torch.float16)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from operant import machine
 from operant.hub import find_model
 from operant.policy.folders import load_any, load_tokenizer
 from operant.types import OperantError, Rollout
@@ -52,8 +53,9 @@ class Classifier:
         ids = [row or _nothing(tokenizer) for row in ids]
         scores = [0.0] * len(texts)
         for rows in _batches([len(row) for row in ids], self.batch, pad=tokenizer.pad_token is not None):
-            inputs = _padded(tokenizer, [ids[row] for row in rows])
-            chosen = self._read(model, model(**{k: v.to(self.device) for k, v in inputs.items()}).logits.float(), index)
+            inputs = {k: v.to(self.device) for k, v in _padded(tokenizer, [ids[row] for row in rows]).items()}
+            with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(model))):
+                chosen = self._read(model, model(**inputs).logits.float(), index)
             for row, value in zip(rows, chosen.tolist()):
                 scores[row] = value
         return scores
