@@ -70,14 +70,19 @@ def pages() -> dict[str, str]:
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics()},
-        "algorithms.md": {"methods": methods()},
+        "algorithms.md": {"methods": methods(), "runs": measured.methods()},
         "kl.md": {"kl": kl_table.table()},
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
         "guests.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
-        "fast.md": {"peers": measured.peers(), "pieces": measured.pieces(), "limit": measured.limit()},
+        "fast.md": {
+            "peers": measured.peers(),
+            "pieces": measured.pieces(),
+            "limit": measured.limit(),
+            "threads": measured.threads(),
+        },
     }
     return whole | {page: _filled(page, parts) for page, parts in marked.items()}
 

@@ -43,6 +43,38 @@ def hostile() -> str:
     return f"{table}\nThe deadline was {deadline:g} s. Made by `{told['command']}`.\n"
 
 
+def threads() -> str:
+    """One row a shape: a step by the rule, with one thread, with all; on an idle machine and on a busy one."""
+    told: Any = _read("threads.json")
+    if not told:
+        return NOTHING
+    variants = list(told["rows"][0]["idle"])
+    table = f"| steps of PPO | machine | {', s | '.join(variants)}, s | rule against |\n"
+    table += f"|---|---|{'---|' * len(variants)}---|\n"
+    for row in told["rows"]:
+        for kind, other in (("idle", f"the best, {row['best']}"), ("busy", "one thread")):
+            seconds = " | ".join(f"{row[kind][name]['seconds']:.3g}" for name in variants)
+            low, high = row[f"{kind}_spread"]
+            ratio = f"{row[f'{kind}_ratio']:.2f} ({low:.2f}-{high:.2f}) of {other}"
+            table += f"| {row['case']} | {kind} | {seconds} | {ratio} |\n"
+    return (
+        f"{table}\nSeconds are medians, ratios medians of single rounds. Busy: {told['cores']} other processes compute "
+        f"on {told['cores']} cores. Made by `{told['command']}`.\n"
+    )
+
+
+def methods() -> str:
+    """One row a run of the main job by another method, or a control."""
+    told: Any = _read("sentiment-methods.json")
+    if not told:
+        return NOTHING
+    table = "| run | before | after | KL a reply | what the diagnosis says |\n|---|---|---|---|---|\n"
+    for row in told["runs"]:
+        says = " ".join(row["findings"]) or "nothing looks wrong"
+        table += f"| {row['run']} | {row['before']:.3f} | {row['after']:.3f} | {row['kl']:.1f} | {says} |\n"
+    return f"{table}\nSeed {told['seed']}, one thread each. Made by `{told['command']}`.\n"
+
+
 def sizes() -> str:
     """One row a run: bytes and seconds of a checkpoint of each kind, and of what holds everything twice."""
     told: Any = _read("checkpoint-size.json")

@@ -150,6 +150,35 @@ def test_kl_is_paid_once_and_twice_only_with_two_coefficients(coef, loss_coef):
     assert gap(mean, (coef + loss_coef) * true_gradient("reverse")) < 1e-4
 
 
+CHARGES = {
+    "k1": lambda p, q: (p.exp() * (p - q)).sum(),
+    "k2": lambda p, q: (p.exp() * (p - q) ** 2 / 2).sum(),
+    "k3": lambda p, q: (p.exp() * ((q - p).exp() - 1 + p - q)).sum(),
+    "absolute": lambda p, q: (p.exp() * (p - q).abs()).sum(),
+    "reverse": lambda p, q: (p.exp() * (p - q)).sum(),
+    "forward": lambda p, q: (q.exp() * (q - p)).sum(),
+}
+"""What is expected of each charge, [V] log-probs in."""
+
+
+@pytest.mark.parametrize("kind", CHARGES)
+def test_a_charge_in_the_reward_has_the_whole_gradient_of_what_it_expects(kind):
+    """One token, enumerated. Without the direct term a state's exact KL would be a baseline: no gradient at all."""
+    replies, coef = [[v] for v in range(V)], 0.2
+    probs = [float(bare_logprobs(small(0), PROMPT, r, T).exp()) for r in replies]
+
+    def expected(how: str) -> torch.Tensor:
+        given = {"kl.kind": kind, "kl.coef": coef, "kl.reward_gradient": how}
+        return sum(p * g for p, (_, g) in zip(probs, stepped(replies, max_tokens=1, **given), strict=True))
+
+    model, ref = small(0).double(), small(1).double()
+    p, q = ((m(torch.tensor([PROMPT])).logits[0, -1] / T).log_softmax(0) for m in (model, ref))
+    (coef * CHARGES[kind](p, q.detach())).backward()
+    assert gap(expected("full"), flat(model)) < 1e-4
+    if kind in ("reverse", "forward"):
+        assert float(expected("score").norm()) < 1e-5 < float(flat(model).norm()) / 100
+
+
 def whole_reply_gradient() -> torch.Tensor:
     """Of sum over the 36 replies of two tokens of P(y) log(P(y) / Q(y)), by bare forwards in float64."""
     model, ref = small(0).double(), small(1).double()

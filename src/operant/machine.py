@@ -85,7 +85,7 @@ def command() -> str:
     return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
 
 
-WORTH = 2e8
+WORTH = 3e8
 """Multiplications of a matrix product from which a second thread gains more than waiting for it costs."""
 
 
