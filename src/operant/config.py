@@ -144,9 +144,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
         fit, foreign = fitting(options, chosen, usable_here)
         composed |= fit
         left_out |= {str(source): foreign} if foreign else {}
-    if named.is_none(
-        (composed | own).get("reference", "copy")
-    ):  # a method's default has nothing to be measured against
+    if named.is_none((composed | own).get("reference", "copy")):  # nothing to measure a default's KL to
         composed["kl.loss_coef"] = 0.0
     built = named.compose(known, composed | own)
     train, data, evaluation, guests = [built.pop(group) for group in OWN]
