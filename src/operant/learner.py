@@ -187,8 +187,7 @@ class Learner:
         for task in tasks:
             if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
                 check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
-        rows = len(tasks) if part is None else len(part)
-        with self.timing("generate" if stream == "train" else stream), self._threads(rows):
+        with self.timing("generate" if stream == "train" else stream), self._threads(len(tasks)):
             return play(
                 tasks,
                 env=env or self.env,
