@@ -329,7 +329,7 @@ def test_a_recipe_is_short_and_stands_alone(name):
     assert modules <= {"argparse", "copy", "random", "string", "torch", "transformers"}
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", ["ppo", "grpo", "rloo"])
 def test_a_recipe_learns(name, capsys):
     """Reward up by far more than chance: the standard error of a step's mean is below 0.1."""
     history = recipe(name).main(["--steps", "12", "--batch", "32", "--tokens", "12"])
