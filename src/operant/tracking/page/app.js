@@ -134,7 +134,7 @@
       make("ul", { class: "findings" }, more),
     );
     rest.open = unfolded; // also after the next news
-    const silent = "No complaint: KL, lengths, text, ratios, critic and reward look as they should.";
+    const silent = "No rule of the diagnosis found anything wrong.";
     return make(
       "div",
       { id: "diagnosis" },
@@ -171,13 +171,14 @@
   function teaser() {
     if (!data.teaser?.rows.length) return null;
     const { before, after, of, rows } = data.teaser;
+    const scored = rows.some((row) => [row.before, row.after].some((said) => typeof said?.reward === "number"));
     const cell = (label, query, said) =>
       make(
         "td",
         { "data-label": label },
         said
           ? [
-              make("b", {}, said.reward === null ? "no score" : number(said.reward)),
+              scored ? make("b", {}, said.reward === null ? "no score" : number(said.reward)) : null,
               make("div", { class: "said" }, make("i", {}, query), said.reply),
             ]
           : "–",
@@ -189,7 +190,7 @@
         "h2",
         {},
         "What it says now ",
-        make("span", {}, `the first ${rows.length} of ${of} fixed queries, with their scores`),
+        make("span", {}, `the first ${rows.length} of ${of} fixed queries${scored ? ", with their scores" : ""}`),
       ),
       make(
         "table",
