@@ -74,6 +74,16 @@ def test_branches_of_a_row_are_rows_of_their_own(kind):
     assert gap(*gradients) < 1e-4
 
 
+def test_a_choice_may_fill_the_context_and_not_exceed_it():
+    """64 positions. All options of a row together are longer; each alone fits, beside a row that is shorter."""
+    policy, sampling = Policy(lm(vocab=24)), Sampling(stop_tokens=(END,))
+    prompts, options = [[5] * 54, [8]], [[[11] * 9, [12] * 9, [13] * 8], [[16], [17]]]
+    mine, _ = tables(policy, sampling, prompts, options)
+    assert torch.allclose(mine[0], right(lm(vocab=24), prompts[0], options[0]), atol=2e-5)
+    with pytest.raises(OperantError, match="an option .* 54 tokens, and with 12 of the reply does not fit .* 64"):
+        tables(policy, sampling, prompts, [[[11] * 11], [[16]]])
+
+
 def test_an_option_that_stands_twice_is_one_and_the_first_of_them_is_taken():
     policy = Policy(lm(vocab=24))
     twice = [[11], [12, 13], [11], [11]]

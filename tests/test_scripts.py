@@ -17,6 +17,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PEERS = "run by the tests of benchmarks/driver.py, and in environments of their own by `make bench`"
 ELSEWHERE = {
+    "recipes/minimal_ppo.py": "tests/test_twins.py",
+    "recipes/minimal_grpo.py": "tests/test_twins.py",
+    "recipes/minimal_rloo.py": "tests/test_twins.py",
+    "recipes/minimal_sft.py": "tests/test_twins.py",
     "benchmarks/__main__.py": "tests/test_bench.py",
     "benchmarks/driver.py": "tests/test_bench.py",
     "benchmarks/work.py": "tests/test_bench.py",
@@ -33,7 +37,6 @@ RUN = {
     "recipes/builtin_tokenizers.py": ["--data", "{data}", "--work", "build", "--vocab", "600", "--max-length", "64"],
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
-    "recipes/minimal_ppo.py": ["--steps", "1", "--batch", "4", "--tokens", "4"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],

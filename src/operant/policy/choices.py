@@ -50,11 +50,12 @@ def tree(batch: Batch, held: Sequence[Branch], numbers: torch.dtype) -> Laid:
     rows, width, device = len(batch), max(ends), batch.tokens.device
     tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
     tokens[:, : batch.tokens.shape[1]] = batch.tokens * batch.mask
-    places = torch.arange(width).repeat(rows, 1)
+    places = torch.zeros(rows, width, dtype=torch.long)  # of padding 0: a tree may be wider than the model's context
     sees = torch.eye(width, dtype=torch.bool).repeat(rows, 1, 1)
     causal = torch.ones(width, width, dtype=torch.bool).tril()
     for row, length in enumerate(lengths):
         sees[row, :length, :length] = causal[:length, :length]
+        places[row, :length] = torch.arange(length)
     before: list[int] = []
     for branch, ids, begin in zip(held, fed, begins, strict=True):
         row, end = branch.row, begin + len(ids)

@@ -286,6 +286,9 @@ class Policy(nn.Module):
         if not held:
             states = self.states(batch)
             return states, states[:0]
+        for branch in held:
+            if (why := self.misfit(branch.column, len(branch.ids))) is not None:
+                raise OperantError(f"an option of a choice does not fit: its prompt {why}; shorten one of them")
         if self.encoder_decoder or not self._branches():
             return self.states(batch), self._spelt_out(batch, held)
         if len(batch) > 1 and not self.modes.padded:
