@@ -80,7 +80,7 @@ def test_a_choice_may_fill_the_context_and_not_exceed_it():
     prompts, options = [[5] * 54, [8]], [[[11] * 9, [12] * 9, [13] * 8], [[16], [17]]]
     mine, _ = tables(policy, sampling, prompts, options)
     assert torch.allclose(mine[0], right(lm(vocab=24), prompts[0], options[0]), atol=2e-5)
-    with pytest.raises(OperantError, match="an option .* 54 tokens, and with 12 of the reply does not fit .* 64"):
+    with pytest.raises(OperantError, match=r"an option .* 54 tokens, and with 12 of the reply does not fit .* 64"):
         tables(policy, sampling, prompts, [[[11] * 11], [[16]]])
 
 
