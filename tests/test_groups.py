@@ -56,6 +56,8 @@ def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
         ("loss.value_coef", 0.1, r"loss.value_coef' is unknown with algorithm=grpo: it belongs to ppo"),
         ("value.layers", 2, r"value.layers=2: algorithm grpo has no critic"),
         ("kl.coef", 0.1, r"kl.coef=0.1 with algorithm=grpo.*kl.loss_coef"),
+        ("kl.control", "adaptive", r"kl.control=adaptive with algorithm=grpo: it is about KL in the reward"),
+        ("kl.kind", "reverse", r"kl.kind=reverse with algorithm=grpo.*use kl.loss_coef and kl.loss_kind"),
         ("on_length", "bootstrap", r"on_length='bootstrap' with algorithm=grpo: it needs a critic"),
     ],
 )
@@ -71,6 +73,9 @@ def test_without_a_reference_the_defaults_charge_no_kl():
     assert configure(GIVEN | {"algorithm": "grpo", "reference": "none"}).learner["kl"].loss_coef == 0.0
     with pytest.raises(OperantError, match="nothing to measure KL to"):
         Learner(lm(), algorithm="grpo", reference=None, **{"kl.loss_coef": 0.1})
+    assert Learner(lm(), reference=None).kl.coef == 0.0
+    with pytest.raises(OperantError, match=r"kl.coef=0.5 with reference=None: there is nothing to measure KL to"):
+        Learner(lm(), reference=None, **{"kl.coef": 0.5})
 
 
 def test_what_was_left_out_is_one_line_on_the_console(tmp_path, capsys):
@@ -106,6 +111,7 @@ def test_triplets_are_grouped_by_equal_query_or_by_name():
 
     assert advantages() == pytest.approx([-0.5, -1.0, 0.5, 1.0])
     assert advantages(groups=[0, 0, 1, 1]) == pytest.approx([-1.0, 1.0, -1.5, 1.5])
+    assert advantages(groups=torch.tensor([0, 0, 1, 1])) == pytest.approx([-1.0, 1.0, -1.5, 1.5])
     with pytest.raises(OperantError, match="3 groups for 4 queries"):
         advantages(groups=[0, 0, 1])
 
@@ -140,6 +146,33 @@ def test_replies_that_are_generated_call_by_call_are_those_of_one_call():
     assert len({tuple(one_by_one[i].ids) for i in (0, 2, 4)}) == 3  # one query, three replies
     learner.step(one_by_one, [0.1, 0.2, 0.3, 0.4, 0.5])
     assert learner.generate([[7]])[0].group == 0
+
+
+def test_replies_that_are_kept_from_an_earlier_step_are_compared_with_their_own():
+    """Group numbers begin anew with every step, and both pairs would be group 0."""
+    learner = Learner(lm(), algorithm="grpo", max_tokens=3, **{"advantage.scale": False})
+    pool = learner.generate([[5], [5]])
+    learner.step(learner.generate([[6], [6]]), [1.0, 0.0])
+    learner.step(pool + learner.generate([[7], [7]]), [1.0, 2.0, 5.0, 7.0])
+    batch = learner.learnt.batch
+    assert (batch.advantages.sum(1) / batch.actions.sum(1)).tolist() == pytest.approx([-0.5, 0.5, -1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "says"),
+    [
+        ("ppo", (["a"], [1.0]), r"step\(replies, scores\) takes what generate gave, and not 'a'"),
+        (
+            "ppo",
+            ([[5], [5]], [[6], [7]], [[1.0], [2.0]]),
+            r"reward of turn 0 is \[1.0\]: each turn of an episode has one",
+        ),
+    ],
+)
+def test_what_a_step_does_not_take_is_a_sentence(algorithm, given, says):
+    more = {"episodes": [0, 0]} if len(given) == 3 else {}
+    with pytest.raises(OperantError, match=says):
+        Learner(lm(), algorithm=algorithm, max_tokens=2).step(*given, **more)
 
 
 def test_a_generation_that_fails_counts_nothing():

@@ -74,7 +74,8 @@ def learnt(name: str) -> dict:
 
 
 def work(number: int, world: int) -> dict:
-    return {name: learnt(name) for name in CASES} | {"heard": heard(), "nobody": nobody()}
+    told = {"heard": heard(), "nobody": nobody(), "own": own_queries(number), "wrong": wrong_triplets(number)}
+    return {name: learnt(name) for name in CASES} | told
 
 
 def heard() -> str:
@@ -86,6 +87,27 @@ def heard() -> str:
         learner.learn(rollouts, scores)
     except OperantError as error:
         return f"{error} | {learner.progress.step} {learner.moments.count}"
+    return "nothing"
+
+
+def own_queries(number: int) -> dict:
+    """Each rank asks for itself; one query is asked on both."""
+    learner = Learner(lm(), algorithm="grpo", **BASE)
+    replies = learner.generate([[5, 6], [5, 6], [7 + number], [7 + number]])
+    return {"ids": [r.ids for r in replies[:2]], "says": _heard(lambda: learner.step(replies, [1.0, 0.0] * 2))}
+
+
+def wrong_triplets(number: int) -> str:
+    """On the first rank a response is missing."""
+    learner = Learner(lm(), **BASE)
+    return _heard(lambda: learner.step([[5], [6]], [[7], [8]][number == 0 :], [1.0, 0.0]))
+
+
+def _heard(work) -> str:
+    try:
+        work()
+    except OperantError as error:
+        return str(error)
     return "nothing"
 
 
@@ -128,3 +150,14 @@ def test_a_step_that_nobody_judges_ends_on_both(ranks):
     assert ranks[0]["nobody"] == ranks[1]["nobody"] == (
         "no reply is left to learn from: all abstained, or were dropped by on_length='drop'"
     )  # fmt: skip
+
+
+def test_ranks_that_ask_the_same_get_replies_of_their_own_and_compare_none_of_them_in_silence(ranks):
+    first, second = (rank["own"] for rank in ranks)
+    assert len({tuple(ids) for ids in first["ids"] + second["ids"]}) == 4
+    assert first["says"] == second["says"]
+    assert "1 of the 3 queries stand on several ranks, and replies are compared on one" in first["says"]
+
+
+def test_a_mistake_in_the_triplets_of_one_rank_is_heard_on_both(ranks):
+    assert {rank["wrong"] for rank in ranks} == {"1 responses for 2 queries: give one for each"}

@@ -80,6 +80,12 @@ def test_rows_of_every_form_by_hand():
         ({"messages": TALK}, r"a list of messages, and the tokenizer has no chat template"),
         ({"prompt": "abcdefgh", "completion": "x"}, r"nothing is left to learn from; its prompt alone is too long"),
         (Task("mine", "x"), r"the task 'mine' has no replies"),
+        ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
+        (
+            {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
+            r"messages with role and content as text",
+        ),
+        ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply holds no message with role 'assistant'"),
     ],
 )
 def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, says):
@@ -126,6 +132,8 @@ def test_given_replies_take_no_scores():
     learner = Learner(lm(), algorithm="sft")
     with pytest.raises(OperantError, match=r"scores: algorithm sft learns from given replies as they are"):
         learner.step([[5]], [[6]], [1.0])
+    with pytest.raises(OperantError, match=r"these are the policy's own with scores"):
+        learner.step(learner.generate([[5]]), [1.0])
     for name in ("groups", "generation"):
         with pytest.raises(OperantError, match=name):
             learner.step([[5]], [[6]], **{name: [0]})

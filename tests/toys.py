@@ -36,7 +36,7 @@ def lm(kind: str = "gpt2", vocab: int = 20, *, seed: int = 0, spread: float = 0.
         case "gpt_neox":
             model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=48, hidden_dropout=0.1, **WIDE, **more))
         case "llama":
-            model = LlamaForCausalLM(LlamaConfig(**GATED, **more))
+            model = LlamaForCausalLM(LlamaConfig(**GATED | more))
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**GATED, **more))
         case "t5":

@@ -138,14 +138,14 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
     known = config_schema(chosen)
     own = own_options(chosen, known, given)
     base = _of_its_method(base, chosen)
-    usable_here = named.names({**OWN, **usable(find(chosen))})
+    usable_here = [*named.names(OWN), *usable(find(chosen))]
     composed, left_out = dict(find(chosen).defaults), dict[str, list[str]]()
     for source, options in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
         fit, foreign = fitting(options, chosen, usable_here)
         composed |= fit
         left_out |= {str(source): foreign} if foreign else {}
     if named.is_none((composed | own).get("reference", "copy")):  # nothing to measure a default's KL to
-        composed["kl.loss_coef"] = 0.0
+        composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     built = named.compose(known, composed | own)
     train, data, evaluation, guests = [built.pop(group) for group in OWN]
     flat = {f"{g}.{k}": v for g, made in built.items() for k, v in _plain(made).items()}

@@ -82,7 +82,8 @@ def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
     Raises: OperantError where they were sampled from different distributions.
     """
     found = list(dict.fromkeys(r.sampling or usual for r in rollouts)) or [usual]
-    if len({sampling.distribution for sampling in found}) > 1:
+    chose = any(turn.options is not None for r in rollouts for turn in r.turns)  # an option ends with a stop token
+    if len({(sampling.distribution, sampling.terminator if chose else None) for sampling in found}) > 1:
         raise OperantError(
             f"these replies were sampled in {len(found)} ways, as {found[0]} and as {found[1]}: one step scores all in "
             "one way; make a step of each"

@@ -34,6 +34,10 @@ SAMPLED = ("k1", "k2", "k3", "absolute")
 EXACT = ("reverse", "forward")
 
 
+OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
+"""Options that say how the reward is charged."""
+
+
 @dataclass(frozen=True)
 class KLOptions:
     """What divergence from the reference costs."""

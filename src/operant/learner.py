@@ -74,17 +74,19 @@ class Learner:
     ):
         algorithm = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(algorithm)
-        unmeasured = {"kl.loss_coef": 0.0} if reference is None else {}
-        self.options, left_out = learner_options(algorithm, preset, options, below=unmeasured)
+        unmeasured = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
+        self.options, left_out = learner_options(algorithm, preset, options, above=unmeasured)
         if left_out:
             warnings.warn(left_out_says(f"preset {preset}", left_out, algorithm), stacklevel=2)
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs.critic else None
         self._check_length(total_steps)
-        if self.kl.loss_coef and (reference is None or "reference" not in self.algorithm.shadows):
+        prices = [name for name in ("coef", "loss_coef") if getattr(self.kl, name)]
+        if prices and (reference is None or "reference" not in self.algorithm.shadows):
             what = "reference=None" if reference is None else f"algorithm {algorithm!r}, which keeps no reference"
-            raise OperantError(f"kl.loss_coef={self.kl.loss_coef} with {what}: there is nothing to measure KL to")
+            price = f"kl.{prices[0]}={getattr(self.kl, prices[0])}"
+            raise OperantError(f"{price} with {what}: there is nothing to measure KL to; leave one of them out")
         device = find_device(self.own.device)
         if self.own.keep_memory and device.type == "cpu":
             machine.keep_memory()
@@ -141,7 +143,8 @@ class Learner:
         sampling: Sampling = warned(self.options["sampling"])
         sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
         sampling.check_ids(self.policy.vocabulary)
-        if (why := self.policy.misfit(1, sampling.max_tokens)) is not None:
+        after = self.own.on_length == "bootstrap"  # the critic reads on behind a reply that was cut
+        if (why := self.policy.misfit(1, sampling.max_tokens + after)) is not None:
             raise OperantError(f"sampling.max_tokens={sampling.max_tokens}: even the shortest prompt {why}; lower it")
         return sampling
 
@@ -162,6 +165,7 @@ class Learner:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
         attempts = deepcopy(self.attempts)  # counted once they have been made
+        attempts.first = distributed.rank() << 20  # equal queries on several ranks get replies of their own
         rollouts = self.play(tasks, sampling=sampling, attempts=attempts)
         self.attempts = attempts
         return rollouts
@@ -220,7 +224,8 @@ class Learner:
         also learns to stop behind them.
         A score is a float, one float per action token, or None (the reply is left out). For triplets, one forward pass
         computes log-probs and values; `episodes` names which triplets are turns of one episode, in order, each paid its
-        own score; `groups` says which attempts are compared with each other (None: those at equal queries);
+        own score; `groups` says which attempts are compared with each other (None: those at equal queries), on this
+        rank: all attempts of a group belong to one;
         `next_values` is the value of the state after each (0: the episode has ended). `generation` declares
         how foreign replies were sampled: temperature, limits and stop tokens are then scored in the same way, and what
         no score can know (top_k, min_length, dropout=True, padding_side="right") is named where it shows: `diagnose`.
@@ -235,7 +240,8 @@ class Learner:
             named = [name for name, value in about.items() if value is not None]
             if named:
                 raise OperantError(f"{', '.join(named)}: they go with step(queries, responses, scores)")
-            rollouts, sampling = list(first), drawn_with(first, self.sampling)
+            rollouts = distributed.together(lambda: _grouped(first))
+            sampling = distributed.together(lambda: drawn_with(rollouts, self.sampling))
             scored = list(second)
         else:
             sampling, unscored = declared(self.sampling, generation or {})
@@ -245,9 +251,10 @@ class Learner:
             given = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "next_values": next_values}
             given |= {"declared": dict(generation or {}), "vocabulary": self.policy.vocabulary, "groups": groups}
             rewards = None if episodes is None else plain
-            rollouts = to_rollouts(first, second, episodes=episodes, rewards=rewards, **given)
+            given |= {"episodes": episodes, "rewards": rewards}
+            rollouts = distributed.together(lambda: to_rollouts(first, second, **given))
             scored = plain if episodes is None else [0.0] * len(rollouts)
-        self._comparable(rollouts)
+        self._comparable(rollouts, named=groups is not None)
         return self._warned(self.learn(rollouts, scored, sampling))
 
     def _given(
@@ -259,12 +266,28 @@ class Learner:
                 f"{', '.join(named)}: algorithm {self.named['algorithm']} learns from given replies as they are, with "
                 "step(queries, responses)"
             )
+        if any(isinstance(query, Rollout) for query in queries):
+            raise OperantError(
+                f"algorithm {self.named['algorithm']} learns from given replies, and these are the policy's own with "
+                "scores: use step(queries, responses), or another algorithm"
+            )
         known = {"tokenizer": self.policy.tokenizer, "sampling": self.sampling, "vocabulary": self.policy.vocabulary}
         return to_rollouts(queries, responses, ends=True, **known), None, self.sampling.plain
 
-    def _comparable(self, rollouts: Sequence[Rollout]) -> None:
-        """Raises: OperantError, on every rank, where a method that compares replies is given none to compare."""
+    def _comparable(self, rollouts: Sequence[Rollout], *, named: bool) -> None:
+        """Raises: OperantError, on every rank, where a method that compares replies is given none to compare.
+
+        `named`: the caller has said which belong together, with numbers of this rank's own.
+        """
         least, sizes = self.algorithm.needs.samples, Counter(r.group for r in rollouts)
+        if least > 1 and not named:
+            ranks = Counter(query for part in distributed.gathered({_query(r) for r in rollouts}) for query in part)
+            spread = sum(count > 1 for count in ranks.values())
+            if spread:
+                raise OperantError(
+                    f"{spread} of the {len(ranks)} queries stand on several ranks, and replies are compared on one: "
+                    "give all replies to a query to one rank, or say with groups= that they are not to be compared"
+                )
         if least > 1 and not distributed.largest(int(max(sizes.values(), default=0) >= least)):
             raise OperantError(
                 f"algorithm {self.named['algorithm']} compares at least {least} replies to one query, and each of the "
@@ -449,6 +472,21 @@ class Learner:
             **reference,
             **shadows,
         }
+
+
+def _grouped(rollouts: Sequence[Any]) -> list[Rollout]:
+    """The rollouts with their groups counted by task: those that are kept from earlier steps have numbers of theirs."""
+    wrong = next((r for r in rollouts if not isinstance(r, Rollout)), None)
+    if wrong is not None:
+        raise OperantError(f"step(replies, scores) takes what generate gave, and not {shown(wrong)}")
+    numbers: dict[str, int] = {}
+    groups = [numbers.setdefault(r.task.id, len(numbers)) for r in rollouts]
+    return [r if r.group == group else replace(r, group=group) for r, group in zip(rollouts, groups, strict=True)]
+
+
+def _query(rollout: Rollout) -> Any:
+    """What attempts that are compared have in common."""
+    return tuple(rollout.turns[0].prompt) if rollout.task.id.startswith("given/") else rollout.task.id
 
 
 def _task(query: Any) -> Task:

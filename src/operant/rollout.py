@@ -20,15 +20,16 @@ MAX_TURNS = 1000
 class Attempts:
     """Which attempts a step has made so far: each at one task has random numbers of its own, and all share a group."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, first: int = 0) -> None:
+        """`first`: the number of the first attempt at each task; ranks that play by themselves begin far apart."""
+        self.count, self.first = 0, first
         self._samples: Counter[str] = Counter()
         self._groups: dict[str, int] = {}
 
     def next(self, task: Task) -> tuple[int, int, int]:
         """(place, group, sample) of one more attempt at `task`."""
         group = self._groups.setdefault(task.id, len(self._groups))
-        place, sample = self.count, self._samples[task.id]
+        place, sample = self.count, self.first + self._samples[task.id]
         self.count += 1
         self._samples[task.id] += 1
         return place, group, sample

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from operant.algorithms import ALGORITHMS, Algorithm, find, fitting, preset
-from operant.kl import KLOptions
+from operant.kl import OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
 from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions
@@ -79,24 +79,26 @@ def without(algorithm: Algorithm) -> dict[str, str]:
     return {group: words[group] for group, lacking in lacks.items() if lacking}
 
 
-def usable(algorithm: Algorithm) -> dict[str, Any]:
-    """`schema`, without the groups that the algorithm has no use for."""
-    return {group: made for group, made in schema(algorithm).items() if group not in without(algorithm)}
+def usable(algorithm: Algorithm) -> list[str]:
+    """The names of all options that the algorithm has a use for."""
+    useless = {f"kl.{name}" for name in OF_THE_REWARD} if "reward" not in algorithm.kl else set()
+    groups = {group: made for group, made in schema(algorithm).items() if group not in without(algorithm)}
+    return [name for name in names(groups) if name not in useless]
 
 
 def learner_options(
-    name: str, preset_name: str | None, given: Mapping[str, Any], *, below: Mapping[str, Any] | None = None
+    name: str, preset_name: str | None, given: Mapping[str, Any], *, above: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """The method's defaults, preset, then the caller's own values, composed and complete: functions' arguments too.
 
-    `below`: values that replace the method's defaults. Also returns the names of preset options that belong to another
-    method and were left out.
+    `above`: values that replace the method's and the preset's. Also returns the names of preset options that belong to
+    another method and were left out.
     """
     algorithm = find(name)
     known, chosen = schema(algorithm), preset(preset_name)
     of_a_run = [k for k in chosen if "." not in k]  # steps, batch: nothing to a learner
-    base, left_out = fitting(chosen, name, [*names(usable(algorithm)), *of_a_run])
-    base = {k: v for k, v in {**algorithm.defaults, **(below or {}), **base}.items() if k in names(known)}
+    base, left_out = fitting(chosen, name, [*usable(algorithm), *of_a_run])
+    base = {k: v for k, v in {**algorithm.defaults, **base, **(above or {})}.items() if k in names(known)}
     composed = compose(known, base | own_options(name, known, given))
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
@@ -159,6 +161,12 @@ def _possible(name: str, options: Mapping[str, Any]) -> None:
         raise OperantError(
             f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "
             "and trained on at full strength where scores are equal; use kl.loss_coef, which charges it in the loss"
+        )
+    changed = [name for name in OF_THE_REWARD if getattr(kl, name) != getattr(KLOptions(coef=0.0), name)]
+    if changed and algorithm.kl == ("loss",):
+        raise OperantError(
+            f"kl.{changed[0]}={getattr(kl, changed[0])} with algorithm={name}: it is about KL in the reward, and this "
+            "method charges it in the loss; use kl.loss_coef and kl.loss_kind"
         )
     sampling, score, on_length = options["sampling"].for_training(), options["score"], options["learner"].on_length
     if on_length == "bootstrap" and not algorithm.needs.critic:

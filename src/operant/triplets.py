@@ -51,6 +51,7 @@ def to_rollouts(
     names = list(range(count)) if episodes is None else [int(e) for e in episodes]
     paid = [0.0] * count if rewards is None else [_number(r, i) for i, r in enumerate(rewards)]
     ahead = [0.0] * count if next_values is None else [float(v) for v in next_values]
+    groups = groups.tolist() if isinstance(groups, torch.Tensor) else groups
     together = [None] * count if groups is None else list(groups)
     given = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
     for what, things in given.items():
@@ -81,9 +82,12 @@ def to_rollouts(
 
 
 def _number(reward: Any, index: int) -> float:
-    number = float("nan") if reward is None else float(reward)
+    try:
+        number = float("nan") if reward is None else float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
     if not math.isfinite(number):
-        raise OperantError(f"the reward of turn {index} is {reward}: rewards of turns must be finite numbers")
+        raise OperantError(f"the reward of turn {index} is {reward}: each turn of an episode has one finite number")
     return number
 
 

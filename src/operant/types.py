@@ -279,6 +279,8 @@ class Batch:
     """[B, T, D] what a frozen trunk has computed of every token, for `policy/` alone."""
     choices: Choices | None = None
     """Which actions are choices among given replies, and among which; None: none is."""
+    longest: int = 0
+    """Columns of the batch that these rows were taken from: what computes them must not depend on how it was cut."""
 
     @staticmethod
     def given(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> Batch:
@@ -350,7 +352,7 @@ class Batch:
         import torch
 
         width = int(self.mask[index].any(0).nonzero().max()) + 1 if len(self.mask[index]) else 0
-        picked: dict[str, Any] = {}
+        picked: dict[str, Any] = {"longest": max(self.longest, self.tokens.shape[1])}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor) and f.name != "bootstrap":

@@ -13,6 +13,9 @@ from operant.types import OperantError, Task, shown
 FORMS = "`prompt` and `completion`, or `messages`, or text in `data.text_field`"
 
 
+_SAYS = ("role", "content")
+
+
 def given_task(row: Any, task_id: str, text_field: str, reply_field: str | None, where: str) -> Task:
     """The task of one row, its reply in `replies`. Raises: OperantError for a row without one.
 
@@ -32,7 +35,10 @@ def given_task(row: Any, task_id: str, text_field: str, reply_field: str | None,
     else:
         fields = shown(", ".join(map(str, row)) or "none", 300)[1:-1]
         raise OperantError(f"{where}: no reply to learn from (fields: {fields}); a row holds {FORMS}")
-    return Task(task_id, _part(prompt, "prompt", where), replies=(_part(reply, "reply", where),))
+    prompt, reply = _part(prompt, "prompt", where), _part(reply, "reply", where)
+    if reply and isinstance(reply[0], dict) and all(message["role"] != "assistant" for message in reply):
+        raise OperantError(f"{where}: the reply holds no message with role 'assistant', so there is nothing to learn")
+    return Task(task_id, prompt, replies=(reply,))
 
 
 def _named(row: Mapping[str, Any], name: str, where: str) -> Any:
@@ -62,8 +68,8 @@ def _part(value: Any, what: str, where: str) -> Any:
         return value
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         kinds = {type(part) for part in value}
-        if kinds <= {int} or (kinds <= {dict} and all("role" in m and "content" in m for m in value)):
+        if kinds <= {int} or (kinds <= {dict} and all(isinstance(m.get(k), str) for m in value for k in _SAYS)):
             return list(value)
     raise OperantError(
-        f"{where}: the {what} is {shown(value)}; it must be text, token ids, or messages with role and content"
+        f"{where}: the {what} is {shown(value)}; it must be text, token ids, or messages with role and content as text"
     )

@@ -322,8 +322,9 @@ class Policy(nn.Module):
     def _attending(self, batch: Batch, laid: layout.Laid) -> Iterator[None]:
         """While this lasts, attention is what this layout needs and this machine has faster."""
         with ExitStack() as during:
-            # With gradients or without: what is scored before the update has to be what the update computes.
-            during.enter_context(plain_attention(self.head.weight.dtype, self.device, batch.tokens.shape[1]))
+            # With gradients or without, cut or whole: what is scored before the update is what the update computes.
+            width = max(batch.longest, batch.tokens.shape[1])
+            during.enter_context(plain_attention(self.head.weight.dtype, self.device, width))
             if laid.rows is not None:
                 during.enter_context(self.packing.within(laid.rows.lengths, self.device))
             yield

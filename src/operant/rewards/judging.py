@@ -76,6 +76,8 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     """
     if pays:
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
+        if WORLD in judged.parts:
+            raise OperantError(f"a part of the reward is called {WORLD!r}, as what the world pays is: rename it")
         return replace(judged, parts={**judged.parts, WORLD: [rollout.paid for rollout in rollouts]})
     if reward is None:
         return Judged([None] * len(rollouts))
