@@ -157,7 +157,7 @@ def _rehearse(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
 def _possible(name: str, options: Mapping[str, Any]) -> None:
     """Refuse what cannot go together, while nothing has been loaded."""
     algorithm, kl = find(name), options["kl"]
-    if kl.charges and algorithm.kl == ("loss",):
+    if kl.coef and algorithm.kl == ("loss",):
         raise OperantError(
             f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "
             "and trained on at full strength where scores are equal; use kl.loss_coef, which charges it in the loss"
