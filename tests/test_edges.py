@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rigs import said
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy
@@ -109,9 +110,10 @@ def test_a_state_behind_the_last_position_is_a_sentence():
     bootstrap = {"on_length": "bootstrap", "advantage.gamma": 0.9, "fixed_length": True}
     with pytest.raises(OperantError, match=r"sampling.max_tokens=64: .* 65 tokens in its reply"):
         Learner(lm("bart"), max_tokens=64, **bootstrap)
-    learner = Learner(lm(), max_tokens=60, **bootstrap)
-    with pytest.raises(OperantError, match=r"an episode was cut.* with 61 of the reply.*\(on_length=ended\)"):
-        learner.step(learner.generate([[5] * 4]), [1.0])
+    policy = Policy(lm(), value=ValueOptions())
+    batch = collate([said([5], [6], end="cut")], [0.0])
+    with pytest.raises(OperantError, match=r"an episode was cut.* has 65 tokens.*\(on_length=ended\)"):
+        with_ends(batch, {0: ([5] * 65, [])}, policy)
 
 
 def test_a_model_with_as_many_positions_as_it_has():

@@ -25,7 +25,7 @@ from operant.policy.shadow import digest, fingerprint
 from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
-FAST = {"optimizer.lr": 3e-2, "kl.coef": 0.1}
+FAST = {"optimizer.lr": 3e-2}
 LORA = FAST | {"lora.rank": 4}
 AUTO = {"causal": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
 

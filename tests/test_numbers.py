@@ -31,7 +31,8 @@ from operant.trainer import runs
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
 OPTIONS = {"optimizer.lr": 1e-2, "minibatch": 4, "epochs": 2}
-JUDGED = {"score.scale": True, "kl.control": "adaptive"}
+ADAPTIVE = {"score.scale": True, "kl.control": "adaptive"}
+JUDGED = {"ppo": ADAPTIVE, "rloo": ADAPTIVE, "grpo": {"score.scale": True}, "sft": {}}
 HUGE = 3e38
 """Finite, and nothing of its size can be squared or summed in float32."""
 
@@ -41,7 +42,7 @@ def model(kind="gpt2", **more):
 
 
 def learner(algorithm="ppo", **more) -> Learner:
-    student = Learner(model(), algorithm=algorithm, **OPTIONS | ({} if algorithm == "sft" else JUDGED) | more)
+    student = Learner(model(), algorithm=algorithm, **OPTIONS | JUDGED[algorithm] | more)
     told = stepped(student)
     assert told["update/refused"] == 0 and student.refused is None
     return student

@@ -143,7 +143,8 @@ class Learner:
         sampling: Sampling = warned(self.options["sampling"])
         sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=self.policy.stop_tokens)
         sampling.check_ids(self.policy.vocabulary)
-        after = self.own.on_length == "bootstrap"  # the critic reads on behind a reply that was cut
+        # The critic reads on behind a reply that was cut; a decoder begins with a token of its own.
+        after = self.own.on_length == "bootstrap" and self.policy.encoder_decoder
         if (why := self.policy.misfit(1, sampling.max_tokens + after)) is not None:
             raise OperantError(f"sampling.max_tokens={sampling.max_tokens}: even the shortest prompt {why}; lower it")
         return sampling

@@ -135,11 +135,12 @@ def with_ends(
     """The batch with the critic's value of the state after these prompts and replies, by episode."""
     if not after:
         return batch
+    start = int(policy.encoder_decoder)  # a decoder begins with a token of its own
     for prompt, reply in after.values():
-        if (why := policy.misfit(len(prompt), len(reply) + 1)) is not None:
+        if (why := policy.misfit(len(prompt), len(reply) + start)) is not None:
             raise OperantError(
-                f"an episode was cut, and the state behind it is valued: its prompt {why}, one to come included; "
-                "shorten it, or count cut replies as ended (on_length=ended)"
+                f"an episode was cut, and the state behind it is valued: its prompt {why}; shorten it, or count cut "
+                "replies as ended (on_length=ended)"
             )
     # The value before a token that is never looked at.
     rows = Batch.given([prompt for prompt, _ in after.values()], [[*reply, 0] for _, reply in after.values()])
