@@ -32,6 +32,7 @@ from operant.cli import main
 from operant.config import config_schema, configure
 from operant.learner import Learner
 from operant.run import read_config
+from operant.tracking.diagnosis import EXPLAINS
 from operant.trainer import train
 from operant.types import OperantError
 
@@ -114,8 +115,8 @@ REWARDS = ["letters:a", {"letters:a": 1.0, "length:3": -0.5}, {"letters:a": "x"}
 REWARDS += ["pattern:(", "no_such_module:f", "..:f", "minus_query:letters:a", {"length:<=3": math.inf}, "json:dumps"]
 
 
-SAYS_WHY = {"no_advantage", "constant"}
-"""Findings that say of a step why it moved no weight."""
+SAYS_WHY = {"no_advantage", "constant"} | {name for name, others in EXPLAINS.items() if "constant" in others}
+"""Findings that say of a step why it moved no weight; empty replies stand for the equal scores that they get."""
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
