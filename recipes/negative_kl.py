@@ -43,7 +43,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import Learner
-from operant.tracking.diagnosis import Finding, diagnose
+from operant.tracking.diagnosis import Finding, diagnose, latest
 
 STOP, VOCABULARY, LONGEST, REPLIES = 2, 200, 12, 64
 QUERIES = [[5, 6, 7]] * REPLIES
@@ -146,7 +146,7 @@ def findings(learner: Learner, declared: dict[str, Any] | None = None) -> list[F
 
     What no score can know (top_k, say) changes what is said of a run and nothing in the run.
     """
-    history = learner.lately()
+    history = latest(learner)
     found = diagnose(history if declared is None else replace(history, declared=declared))
     return [f for f in found if f.metrics[:1] == ("kl/per_reply",)]
 

@@ -8,6 +8,7 @@ from toys import letters, lm
 
 from operant import Learner
 from operant.measure import of_texts, top_word
+from operant.tracking.diagnosis import latest
 
 
 def test_texts_are_measured_by_hand():
@@ -84,15 +85,15 @@ def test_what_can_be_scored_is_scored_as_declared(scored):
     metrics = learner.step([[5, 6]] * 128, list(replies), [0.0] * 128, generation=scored)
     if "temperature" in scored:
         assert abs(metrics["rollout/likelihood_z"]) < 4
-    assert learner.lately().foreign and learner.lately().declared == scored
+    assert latest(learner).foreign and latest(learner).declared == scored
 
 
 def test_what_cannot_be_scored_is_declared_with_a_warning():
     learner = Learner(lm("gpt2", vocab=len(letters())), tokenizer=letters(), max_tokens=4)
     with pytest.warns(UserWarning, match=r"top_k=5, min_length=8, dropout=True are scored as pure sampling"):
         learner.step(["ab"], ["cd"], [1.0], generation={"top_k": 5, "min_length": 8, "dropout": True, "num_beams": 1})
-    history = learner.lately()
+    history = latest(learner)
     assert history.foreign and history.declared["top_k"] == 5 and history.rows[0]["reply"] == "cd"
     learner.step(learner.generate(["ab"]), [1.0])
-    assert not learner.lately().foreign and learner.lately().declared == {}
-    assert learner.lately().config["kl.coef"] == learner.kl.coef
+    assert not latest(learner).foreign and latest(learner).declared == {}
+    assert latest(learner).config["kl.coef"] == learner.kl.coef

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from operant.policy.policy import Policy
     from operant.rewards.guests import isolated
     from operant.sampling import Sampling
+    from operant.tracking.diagnosis import diagnose
     from operant.trainer import Run, steps, train
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
@@ -26,6 +27,7 @@ _HOME = {
     "Task": "types",
     "Turn": "types",
     "ValueOptions": "policy.heads",
+    "diagnose": "tracking.diagnosis",
     "export": "policy.loading",
     "isolated": "rewards.guests",
     "load_policy": "policy.loading",

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,7 +30,7 @@ from operant.envs.single_turn import SingleTurn
 from operant.finite import of_batch
 from operant.generation import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
 from operant.kl import KLOptions, controller
-from operant.lessons import Learnt, Lesson, Progress, choose, looked_back, unjudged
+from operant.lessons import Learnt, Lesson, Progress, choose, unjudged
 from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
@@ -39,11 +39,13 @@ from operant.rewards.scaling import RunningMoments, as_seen
 from operant.rollout import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.settings import LearnerOptions, find_device, learner_options
-from operant.tracking.diagnosis import Finding, History, diagnose
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 from operant.updates.gradient import Updated
 from operant.updates.optimizer import make_optimizer, rate
+
+if TYPE_CHECKING:
+    from operant.tracking.diagnosis import Finding
 
 HISTORY = 2000
 """Steps whose metrics `diagnose` can look back on."""
@@ -414,14 +416,11 @@ class Learner:
             closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
         )
 
-    def diagnose(self) -> list[Finding]:
-        """What looks wrong by now, in plain sentences, worst first: `Finding`s with evidence, cause and remedy."""
-        return diagnose(self.lately())
+    def diagnose(self) -> "list[Finding]":
+        """What looks wrong by now, in plain sentences, worst first: as `operant.diagnose(learner)`."""
+        from operant.tracking.diagnosis import diagnose  # a tool, which training does without
 
-    def lately(self) -> History:
-        """The metrics of the last steps, and the replies of the last one."""
-        config = self.passes.given() | {"reference": "none" if self.reference is None else "given"}
-        return looked_back(self.learnt, self.history, config, self.policy.tokenizer)
+        return diagnose(self)
 
     def bundle(self, path: str | Path) -> Path:
         """Write what `operant replay` needs to make the refused step again. Raises: OperantError where it cannot."""

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from operant import distributed, measure
 from operant.rewards.judging import Total, totals
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
-from operant.sampling import Sampling, token_pieces
+from operant.sampling import Sampling
 from operant.tally import Tally
-from operant.tracking.diagnosis import History
-from operant.tracking.rows import rows
 from operant.types import Batch, OperantError, Rollout, shown
 
 
@@ -41,19 +38,6 @@ class Learnt:
     kept: list[int]
     """Which rollouts the batch was made of, in order."""
     sampling: Sampling
-
-
-def looked_back(
-    learnt: Learnt | None, metrics: Sequence[dict[str, float]], config: dict[str, Any], tokenizer: Any
-) -> History:
-    """The metrics of the last steps, and the replies of the last one, as a diagnosis reads them."""
-    if learnt is None:
-        return History([], [], config=config)
-    pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
-    told = rows(learnt.rollouts, learnt.scores, None, learnt.batch, learnt.kept, pieces)
-    info = learnt.rollouts[0].info if learnt.rollouts else {}
-    declared, foreign = info.get("declared", {}), "declared" in info
-    return History(list(metrics), told, config=config, declared=declared, foreign=foreign)
 
 
 def choose(

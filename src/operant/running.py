@@ -28,7 +28,7 @@ from operant.run import RunFolder
 from operant.sampling import token_pieces
 from operant.saving import Saving, write_model
 from operant.tally import Tally
-from operant.tracking.diagnosis import Finding, diagnose
+from operant.tracking.diagnosis import Finding, diagnose, latest
 from operant.tracking.report import write_report
 from operant.tracking.rows import rows
 from operant.tracking.sink import Trackers
@@ -228,7 +228,7 @@ class Run:
 
     def diagnose(self) -> list[Finding]:
         """What looks wrong by now, worst first."""
-        lately = self.learner.lately()
+        lately = latest(self.learner)
         config = {**lately.config, **values(self.config.train)}
         reference = self.folder.reference_probes()
         return diagnose(replace(lately, metrics=self.metrics, reference=reference, config=config))

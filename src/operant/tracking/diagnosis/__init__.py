@@ -1,7 +1,7 @@
 """What is wrong with a run, in plain sentences: evidence, likely cause, what to do.
 
-    history = read_history("runs/x")          # or learner.diagnose(), which knows more of the newest replies
-    findings = diagnose(history)
+    history = read_history("runs/x")          # or latest(learner), which knows more of the newest replies
+    findings = diagnose(history)              # or diagnose(learner)
     print(verdict(history, findings))
     for finding in findings:
         print(finding.says, finding.cause, finding.remedy)
@@ -11,12 +11,14 @@ with the reason; all are silent on the healthy demo, over five seeds and at ever
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from operant.tracking.diagnosis import distance, rewards, sampling, supervised, texts, updates
 from operant.tracking.diagnosis.history import Finding, History, read_history
+from operant.tracking.diagnosis.latest import latest
 from operant.tracking.diagnosis.verdict import verdict
 
-__all__ = ["RULES", "Finding", "History", "diagnose", "read_history", "verdict"]
+__all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "verdict"]
 
 RULES: tuple[Callable[[History], Finding | None], ...] = (
     updates.not_finite,
@@ -68,8 +70,9 @@ EXPLAINS: dict[str, frozenset[str]] = {
 _LEVELS = ("problem", "warning", "note")
 
 
-def diagnose(history: History) -> list[Finding]:
-    """What is found, worst first; empty where nothing looks wrong."""
+def diagnose(of: History | Any) -> list[Finding]:
+    """What looks wrong in a history, or in what a `Learner` has done so far, worst first; empty where nothing does."""
+    history = of if isinstance(of, History) else latest(of)
     rules = OF_GIVEN if supervised.given(history) else RULES
     found = [finding for rule in rules if (finding := rule(history)) is not None]
     names = {finding.name for finding in found}
