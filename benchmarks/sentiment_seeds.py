@@ -79,7 +79,7 @@ def figure(rows: list[dict]) -> str:
             style = 'stroke="#c33" stroke-dasharray="4 3"' if control else 'stroke="#2563ab"'
             parts.append(f'<polyline points="{points}" fill="none" stroke-width="1.4" {style}/>')
     parts.append('<text x="45" y="250" fill="#2563ab">PPO, one line a seed</text>')
-    parts.append('<text x="165" y="250" fill="#c33">control: shuffled rewards</text></svg>')
+    parts.append('<text x="405" y="250" fill="#c33">control: shuffled rewards</text></svg>')
     return "\n".join(parts)
 
 
