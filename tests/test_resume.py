@@ -59,6 +59,19 @@ def command(folder, *more):
 # --- changed options ------------------------------------------------------------------------------------------------
 
 
+def test_a_run_without_a_reference_goes_on_also_where_its_configuration_holds_a_price(tmp_path):
+    """Earlier versions wrote the default price down; nothing was charged, as there was nothing to measure to."""
+    out = tmp_path / "run"
+    cut(out, 1, reference=None)
+    path = out / "config.yaml"
+    held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    held["kl"]["coef"] = 0.1
+    path.write_text(yaml.safe_dump(held), encoding="utf-8")
+    assert again(out, steps=2).learner.kl.coef == 0.0
+    with pytest.raises(OperantError, match="nothing to measure KL to"):
+        again(out, steps=3, **{"kl.coef": 0.2})
+
+
 def test_a_changed_option_is_recorded_and_in_force(tmp_path):
     out = tmp_path / "run"
     cut(out, 2, **{"kl.control": "adaptive"})

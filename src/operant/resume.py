@@ -14,7 +14,7 @@ import torch
 from operant import files
 from operant.config import Config, as_mapping, config_schema, configure
 from operant.learner import Learner
-from operant.options import resolve
+from operant.options import is_none, resolve
 from operant.run import read_config
 from operant.shelf import about, to_resume
 from operant.types import OperantError
@@ -67,6 +67,8 @@ def stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         raise _refused(Change("algorithm", began, given["algorithm"]), FIXED["algorithm"])
     known = config_schema(began)
     whole, own = resolve(known, held), resolve(known, given)
+    if is_none(whole.get("reference", "copy")):  # earlier versions wrote down a price that nothing was charged
+        whole = {name: value for name, value in whole.items() if name not in ("kl.coef", "kl.loss_coef")}
     pinned = {n for n in ("policy", "reference") if str(whole.get(n)).startswith(f"{own.get(n)}@")}
     return whole | {name: value for name, value in own.items() if name not in pinned}
 
