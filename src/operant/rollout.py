@@ -20,9 +20,10 @@ MAX_TURNS = 1000
 class Attempts:
     """Which attempts a step has made so far: each at one task has random numbers of its own, and all share a group."""
 
-    def __init__(self, first: int = 0) -> None:
-        """`first`: the number of the first attempt at each task; ranks that play by themselves begin far apart."""
-        self.count, self.first = 0, first
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = 0
+        """The number of the first attempt at each task; ranks that play by themselves begin far apart."""
         self._samples: Counter[str] = Counter()
         self._groups: dict[str, int] = {}
 
