@@ -41,7 +41,7 @@ def summary(name: str) -> dict:
     """Curves, held-out numbers, findings, and the last answers to the first probe queries."""
     import pyarrow.parquet as pq
 
-    from operant.tracking.diagnosis import diagnose, read_history
+    from operant.diagnosis import diagnose, read_history
 
     held = json.loads((RUNS / name / "evaluation.json").read_text(encoding="utf-8"))
     metrics = [json.loads(line) for line in (RUNS / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

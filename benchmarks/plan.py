@@ -64,9 +64,9 @@ def save(folder: str) -> None:
 def measured(name: str, folder: str) -> dict[str, Any]:
     """What was planned and what three steps took, in GB."""
     from benchmarks import peak
+    from operant.api import steps
     from operant.config import configure
     from operant.plan import lines, plan
-    from operant.trainer import steps
 
     own = not name.startswith("reviews-lm")
     vocabulary = 50_000 if own else 3_000
@@ -87,7 +87,7 @@ def warm_up() -> None:
     """Everything is imported before memory is counted."""
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
-    import operant.trainer  # noqa: F401
+    import operant.api  # noqa: F401
 
 
 def odd(rollouts: list[Any]) -> list[float]:

@@ -1,6 +1,6 @@
 """Write what the pages take from the code: `python docs/generate.py` (`make docs`). A test holds the pages to it.
 
-metrics.md   whole, from tracking/registry.py
+metrics.md   whole, from metrics/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       what stands between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
@@ -22,8 +22,8 @@ from typing import Any
 
 from operant.algorithms import ALGORITHMS, PRESETS
 from operant.config import config_schema
+from operant.metrics import registry
 from operant.options import defaults, names
-from operant.tracking import registry
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]

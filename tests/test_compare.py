@@ -12,10 +12,10 @@ import yaml
 from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.cli import main
-from operant.tracking.compare import comparison, front, write_comparison
-from operant.tracking.compared import expand, grouped, read_runs
-from operant.tracking.intervals import interval, t_quantile
-from operant.tracking.outcomes import table
+from operant.report.compare import comparison, front, write_comparison
+from operant.report.outcomes import table
+from operant.report.runs import expand, grouped, read_runs
+from operant.report.summary import interval, t_quantile
 
 
 def run(folder, *, coef=0.1, seed=1, rewards=(1.0, 2.0), kls=(0.0, 3.0), after=None, replies=(), **options):

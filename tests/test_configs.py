@@ -26,14 +26,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from toys import letters, lm
 
+from operant import diagnose
 from operant import options as named
 from operant.algorithms import ALGORITHMS
+from operant.api import train
 from operant.cli import main
 from operant.config import config_schema, configure
+from operant.diagnosis import EXPLAINS
 from operant.learner import Learner
 from operant.run import read_config
-from operant.tracking.diagnosis import EXPLAINS
-from operant.trainer import train
 from operant.types import OperantError
 
 TASKS = ["ab", "cde", "the end", "h"]
@@ -386,7 +387,7 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
             json.loads(line, parse_constant=lambda constant: pytest.fail(constant))
         if message is None:
             assert configure(read_config(runs[0].parent) | {"policy": "x", "tasks": "x", "reward": "x"})
-            told = [finding.name for finding in made[-1][0].diagnose()]
+            told = [finding.name for finding in diagnose(made[-1][0])]
             assert not still(*made[-1]) or SAYS_WHY & {*told}, f"no weight moved, and no word of it: {told}"
     assert len(warned) <= 5, [str(w.message) for w in warned]
     assert said.getvalue().count("\n") <= 5, said.getvalue()

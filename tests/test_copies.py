@@ -18,10 +18,10 @@ from toys import letters, lm
 
 from operant import OperantError, train
 from operant.tally import Histogram
-from operant.tracking import shown
-from operant.tracking.copies import TRACKERS, make_trackers
-from operant.tracking.sink import Trackers
-from operant.tracking.tensorboard import markdown
+from operant.trackers import base
+from operant.trackers.copies import TRACKERS, make_trackers
+from operant.trackers.tensorboard import markdown
+from operant.trackers.trackers import Trackers
 
 CONFIG = {"steps": 9, "samples_every": 2, "kl": {"coef": 0.1}}
 HISTOGRAM = {"width": 0.25, "start": -1, "counts": [3, 0, 7]}  # 3 in -0.25..0, 7 in 0.25..0.5
@@ -108,14 +108,14 @@ def test_a_missing_package_is_an_error_before_anything_is_made(name, tmp_path, m
 
 
 def test_replies_are_few_and_their_kl_is_summed():
-    table = shown.replies(3, rows(3))
-    assert len(table) == shown.REPLIES == 32 and {len(line) for line in table} == {len(shown.COLUMNS)}
+    table = base.replies(3, rows(3))
+    assert len(table) == base.REPLIES == 32 and {len(line) for line in table} == {len(base.COLUMNS)}
     assert table[0] == [3, "why", "first of 3", None, None, 2, "stop"]
     assert table[1] == [3, "why", NASTY, 0.5, 0.75, 2, "stop"]
 
 
 def test_the_edges_are_those_of_the_bins():
-    assert shown.edges(Histogram.from_plain(HISTOGRAM)) == [-0.25, 0.0, 0.25, 0.5]
+    assert base.edges(Histogram.from_plain(HISTOGRAM)) == [-0.25, 0.0, 0.25, 0.5]
 
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_wandb_keeps_a_run_offline_where_there_is_no_key(tmp_path, capfd):
         assert steps[0][name] == {"_type": "histogram", "values": [3, 0, 7], "bins": [-0.25, 0.0, 0.25, 0.5]}
     assert ["replies" in row for row in steps] == [False, True, False, True, False]
     table = json.loads((steps[1]["file"].parent / "files" / steps[1]["replies"]["path"]).read_text(encoding="utf-8"))
-    assert table["columns"] == list(shown.COLUMNS) and len(table["data"]) == 32
+    assert table["columns"] == list(base.COLUMNS) and len(table["data"]) == 32
     assert table["data"][:2] == [
         [2, "why", "first of 2", None, None, 2, "stop"],
         [2, "why", NASTY, 0.5, 0.75, 2, "stop"],
@@ -256,7 +256,7 @@ def test_wandb_goes_offline_where_nobody_answers(tmp_path, monkeypatch, listener
     address, came = listener
     monkeypatch.setenv("WANDB_BASE_URL", address)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setattr("operant.tracking.wandb.INIT_SECONDS", 1.0)
+    monkeypatch.setattr("operant.trackers.wandb.INIT_SECONDS", 1.0)
     alive, said = drive(tmp_path, ["wandb"], [1, 2])
     assert came and len(alive) == 1 and "no answer from W&B" in said[0] and len(said) == 1
     assert [row["_step"] for row in history(tmp_path, 2)[1]] == [1, 2]
@@ -297,7 +297,7 @@ def logs(folder):
     """What trackio's own storage holds of the run in a folder, by step."""
     from trackio.sqlite_storage import SQLiteStorage
 
-    from operant.tracking.trackio import _place
+    from operant.trackers.trackio import _place
 
     _place(folder / "trackio")
     (run,) = SQLiteStorage.get_runs("operant")
@@ -316,7 +316,7 @@ def test_trackio_keeps_a_run_in_its_own_folder_and_goes_on_with_it(tmp_path, cap
     for name in ("histograms/reward", "gradients/h.0.weight"):
         assert first[name] == {"_type": "trackio.histogram", "values": [3, 0, 7], "bins": [-0.25, 0.0, 0.25, 0.5]}
     lines = first["replies"]["_value"]
-    assert len(lines) == 32 and list(lines[0]) == list(shown.COLUMNS) and lines[1]["reply"] == NASTY
+    assert len(lines) == 32 and list(lines[0]) == list(base.COLUMNS) and lines[1]["reply"] == NASTY
     assert [r["step"] for r in held if "replies" in r] == [2, 4]
     assert [r["step"] for r in logs(tmp_path / "two")[1] if "reward/mean" in r] == [1, 2, 3]
     assert capfd.readouterr() == ("", "")

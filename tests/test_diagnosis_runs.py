@@ -20,10 +20,10 @@ import torch
 from toys import letters, lm
 
 from operant import train
+from operant.diagnosis import RULES, Finding, History, diagnose, verdict
+from operant.diagnosis.progress import progress
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
-from operant.tracking.diagnosis import RULES, Finding, History, diagnose, verdict
-from operant.tracking.diagnosis.progress import progress
 
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
 QUERY = [5, 6, 7]
@@ -597,7 +597,7 @@ def test_probes_see_that_the_query_decides(tmp_path):
     assert score.before == pytest.approx(average(r["reward"] for r in first))
     assert score.before != made.metrics[0]["probe/reward"]
     twin = told("twin", 0.0)
-    assert twin.metrics[-1]["probe/query_share"] < 0.8 and twin.diagnose() == []
+    assert twin.metrics[-1]["probe/query_share"] < 0.8 and diagnose(twin) == []
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------

@@ -137,15 +137,15 @@ def test_a_report_a_tracker_and_a_diagnosis_that_fail_stop_nothing(tmp_path, mon
     def broken(*_):
         raise ZeroDivisionError("of course")
 
-    from operant.trainer import runs
+    from operant.api import runs
 
-    monkeypatch.setattr("operant.running.write_report", broken)
-    monkeypatch.setattr("operant.running.diagnose", broken)
+    monkeypatch.setattr("operant.report.observer.write_report", broken)
+    monkeypatch.setattr("operant.diagnosis.observer.diagnose", broken)
     given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "show": [Broken()], **SMALL}
     *_, run = runs(tmp_path / "run", **given)
     assert len(told(run)) == 4
     log = (run.path / "log.txt").read_text(encoding="utf-8")
-    for text in ("the report could not be written: ZeroDivisionError", "the diagnosis failed", "tracker Broken failed"):
+    for text in ("the report failed: ZeroDivisionError", "the diagnosis failed", "tracker Broken failed"):
         assert text in log, text
 
 

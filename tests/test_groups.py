@@ -79,8 +79,8 @@ def test_without_a_reference_the_defaults_charge_no_kl():
 
 
 def test_what_was_left_out_is_one_line_on_the_console(tmp_path, capsys):
-    from operant.tracking.console import Console
-    from operant.trainer import runs
+    from operant.api import runs
+    from operant.trackers.console import Console
 
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("{loss: {value_coef: 0.3}, advantage: {lam: 0.9}, batch: 8, steps: 1}", encoding="utf-8")

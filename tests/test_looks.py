@@ -13,7 +13,7 @@ from toys import letters, lm
 
 from operant import Learner, OperantError, load_policy, steps, train
 from operant.evaluate import EvaluationOptions, Evaluator
-from operant.measure import query_share
+from operant.metrics.collect import query_share
 from operant.sampling import token_pieces
 from operant.tally import Histogram
 from operant.types import Task
@@ -203,7 +203,7 @@ def test_the_share_of_the_query_is_the_intraclass_correlation():
     table = [(9, 2, 5, 8), (6, 1, 3, 2), (8, 4, 6, 8), (7, 1, 2, 6), (10, 5, 6, 9), (6, 2, 4, 7)]
     scores = [float(x) for row in table for x in row]
     groups = [i for i, row in enumerate(table) for _ in row]
-    import operant.measure as measure
+    import operant.metrics.collect as measure
 
     held, measure.GROUPS = measure.GROUPS, 6
     try:

@@ -7,8 +7,8 @@ import torch
 from toys import letters, lm
 
 from operant import Learner
-from operant.measure import of_texts, top_word
-from operant.tracking.diagnosis import latest
+from operant.diagnosis import latest
+from operant.metrics.collect import of_texts, top_word
 
 
 def test_texts_are_measured_by_hand():

@@ -19,10 +19,11 @@ from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watche
 from rigs import said
 from toys import letters, lm
 
-from operant import Learner, Policy, Task, evaluate, machine, running
+from operant import Learner, Policy, Task, evaluate, machine
+from operant.api import runs
+from operant.metrics.registry import METRICS, describe
+from operant.report import observer
 from operant.rewards import isolated, weighted
-from operant.tracking.registry import METRICS, describe
-from operant.trainer import runs
 from operant.types import Rollout, Step, Turn
 
 V = 40
@@ -783,7 +784,7 @@ def clock(folder, patch):
     witness = Witness(hands)
     patch.setattr(time, "perf_counter", hands)
     patch.setattr(machine, "torch", hands)
-    patch.setattr(running, "write_report", hands.around(running.write_report, 11, "report"))
+    patch.setattr(observer, "write_report", hands.around(observer.write_report, 11, "report"))
     judge = weighted({"slow": (hands.around(lambda rollouts: [score(r) for r in rollouts], 13, "reward"), 1.0)})
     options = FAIR | {"steps": 3, "batch": 8, "evaluation.samples": 1, "probes": 2, "checkpoint_minutes": 0.0}
     options |= {"kl.kind": "k1", "kl.loss_coef": 0.0, "keep": 5}

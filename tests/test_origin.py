@@ -10,13 +10,13 @@ from test_hub import a_model, cache  # noqa: F401
 from toys import letters, lm
 
 from operant import files, manifest
+from operant.api import train
 from operant.config import configure
 from operant.origin import keep, pinned, restored
 from operant.policy import adapters
 from operant.policy.adapters import LoraOptions
 from operant.policy.loading import export, load_policy
 from operant.policy.shadow import fingerprint
-from operant.trainer import train
 from operant.types import OperantError
 
 TASKS = [[1, 2, 3], [4, 5], [6], [8, 9]]

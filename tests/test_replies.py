@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from operant.report import parquet, replies
+from operant.report.html import as_json
 from operant.run import RunFolder
-from operant.tracking import reading, replies
-from operant.tracking.pages import as_json
 from operant.types import OperantError
 
 
@@ -215,9 +215,9 @@ def test_nothing_yet(tmp_path):
 def test_one_replys_tokens(run):
     many(run, 1, 2)
     path = run.path / "rollouts" / "step-00001.parquet"
-    assert [seen["tokens"] for seen in reading.tokens(path, [1, 0])] == [[" w0", " w1", " w2"]] * 2
+    assert [seen["tokens"] for seen in parquet.tokens(path, [1, 0])] == [[" w0", " w1", " w2"]] * 2
     with pytest.raises(IndexError):
-        reading.tokens(path, [2])
+        parquet.tokens(path, [2])
     path.write_bytes(b"PAR1")
     with pytest.raises(OperantError, match=r"rollouts/step-00001\.parquet cannot be read"):
-        reading.lines(path)
+        parquet.lines(path)

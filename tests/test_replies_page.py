@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 
+from operant.report.run_report import write_report
+from operant.report.server import Serving, server
 from operant.run import RunFolder
-from operant.tracking.report import write_report
-from operant.tracking.serve import Serving, server
 
 
 def reply(i, step, text, reward, logprobs, end="length"):

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 
+from operant.metrics.registry import METRICS
+from operant.report import downsample, run_report
+from operant.report import html as pages
+from operant.report.server import Serving, server
 from operant.run import RunFolder
 from operant.tally import Histogram
-from operant.tracking import pages, report, thinning
-from operant.tracking.registry import METRICS
-from operant.tracking.serve import Serving, server
 
-PAGE = Path(report.__file__).parent / "page"
+PAGE = Path(run_report.__file__).parent / "page"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -83,7 +84,7 @@ def run(tmp_path_factory):
 
 def test_a_short_curve_is_whole_and_what_some_steps_lack_has_steps_of_its_own():
     told = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
-    assert thinning.curves(told) == {
+    assert downsample.curves(told) == {
         "steps": [3, 4, 5],
         "of": {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}},
     }
@@ -92,28 +93,30 @@ def test_a_short_curve_is_whole_and_what_some_steps_lack_has_steps_of_its_own():
 def test_a_long_curve_is_short_and_keeps_its_peaks():
     told = [{"step": i + 1, "a": 0.0, "b": float(i)} for i in range(1003)]
     told[777]["a"], told[778]["a"], told[500]["a"] = 5.0, -7.0, None
-    found = thinning.curves(told)
-    assert thinning.stretch(1003) == 5
-    assert len(found["steps"]) == len(found["of"]["a"]) == 402 <= thinning.POINTS
+    found = downsample.curves(told)
+    assert downsample.stretch(1003) == 5
+    assert len(found["steps"]) == len(found["of"]["a"]) == 402 <= downsample.POINTS
     assert found["steps"][:4] == [1, 5, 6, 10] and found["steps"][-2:] == [1001, 1003]
     at = found["steps"].index(776)
     assert found["of"]["a"][at : at + 2] == [5.0, -7.0]  # in the order in which they came
     assert found["of"]["b"][:4] == [0.0, 4.0, 5.0, 9.0] and found["of"]["b"][-1] == 1002.0
     assert None not in found["of"]["a"] and set(found["of"]["a"]) == {0.0, 5.0, -7.0}
-    assert [x for x in thinning.curves([{"step": i, "a": None} for i in range(999)])["of"]["a"] if x is not None] == []
+    assert [
+        x for x in downsample.curves([{"step": i, "a": None} for i in range(999)])["of"]["a"] if x is not None
+    ] == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 499, 500, 501, 750, 751, 1000, 12_345])
 def test_a_curve_of_any_length_fits_and_ends_where_it_ends(count):
-    found = thinning.curves([{"step": i, "a": float(i)} for i in range(count)])
-    assert len(found["steps"]) == len(found["of"]["a"]) <= thinning.POINTS
+    found = downsample.curves([{"step": i, "a": float(i)} for i in range(count)])
+    assert len(found["steps"]) == len(found["of"]["a"]) <= downsample.POINTS
     assert found["steps"][-1] == found["of"]["a"][-1] == count - 1
     assert found["steps"] == sorted(set(found["steps"]))
 
 
 def lines(path, *told):
     path.write_text("".join(json.dumps(line) + "\n" for line in told), encoding="utf-8")
-    return thinning.Heatmaps(path)
+    return downsample.Heatmaps(path)
 
 
 def histogram(width, start, *counts):
@@ -159,14 +162,14 @@ def test_a_long_run_has_every_nth_histogram_and_the_newest(tmp_path):
     assert norms is not None and norms["names"] == ["a", "b"]
     assert norms["columns"][:2] == [[0.0, None], [10.0, None]] or norms["steps"][-1] == 990
     assert found.of("y") is None and found.blocks("weight") is None
-    assert thinning.Heatmaps(tmp_path / "nothing").of("x") is None
+    assert downsample.Heatmaps(tmp_path / "nothing").of("x") is None
 
 
 def test_a_line_that_is_being_written_is_no_line_yet(tmp_path):
     whole = {"step": 1, "histograms": {"x": histogram(1.0, 0, 1)}}
     path = tmp_path / "d"
     path.write_text(json.dumps(whole) + "\n" + json.dumps(whole)[:40], encoding="utf-8")
-    grid = thinning.Heatmaps(path).of("x")
+    grid = downsample.Heatmaps(path).of("x")
     assert grid is not None and grid["steps"] == [1]
 
 
@@ -174,7 +177,7 @@ def test_a_line_that_is_being_written_is_no_line_yet(tmp_path):
 
 
 def test_the_page_is_told_numbers_probes_and_distributions(run):
-    data = report.page_data(run)
+    data = run_report.page_data(run)
     assert data["name"] == run.name and data["steps"] == [12, 12] and data["stretch"] == 1
     assert data["curves"]["steps"] == list(range(1, 13))
     assert data["curves"]["of"]["kl/per_reply"] == [0.5 * i for i in range(1, 13)]
@@ -208,7 +211,7 @@ def test_the_probes_score_before_training_begins_their_curve(tmp_path):
         folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
     folder.probes(0, [row(0, reward=0.25), row(1, reward=0.5), row(2, reward=None)])
     folder.probes(2, [row(0), row(1), row(2)])
-    data = report.page_data(folder.path)
+    data = run_report.page_data(folder.path)
     assert data["curves"]["of"]["probe/reward"] == {"steps": [0, 2], "values": [0.375, 0.7]}
     assert data["teaser"]["before"] == "policy, step 0"  # a run without a reference
     folder.close()
@@ -217,7 +220,7 @@ def test_the_probes_score_before_training_begins_their_curve(tmp_path):
 @pytest.mark.parametrize(("control", "target"), [("fixed", None), ("adaptive", 6.0), ("per_token", 6.0)])
 def test_a_target_is_drawn_where_a_controller_steers_towards_it(tmp_path, control, target):
     folder = RunFolder.create(tmp_path / "x", {"kl": {"control": control, "target": 6.0}})
-    assert report.page_data(folder.path)["target"] == target
+    assert run_report.page_data(folder.path)["target"] == target
     folder.close()
 
 
@@ -227,7 +230,7 @@ def test_without_probes_the_held_out_tasks_speak(tmp_path):
     said = [{"task": f"t{i}", "query": "q", "reply": f"r{i}", "score": i / 4} for i in range(5)]
     told = {"before": None, "after": {"mean": 0.5, "kl": 1.0, "replies": said}}
     (folder.path / "evaluation.json").write_text(json.dumps(told), encoding="utf-8")
-    teaser = report.page_data(folder.path)["teaser"]
+    teaser = run_report.page_data(folder.path)["teaser"]
     assert teaser["of"] == 5 and [r["after"]["reply"] for r in teaser["rows"]] == ["r0", "r1", "r2"]
     assert [r["before"] for r in teaser["rows"]] == [None] * 3
     folder.close()
@@ -236,7 +239,7 @@ def test_without_probes_the_held_out_tasks_speak(tmp_path):
 def test_a_metric_that_nobody_described_and_one_never_known(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0, "reward/a/mean": 1.0})
-    data = report.page_data(folder.path)
+    data = run_report.page_data(folder.path)
     assert [m["name"] for m in data["metrics"]] == ["reward/a/mean", "kl/per_reply", "own/thing"]  # as the registry
     assert data["metrics"][2] == {"name": "own/thing", "first": 1.0, "last": 1.0} and data["metrics"][1]["odd"]
     folder.close()
@@ -246,21 +249,21 @@ def test_a_metric_that_nobody_described_and_one_never_known(tmp_path):
 
 
 def test_no_text_of_a_run_becomes_a_part_of_the_page(run):
-    html = report.write_report(run).read_text(encoding="utf-8")
+    html = run_report.write_report(run).read_text(encoding="utf-8")
     assert html.count("</script") == 2 and html.count("<script") == 2  # the data's and the page's own
     assert "<title>a&lt;b</title>" in html and "<img" not in html
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
     assert data["teaser"]["rows"][0]["after"]["reply"] == EVIL
-    assert data | {"replies": None} == json.loads(pages.as_json(report.page_data(run) | {"replies": None}))
+    assert data | {"replies": None} == json.loads(pages.as_json(run_report.page_data(run) | {"replies": None}))
 
 
 def test_the_page_names_nothing_outside_of_itself(run):
-    html = report.write_report(run).read_text(encoding="utf-8")
+    html = run_report.write_report(run).read_text(encoding="utf-8")
     around = re.sub(r"<script.*?</script>", "", html, flags=re.S)
     assert re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']?([^"'>\s]*)""", around) == ["data:,"]
     assert "@import" not in html and "url(" not in around
     assert "default-src 'none'" in html and "connect-src" not in html
-    live = report.page(report.page_data(run), live=True)
+    live = run_report.page(run_report.page_data(run), live=True)
     assert "connect-src 'self'" in live and '<meta name="live"' in live and '<meta name="live"' not in html
 
 
@@ -288,7 +291,7 @@ def test_the_page_of_a_long_run_with_long_replies_is_small(tmp_path):
     folder.distributions_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for step in range(1, 3001, 100):
         folder.rollouts(step, [row(i, " good <film>" * 1000) for i in range(64)])
-    assert report.write_report(folder.path).stat().st_size < 8_000_000
+    assert run_report.write_report(folder.path).stat().st_size < 8_000_000
     folder.close()
 
 
@@ -338,7 +341,7 @@ def wait_until(page, script):
 
 @pytest.fixture(scope="module")
 def url(run):
-    return report.write_report(run).as_uri()
+    return run_report.write_report(run).as_uri()
 
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
@@ -354,7 +357,7 @@ def test_every_chart_is_drawn_and_fits(browser, url, size, scheme):
         page.evaluate("document.querySelectorAll('details').forEach((it) => (it.open = true))")
         assert page.evaluate(FITS)
         assert page.locator("#metrics tbody tr").count() == len(
-            report.page_data(Path(url[7:].replace("%3C", "<")).parent)["metrics"]
+            run_report.page_data(Path(url[7:].replace("%3C", "<")).parent)["metrics"]
         )
 
 
@@ -406,7 +409,7 @@ def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
     told = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     told = [m | {"kl/per_reply": 20.0 * m["step"], "kl/coef": 0.1} for m in told]
     (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in told), encoding="utf-8")
-    with visit(browser, report.write_report(path).as_uri()) as page:
+    with visit(browser, run_report.write_report(path).as_uri()) as page:
         assert page.locator("#teaser td").nth(1).inner_text().endswith(EVIL)
         assert page.locator("img").count() == 0
         page.evaluate("document.querySelectorAll('#diagnosis details').forEach((it) => (it.open = true))")
@@ -420,10 +423,10 @@ def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
 
 def test_many_findings_are_folded(browser, tmp_path):
     path = write_run(tmp_path / "x")
-    data = report.page_data(path)
+    data = run_report.page_data(path)
     finding = {"level": "warning", "says": "`a` -> <b>", "cause": "c", "remedy": "`--d`", "metrics": [], "step": 1}
     for count, shown, label in ((4, 4, None), (6, 3, "3 more")):
-        html = report.page(data | {"replies": None, "findings": [finding | {"name": str(i)} for i in range(count)]})
+        html = run_report.page(data | {"replies": None, "findings": [finding | {"name": str(i)} for i in range(count)]})
         (tmp_path / "page.html").write_text(html, encoding="utf-8")
         with visit(browser, (tmp_path / "page.html").as_uri()) as page:
             assert page.locator("#diagnosis li:visible").count() == shown
@@ -447,7 +450,7 @@ def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(b
         const blue = (x, y) => [31, 111, 181].every((c, k) => Math.abs(data[4 * (y * width + x) + k] - c) < 30);
         return [...Array(width).keys()].map((x) => [...Array(height).keys()].some((y) => blue(x, y)));
     }"""
-    with visit(browser, report.write_report(folder.path).as_uri()) as page:
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
         for chart, gaps in (("policy-entropy", 1), ("policy-approx_kl", 2), ("grad-norm", 0)):
             blue = "".join("x" if known else "." for known in page.evaluate(columns, f"chart-{chart}")).strip(".")
             assert len(blue) > 200 and len(re.findall(r"\.{15,}", blue)) == gaps, (chart, blue)
@@ -459,7 +462,7 @@ def test_a_young_critic_does_not_flatten_its_curve(browser, tmp_path):
         for step, value in enumerate(values, 1):
             folder.log(step, {"value/explained_variance": value})
         folder.close()
-        with visit(browser, report.write_report(folder.path).as_uri()) as page:
+        with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
             chart = page.locator("#chart-value-explained_variance")
             assert ("Drawn from −1 upwards." in chart.inner_text()) == floor
             over(page, "chart-value-explained_variance", 0.01)
@@ -468,12 +471,12 @@ def test_a_young_critic_does_not_flatten_its_curve(browser, tmp_path):
 
 def test_a_run_that_has_only_begun_has_a_friendly_page(browser, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {"steps": 7})
-    with visit(browser, report.write_report(folder.path).as_uri()) as page:
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
         assert page.locator(".verdict").inner_text() == "No step is finished yet."
         assert "step 0 of 7" in page.locator(".status").inner_text()
         assert page.locator("canvas").count() == 0 and page.locator("section:visible").count() == 0
     folder.log(1, {"reward/mean": 0.5})
-    with visit(browser, report.write_report(folder.path).as_uri()) as page:
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
         assert [name for name, _ in page.evaluate(COLOURS)] == ["chart-reward-mean"]
         assert has(page.evaluate(COLOURS)[0][1], BLUE["light"])  # one point is a dot
     folder.close()

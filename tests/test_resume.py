@@ -11,10 +11,10 @@ from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Task, steps, train
+from operant.api import runs
 from operant.cli import main
 from operant.envs.single_turn import SingleTurn
 from operant.shelf import about, newest_whole
-from operant.trainer import runs
 
 
 def options(**more):

@@ -43,6 +43,7 @@ RUN = {
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
+    "benchmarks/architecture.py": [],
     "benchmarks/kl_table.py": [],
     "benchmarks/checkpoint_size.py": ["--shape", "tiny", "--rounds", "1"],
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],

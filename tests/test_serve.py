@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 import pytest
 
 from operant.cli import main
+from operant.report.search import Index
+from operant.report.server import Serving, serve, server
 from operant.run import RunFolder
-from operant.tracking.index import Index
-from operant.tracking.serve import Serving, serve, server
 from operant.types import OperantError
 
 SAID = {
@@ -155,10 +155,10 @@ def test_new_changed_and_removed_steps_are_seen(site, folder):
 
 
 def test_only_what_changed_is_read_again(folder, monkeypatch):
-    from operant.tracking import reading
+    from operant.report import parquet
 
-    read, original = [], reading.lines
-    monkeypatch.setattr(reading, "lines", lambda path: (read.append(path.name), original(path))[1])
+    read, original = [], parquet.lines
+    monkeypatch.setattr(parquet, "lines", lambda path: (read.append(path.name), original(path))[1])
     index = Index(folder.path)
     index.find()
     index.find(search="great")

@@ -22,10 +22,10 @@ from operant.data import DataOptions, load_tasks
 from operant.policy.folders import check_finite
 from operant.policy.heads import ValueOptions
 from operant.policy.loading import export
+from operant.report import run_report
+from operant.report.compare import write_comparison
 from operant.run import RunFolder, read_config
-from operant.tracking import report
-from operant.tracking.compare import write_comparison
-from operant.tracking.console import Console, before_after
+from operant.trackers.console import Console, before_after
 from operant.types import Task
 
 TINY = {"steps": 1, "batch": 4, "probes": 2, "max_tokens": 4, "epochs": 1, "minibatch": 2}
@@ -552,7 +552,7 @@ def told(tmp_path):
 def pages_of(told, tmp_path):
     other = shutil.copytree(told, tmp_path / "other")
     (other / "config.yaml").write_text(f"steps: 2\nkl: {{coef: {json.dumps(EVIL)}}}\n", encoding="utf-8")
-    return [report.write_report(told), write_comparison([told, other], tmp_path / "comparison.html")]
+    return [run_report.write_report(told), write_comparison([told, other], tmp_path / "comparison.html")]
 
 
 def test_no_text_of_a_run_is_part_of_a_page(told, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Policy, Task, train
+from operant import Learner, OperantError, Policy, Task, diagnose, train
 from operant.algorithms import ALGORITHMS
 from operant.cli import main
 from operant.data import DataOptions, load_tasks
@@ -202,7 +202,7 @@ def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     given = {"tasks": tasks[:24], "evaluate": tasks[24:], "algorithm": "sft", "probes": 0, "out": tmp_path / "run"}
     run = train(str(files / "model"), **given, **options)
     held = [m["evaluate/loss"] for m in run.metrics if "evaluate/loss" in m]
-    (found,) = run.diagnose()
+    (found,) = diagnose(run)
     assert found.name == "overfits" and f"{min(held):.3g}" in found.says and f"{held[-1]:.3g} now" in found.says
     assert held[-1] > min(held) and run.metrics[-1]["supervised/loss"] < run.metrics[0]["supervised/loss"]
 

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
+from operant.metrics.rollout_table import rows
 from operant.run import RunFolder
-from operant.tracking.console import Console, before_after
-from operant.tracking.registry import COLUMNS, METRICS, describe, markdown
-from operant.tracking.rows import rows
-from operant.tracking.sink import Trackers
+from operant.trackers.console import Console, before_after
+from operant.trackers.trackers import Trackers
 from operant.types import Batch, Rollout, Task, Turn
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -39,7 +39,7 @@ val/num_eos_tokens lr episode eps
 
 def test_the_page_of_metrics_is_the_registry():
     written = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    assert written == markdown(), "run: python -m operant.tracking.registry > docs/metrics.md"
+    assert written == markdown(), "run: python -m operant.metrics.registry > docs/metrics.md"
 
 
 def test_every_metric_of_trl_has_a_name_here():
@@ -197,7 +197,7 @@ def test_before_and_after_at_a_terminal(monkeypatch):
 
 
 def test_the_console_needs_neither_torch_nor_rich_to_be_imported():
-    code = "import sys, operant.tracking.console, operant.tracking.registry; "
+    code = "import sys, operant.trackers.console, operant.metrics.registry; "
     code += "assert not {'torch', 'rich', 'pyarrow'} & set(sys.modules), 'heavy'"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -137,7 +137,7 @@ def play(job: Job, out: Path) -> None:
 
 def playing(job: Job, out: Path) -> Iterator[Any]:
     """As `play`, handing out the run before the first step, after every step, and when it is done."""
-    from operant.trainer import runs
+    from operant.api import runs
 
     begun = run_in(out)
     if begun is None:

@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from operant.api import steps, train
+    from operant.diagnosis import diagnose
     from operant.learner import Learner
     from operant.policy.heads import ValueOptions
     from operant.policy.loading import export, load_policy
     from operant.policy.policy import Policy
     from operant.rewards.guests import isolated
+    from operant.running import Run
     from operant.sampling import Sampling
-    from operant.tracking.diagnosis import diagnose
-    from operant.trainer import Run, steps, train
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _HOME = {
@@ -21,18 +22,18 @@ _HOME = {
     "Outputs": "types",
     "Policy": "policy.policy",
     "Rollout": "types",
-    "Run": "trainer",
+    "Run": "running",
     "Sampling": "sampling",
     "Step": "types",
     "Task": "types",
     "Turn": "types",
     "ValueOptions": "policy.heads",
-    "diagnose": "tracking.diagnosis",
+    "diagnose": "diagnosis",
     "export": "policy.loading",
     "isolated": "rewards.guests",
     "load_policy": "policy.loading",
-    "steps": "trainer",
-    "train": "trainer",
+    "steps": "api",
+    "train": "api",
 }
 """Where each public name lives: it is imported when it is first asked for, so `import operant` costs nothing."""
 

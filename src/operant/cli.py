@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _command(given[0])(given[1:])
     except OperantError as error:
-        from operant.tracking.console import plain
+        from operant.trackers.console import plain
 
         print(f"operant: {plain(str(error))}", file=sys.stderr)
         return 2

@@ -25,8 +25,8 @@ def train(arguments: Sequence[str]) -> int:
         raise OperantError("say what to train: operant train sentiment, or operant train --tasks ... --reward ...")
     if resume and out:
         raise OperantError(f"--out {out} beside --resume: a run goes on where it lies; copy its folder to go on there")
-    from operant.tracking.console import Console
-    from operant.trainer import runs
+    from operant.api import runs
+    from operant.trackers.console import Console
 
     if resume and _finished(resume, options, fresh):
         return 0
@@ -71,7 +71,7 @@ def _sentence(run: Any) -> str:
 
 
 def _tell_end(run: Any) -> None:
-    from operant.tracking.console import before_after
+    from operant.trackers.console import before_after
 
     if run.interrupted:
         step = run.learner.progress.step
@@ -92,8 +92,8 @@ def _tell_end(run: Any) -> None:
 
 def _tell_diagnosis(path: Any) -> None:
     """The verdict in a sentence, then each finding with its cause and remedy."""
-    from operant.tracking.console import plain
-    from operant.tracking.diagnosis import diagnose, read_history, verdict
+    from operant.diagnosis import diagnose, read_history, verdict
+    from operant.trackers.console import plain
 
     history = read_history(path)
     findings = diagnose(history)
@@ -178,7 +178,7 @@ def _typed():
 def _reply(engine: Any, policy: Any, sampling: Any, text: str, seed: int, number: int) -> str:
     from operant.chat import encode_prompt
     from operant.sampling import reply_text, task_key
-    from operant.tracking.console import plain
+    from operant.trackers.console import plain
 
     ids = encode_prompt(policy.tokenizer, text)
     key = task_key(seed, "probe", 0, text, number)
@@ -198,14 +198,14 @@ def report(arguments: Sequence[str]) -> int:
         return 0
     if not words:
         raise OperantError("say which run: operant report runs/sentiment")
-    from operant.tracking.compared import is_sweep
+    from operant.report.runs import is_sweep
 
     if len(words) > 1 or is_sweep(words[0]):
         return _compare(words, options)
     from operant.options import compose
+    from operant.report.run_report import write_report
+    from operant.report.server import Serving, serve
     from operant.run import read_config
-    from operant.tracking.report import write_report
-    from operant.tracking.serve import Serving, serve
 
     serving = compose({"": Serving}, options)[""]
     if not serving.serve and options:
@@ -220,7 +220,7 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def _compare(places: Sequence[str], options: dict[str, Any]) -> int:
-    from operant.tracking.compare import write_comparison
+    from operant.report.compare import write_comparison
 
     out = options.pop("out", None)
     if options:

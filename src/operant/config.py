@@ -16,10 +16,10 @@ from operant.algorithms import DEFAULT, find, fitting, preset
 from operant.data import DataOptions
 from operant.evaluate import EvaluationOptions
 from operant.hub import BUILTIN, found
+from operant.metrics.registry import METRICS
+from operant.metrics.registry import describe as describe_metric
 from operant.rewards import GuestOptions
 from operant.settings import learner_options, own_options, schema, usable
-from operant.tracking.registry import METRICS
-from operant.tracking.registry import describe as describe_metric
 from operant.types import OperantError, shown
 
 

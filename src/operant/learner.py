@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from operant import bundle, distributed, machine, measure
+from operant import bundle, distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_says
 from operant.algorithms import preset as find_preset
 from operant.bundle import Refusal, refuse
@@ -31,6 +31,7 @@ from operant.finite import of_batch
 from operant.generation import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
 from operant.kl import KLOptions, controller
 from operant.lessons import Learnt, Lesson, Progress, choose, unjudged
+from operant.metrics import collect
 from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
@@ -43,9 +44,6 @@ from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 from operant.updates.gradient import Updated
 from operant.updates.optimizer import make_optimizer, rate
-
-if TYPE_CHECKING:
-    from operant.tracking.diagnosis import Finding
 
 HISTORY = 2000
 """Steps whose metrics `diagnose` can look back on."""
@@ -338,8 +336,8 @@ class Learner:
         with self.timing("advantage"):
             batch = self.passes.credited(batch, coef)
         seen = batch.with_(states=None).to("cpu")
-        tally = lesson.tally.merge(measure.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None))
-        tally.merge(measure.of_batch(seen, coef))
+        tally = lesson.tally.merge(collect.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None))
+        tally.merge(collect.of_batch(seen, coef))
         how = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", of_batch(seen), given, after, **how)
         if self.refused is None:
@@ -353,7 +351,7 @@ class Learner:
                 self.refused = refuse("update", bad.fault, bad.batch, {}, **how)
         self.learnt = Learnt(rollouts, lesson.given, seen, lesson.places, sampling)
         pooled = distributed.pool(tally)
-        metrics, self.distributions = measure.finish(pooled), measure.distributions(pooled)
+        metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:
             metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
             if self.refused.whole:
@@ -416,11 +414,11 @@ class Learner:
             closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
         )
 
-    def diagnose(self) -> "list[Finding]":
-        """What looks wrong by now, in plain sentences, worst first: as `operant.diagnose(learner)`."""
-        from operant.tracking.diagnosis import diagnose  # a tool, which training does without
+    def diagnose(self) -> list[Any]:
+        """What looks wrong by now, worst first: `operant.diagnose(self)`."""
+        import operant  # the diagnosis is a tool: the core imports none
 
-        return diagnose(self)
+        return operant.diagnose(self)
 
     def bundle(self, path: str | Path) -> Path:
         """Write what `operant replay` needs to make the refused step again. Raises: OperantError where it cannot."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from operant import distributed, measure
+from operant import distributed
+from operant.metrics import collect
 from operant.rewards.judging import Total, totals
 from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
 from operant.sampling import Sampling
@@ -61,7 +62,7 @@ def choose(
     places = [i for i in judged if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
         raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
-    tally = measure.of_scores(
+    tally = collect.of_scores(
         _known(given, rollouts), _known(trained, rollouts, places), len(rollouts), _groups(given, rollouts)
     )
     tally.add("rollout/dropped", len(judged) - len(places), len(rollouts))

@@ -1,18 +1,19 @@
 """A fixed set of queries that policy and reference answer with the same random numbers: what training changed, to read.
 
-The answers are rows as `tracking.rows` makes them, with everything that is known of each token.
+The answers are rows as `metrics.rollout_table` makes them, with everything that is known of each token.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant import distributed, measure
+from operant import distributed
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
+from operant.metrics import collect
+from operant.metrics.rollout_table import rows
 from operant.rewards import judge
 from operant.sampling import token_pieces
 from operant.tally import Tally
-from operant.tracking.rows import rows
 from operant.types import RewardFn, Rollout, Task
 
 
@@ -58,7 +59,7 @@ class Probes:
         twice = [task for task in self.tasks for _ in range(2)]
         answers = self._judged(self.learner.play(twice, stream="probe"))
         known = [row for row in answers.rows if row["reward"] is not None]
-        share = measure.query_share([row["reward"] for row in known], [row["group"] for row in known])
+        share = collect.query_share([row["reward"] for row in known], [row["group"] for row in known])
         return {} if share is None else {"probe/query_share": share}
 
     def _judged(self, rollouts: list[Rollout]) -> Answers:
@@ -68,7 +69,7 @@ class Probes:
             batch, kept = learner.look(rollouts, judged.scores)
             tokenizer = learner.policy.tokenizer
             told = rows(rollouts, judged.scores, judged.parts, batch, kept, lambda ids: token_pieces(tokenizer, ids))
-            kl = measure.of_batch(batch, 0.0).result().get("kl/per_reply")
+            kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
         return Answers(told, {}, kl)
 
 

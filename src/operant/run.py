@@ -15,7 +15,7 @@
         folder.rollouts(1, rows)
 
 Trackers are copies of this folder; the folder is the record. A disk that refuses stops no training: each call raises,
-`tracking.sink` says so and goes on. Lines (metrics, distributions, the log) then wait in memory and are written, in
+`trackers.trackers` says so and goes on. Lines (metrics, distributions, the log) then wait in memory and are written, in
 order, as soon as the disk takes them; of a step's replies, which are large, the file is missing.
 """
 
@@ -115,7 +115,7 @@ class RunFolder:
         self._distributions.add(_line({"step": step} | dict(told)))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write what was said at a step: one row a turn, as `tracking.rows.rows` makes them."""
+        """Write what was said at a step: one row a turn, as `metrics.rollout_table.rows` makes them."""
         _write_rows(self.rollouts_path / f"{files.step_name(step)}.parquet", rows)
 
     def probes(self, step: int | None, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -6,9 +6,8 @@ A step changes the run as a whole or not at all: where a reward fails, the state
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +20,39 @@ from operant.checkpoint import RunState
 from operant.config import Config
 from operant.evaluate import Evaluation
 from operant.looks import Looks
-from operant.options import values
+from operant.metrics.rollout_table import rows
 from operant.resume import decide, decided, guests
 from operant.rewards import Judged, isolated_parts
 from operant.run import RunFolder
 from operant.sampling import token_pieces
 from operant.saving import Saving, write_model
 from operant.tally import Tally
-from operant.tracking.diagnosis import Finding, diagnose, latest
-from operant.tracking.report import write_report
-from operant.tracking.rows import rows
-from operant.tracking.sink import Trackers
+from operant.trackers.trackers import Trackers
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
-REPORT_SECONDS, DIAGNOSIS_SECONDS = 20.0, 2.0
-"""The report is written and the run diagnosed at most this often while it goes on."""
 SHARE = 0.02
-"""Of the time that either may take: where it takes long, it is done less often."""
+"""The largest part of a run's time that an observer may take: one that takes long is called less often."""
+
+
+class Observer:
+    """Called on the first rank alone. Whatever it raises is logged, and the run continues."""
+
+    name = "observer"
+    """What the log calls it."""
+
+    def after_step(self, run: "Run") -> None:
+        """A step has ended, and its checkpoint is written where one was due."""
+
+    def at_end(self, run: "Run") -> None:
+        """The run ends: it is complete, interrupted, or too many of its steps were refused."""
+
+    def likely_cause(self, run: "Run") -> str | None:
+        """Why steps of this run are refused, as part of a sentence; None where this observer does not know."""
 
 
 class Pace:
-    """Something that is done now and then: at most every `least` seconds, and for a `SHARE` of the time."""
+    """Lets something happen at most every `least` seconds, and for at most a `SHARE` of the time."""
 
     def __init__(self, least: float):
         self.least, self._next = least, 0.0
@@ -80,9 +90,8 @@ class Run:
         self.guests = [name for source, thing in sources.items() for name, _ in self._registered(source, thing)]
         """Names of those parts of the state that are the user's own: a reward, a world or a source that changes."""
         self.saving = Saving(self.state, folder, config.train, trackers.warn)
-        self._reports, self._diagnoses = Pace(REPORT_SECONDS), Pace(DIAGNOSIS_SECONDS)
+        self.observers: Sequence[Observer] = ()
         self.looks = Looks(built, folder, config.train, self._aside)
-        self._told: set[str] = set()
         self._best_moved = False
 
     def _registered(self, source: str, thing: Any) -> list[tuple[str, Any]]:
@@ -148,12 +157,12 @@ class Run:
         if self.learner.progress.refused < bundle.IN_A_ROW:
             return
         self._save_what_is()
-        self.report()
-        found = next((f for f in self.diagnose() if f.name == "not_finite"), None)
-        why = f"{found.cause}; try {found.remedy}" if found else "the numbers are no more"
+        self.observe(lambda observer: observer.at_end(self))
+        causes = self.observe(lambda observer: observer.likely_cause(self))
+        why = next((f"Likely {cause}. " for cause in causes if cause is not None), "")
         raise OperantError(
             f"{self.learner.progress.refused} steps in a row were refused, at last step {step}: "
-            f"{refusal.fault.says()}. Likely {why}. "
+            f"{refusal.fault.says()}. {why}"
             f"The run is saved as it was before them; the last one lies in {path}: operant replay {path}"
         )
 
@@ -192,7 +201,6 @@ class Run:
         self.metrics.append(metrics)
         self.trackers.log(step, metrics)
         self._keep_best(metrics)
-        self._say_findings()
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -226,30 +234,15 @@ class Run:
             self.learner.clock.take()
             self.started = True
 
-    def diagnose(self) -> list[Finding]:
-        """What looks wrong by now, worst first."""
-        lately = latest(self.learner)
-        config = {**lately.config, **values(self.config.train)}
-        reference = self.folder.reference_probes()
-        return diagnose(replace(lately, metrics=self.metrics, reference=reference, config=config))
-
-    def _say_findings(self) -> None:
-        """New findings, in the log and on the console. A diagnosis that fails stops nothing."""
-        last = bool(self.metrics) and self.metrics[-1]["step"] >= self.config.train.steps
-        if not self.first or (not self._diagnoses.due and not last):
-            return
-        try:
-            with self._diagnoses:
-                found = self.diagnose()
-        except Exception as error:
-            found = []
-            self.folder.say(f"the diagnosis failed: {type(error).__name__}: {error}")
-        for finding in found:
-            if finding.name not in self._told and finding.level != "note":
-                self._told.add(finding.name)
-                text = f"{finding.level}: {finding.says} {finding.remedy}"
-                self.folder.say(text)
-                self.trackers.note(text)
+    def observe(self, call: Callable[[Observer], Any]) -> list[Any]:
+        """Call every observer, on the first rank; returns their answers. What one raises is logged."""
+        answers = []
+        for observer in self.observers if self.first else ():
+            try:
+                answers.append(call(observer))
+            except Exception as error:
+                self.folder.say(f"the {observer.name} failed: {type(error).__name__}: {error}")
+        return answers
 
     # --- what stays ---------------------------------------------------------------------------------------------------
 
@@ -268,12 +261,10 @@ class Run:
             self._write(self.saving.attempt)
 
     def save_when_due(self) -> None:
-        """After a step: a checkpoint and the report, now and then. A disk that refuses them stops nothing."""
+        """After a step: a checkpoint, where one is due. A disk that refuses it stops nothing."""
         if self._best_moved or self.saving.due(self.learner.progress.step):
             self._write(self.saving.attempt)
             self._best_moved = False
-        if self._reports.due and self.first:
-            self.report()
 
     def _write(self, write: Callable[..., None]) -> None:
         step = self.learner.progress.step
@@ -304,15 +295,6 @@ class Run:
             self.saving.last = None
         return step
 
-    def report(self) -> Path | None:
-        """Write the report; a report that fails is told in the log and stops nothing."""
-        try:
-            with self._reports, self.learner.timing("report"):
-                return write_report(self.path)
-        except Exception as error:
-            self.folder.say(f"the report could not be written: {type(error).__name__}: {error}")
-            return None
-
     def _keep_best(self, metrics: Mapping[str, float]) -> None:
         """Export the model into best/ where the metric that was asked for has never been better."""
         wanted = self.config.train.best
@@ -331,7 +313,7 @@ class Run:
         self.best, self._best_moved = best, True
 
     def finish(self) -> None:
-        """The last checkpoint, the held-out tasks again, the exported model, the report.
+        """The last checkpoint, the held-out tasks again, the exported model.
 
         Raises: OperantError where the checkpoint or the model could not be written, once all else is done.
         """
@@ -342,7 +324,6 @@ class Run:
                 self.trackers.warn(str(error))
             with self.learner.timing("export"):
                 failed.append(_tried(lambda: write_model(self.policy, self.folder.export)))
-            self.report()
         for error in failed:
             if error is not None:
                 raise error

@@ -2,15 +2,14 @@
 
 tasks -> play -> judge -> collate -> observe -> advantage -> update -> sync -> track
 
-run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builtin:sentiment", steps=50)
-for metrics in steps(...): ...          # the same, a step at a time
+for run in runs("runs/sentiment", recipe="sentiment"): ...
 """
 
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,55 +24,13 @@ from operant.origin import keep, pinned, restored
 from operant.resume import Change, changed_since, changes, in_force, stored
 from operant.rewards import isolated_parts
 from operant.run import RunFolder
-from operant.running import Run
+from operant.running import Observer, Run
 from operant.shelf import about, to_resume
 from operant.signals import Asked, asked_to_end
-from operant.tracking.copies import make_trackers
-from operant.tracking.sink import Tracker, Trackers
+from operant.trackers.copies import make_trackers
+from operant.trackers.trackers import Tracker, Trackers
 from operant.types import Env, OperantError
 from operant.watchdog import Watchdog
-
-
-def train(
-    policy: Any = None,
-    tasks: Any = None,
-    reward: Any = None,
-    *,
-    algorithm: str | None = None,
-    out: Any = None,
-    **given: Any,
-) -> Run:
-    """Train to the end and return the run. Options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
-
-    `policy`: a name, a transformers model (with `tokenizer=`) or a Policy. `reward`: any function from rollouts to
-    scores. `resume=True` goes on with the run in `out`; an option beside it is a changed one. Ctrl-C ends after the
-    step, and saves.
-    Raises: OperantError for whatever the user can mend.
-    """
-    *_, run = runs(out, **_given(policy, tasks, reward, algorithm), **given)
-    return run
-
-
-def steps(
-    policy: Any = None,
-    tasks: Any = None,
-    reward: Any = None,
-    *,
-    algorithm: str | None = None,
-    out: Any = None,
-    **given: Any,
-) -> Iterator[dict[str, float]]:
-    """As `train`, handing out the metrics of every step; stop asking, and the run ends with that step."""
-    seen = 0
-    for run in runs(out, **_given(policy, tasks, reward, algorithm), **given):
-        if len(run.metrics) > seen:
-            seen = len(run.metrics)
-            yield run.metrics[-1]
-
-
-def _given(policy: Any, tasks: Any, reward: Any, algorithm: str | None) -> dict[str, Any]:
-    own = {"policy": policy, "tasks": tasks, "reward": reward, "algorithm": algorithm}
-    return {k: v for k, v in own.items() if v is not None}
 
 
 def runs(
@@ -85,12 +42,14 @@ def runs(
     resume: bool = False,
     fresh_optimizer: bool = False,
     show: Iterable[Tracker] = (),
+    observers: Sequence[Observer] = (),
     **given: Any,
 ) -> Iterator[Run]:
     """The run itself, handed out before the first step, after every step, and when it is done.
 
     `show`: trackers of the caller's own, beside those that the option `trackers` names. `fresh_optimizer`, with
     `resume`: the weights of the newest checkpoint, also of a light one, and an optimizer that begins anew.
+    `observers`: called after every step and at the end.
     """
     out = Path(out or f"runs/{recipe or 'run'}")
     if fresh_optimizer and not resume:
@@ -107,6 +66,7 @@ def runs(
         during.enter_context(_threads(config.learner["learner"].threads, path, folder.say))
         models = restored(config, out, folder.say) if resume else config
         run = _made(config, models, folder, resume, tokenizer=tokenizer, env=env, show=show)
+        run.observers = observers
         for guest in isolated_parts(run.built.reward):
             during.callback(guest.close)
         run.tell_isolation()
@@ -199,15 +159,15 @@ def _loop(run: Run, asked: Asked) -> Iterator[Run]:
             with run.watched(f"step {run.learner.progress.step + 1}"):
                 run.step()
                 run.save_when_due()
+                run.observe(lambda observer: observer.after_step(run))
             yield run
     finally:
         run.trackers.close()
     with run.watched("the end"):
-        if run.interrupted:
-            run.save_last()
-            run.report()
-        else:
-            run.finish()
+        try:
+            (run.save_last if run.interrupted else run.finish)()
+        finally:
+            run.observe(lambda observer: observer.at_end(run))
     yield run
 
 

@@ -15,11 +15,11 @@ import yaml
 
 from operant import files, lock
 from operant.config import as_mapping, configure
+from operant.diagnosis.history import flat
 from operant.options import read, read_mapping
+from operant.report.runs import FILE
 from operant.run import read_config
 from operant.sweep.points import Axis, Point, divide, draw, grid
-from operant.tracking.compared import FILE
-from operant.tracking.diagnosis.history import flat
 from operant.types import OperantError
 
 _ABSENT = object()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from operant import distributed
-from operant.measure import BLOCKS, GRADIENTS
+from operant.metrics.collect import BLOCKS, GRADIENTS
 from operant.tally import Tally
 
 SAMPLE = 1 << 16

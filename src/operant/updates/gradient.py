@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from operant import distributed, measure
+from operant import distributed
 from operant.batch import token_weights, units
+from operant.metrics import collect
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
@@ -97,7 +98,7 @@ def update(
         for mine in _cut(numbers, options.minibatch, seed, step, epoch):
             whole = _minibatch(batch, [row for u in mine for row in held[u]], objective)
             if epoch == 0:
-                measure.of_advantages(tally, whole)
+                collect.of_advantages(tally, whole)
             seen, first = accumulate(together, whole, objective, sampling, budget, gap=first), False
             norms = _norms(watch.held)
             if not _finite(seen, norms):

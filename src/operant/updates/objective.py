@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from operant import losses, measure
+from operant import losses
 from operant.advantages import normalised
 from operant.distributed import Together
 from operant.kl import EXACT, KLOptions, direct_term, estimate, loss_term
+from operant.metrics import collect
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally
@@ -106,4 +107,4 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     tally.extreme("policy/ratio_min", float(ratio.min()))
     if gap:
         tally.extreme("rollout/logprob_gap", float(log_ratio.abs().max()))
-        measure.of_likelihood(tally, batch, out)
+        collect.of_likelihood(tally, batch, out)

@@ -7,10 +7,10 @@ known. The healthy demo's numbers stand beside the thresholds.
 from collections import Counter
 from collections.abc import Callable
 
-from operant import measure
-from operant.tracking.diagnosis.distance import leash
-from operant.tracking.diagnosis.history import Finding, History, number, percent
-from operant.tracking.diagnosis.progress import progress
+from operant.diagnosis.distance import leash
+from operant.diagnosis.history import Finding, History, number, percent
+from operant.diagnosis.progress import progress
+from operant.metrics import collect
 
 EMPTY = 0.1
 """Share of empty replies beyond what was usual; the demo has none."""
@@ -40,7 +40,7 @@ def _now(history: History, name: str) -> float | None:
 def empty(history: History) -> Finding | None:
     """Replies without any text."""
     now, usual = _now(history, "text/empty"), history.usual("text/empty")
-    if now is not None and history.rows and all(map(measure.says_nothing, history.texts)):
+    if now is not None and history.rows and all(map(collect.says_nothing, history.texts)):
         now = 1.0  # where nothing at all is said, there is no text to measure
     if now is None or now < EMPTY:
         return None
@@ -71,7 +71,7 @@ def _cost(history: History) -> str | None:
 def _silence(history: History) -> str | None:
     """The scores of empty replies beside the others'."""
     scored = [
-        (measure.says_nothing(str(r.get("reply") or "")), float(r["reward"]))
+        (collect.says_nothing(str(r.get("reply") or "")), float(r["reward"]))
         for r in history.rows
         if r.get("reward") is not None
     ]
@@ -85,7 +85,7 @@ def one_word(history: History) -> Finding | None:
     """One word, or one token, over and over."""
     share, usual = _now(history, "text/top_word"), history.usual("text/top_word")
     odd = share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual))
-    word, newest = measure.top_word(history.texts)
+    word, newest = collect.top_word(history.texts)
     token = None if odd else _one_token(history)
     if not odd and token is None:
         return None

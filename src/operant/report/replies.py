@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.tracking import reading
-from operant.tracking.pages import as_json
+from operant.report import parquet
+from operant.report.html import as_json
 from operant.types import OperantError
 
 A_STEP, IN_ALL, FEWEST = 50, 5_000, 10
@@ -53,13 +53,13 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any]:
     `exist`: how many steps and replies there are. `says`: what was left out. `notes`: what could not be read.
     """
     folder, read = Path(folder), Reader()
-    paths = reading.steps(folder / "rollouts")
-    tables = {step: read(reading.lines, paths[step]) for step in spread(list(paths), IN_ALL // FEWEST)}
+    paths = parquet.steps(folder / "rollouts")
+    tables = {step: read(parquet.lines, paths[step]) for step in spread(list(paths), IN_ALL // FEWEST)}
     tables = {step: table for step, table in tables.items() if table is not None}
-    asked = _fitting(lambda n: probes(folder, read, n), len(reading.steps(folder / "probes")), budget * _TEXTS)
+    asked = _fitting(lambda n: probes(folder, read, n), len(parquet.steps(folder / "probes")), budget * _TEXTS)
     rows = _fitting(lambda n: _sample(tables, n), IN_ALL, budget * _TEXTS)
     counts = {step: table.num_rows for step, table in tables.items()}
-    counts = {step: counts.get(step) or read(reading.count, path) for step, path in paths.items()}
+    counts = {step: counts.get(step) or read(parquet.count, path) for step, path in paths.items()}
     exist = {"steps": len(paths), "replies": sum(filter(None, counts.values()))}
     data = {
         "probes": asked,
@@ -79,10 +79,10 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
     `queries`: task and query of each. `steps`, and `policy`: one side a step. `reference`: a side, or None. A side has
     one list a column with one entry a query, None where it gave no answer. most: steps, evenly; None: all.
     """
-    paths = reading.steps(folder / "probes")
+    paths = parquet.steps(folder / "probes")
     kept = list(paths) if most is None else spread(list(paths), most)
-    tables = {step: table for step in kept if (table := read(reading.lines, paths[step])) is not None}
-    reference = read(reading.lines, folder / "probes" / "reference.parquet")
+    tables = {step: table for step in kept if (table := read(parquet.lines, paths[step])) is not None}
+    reference = read(parquet.lines, folder / "probes" / "reference.parquet")
     answers = {step: _answers(table) for step, table in tables.items()}
     other = None if reference is None else _answers(reference)
     queries = {task: row["query"] for side in (*answers.values(), other or {}) for task, row in side.items()}
@@ -113,7 +113,7 @@ def _side(answers: dict[str, dict[str, Any]], tasks: Sequence[str]) -> Columns:
 
 def plain(value: Any) -> Any:
     """A cell as JSON holds it: numbers to three decimals."""
-    return reading.rounded(value) if isinstance(value, float) else value
+    return parquet.rounded(value) if isinstance(value, float) else value
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
@@ -163,7 +163,7 @@ def _add_tokens(data: dict[str, Any], folder: Path, read: Reader, room: int) -> 
     room -= size(data)
     seen = 0
     for place, path, rows in _wanted(data, folder):
-        known = read(reading.tokens, path, [row for row in rows if row is not None])
+        known = read(parquet.tokens, path, [row for row in rows if row is not None])
         if known is None or not any(row["tokens"] for row in known):
             continue
         listed = iter(known)
@@ -190,11 +190,11 @@ def _wanted(data: dict[str, Any], folder: Path) -> list[tuple[Any, Path, list[in
     asked, rows = data["probes"], data["replies"]["rows"]
     sides = []
     if asked:
-        paths = reading.steps(folder / "probes")
+        paths = parquet.steps(folder / "probes")
         sides = [(side, paths[step], side["row"]) for step, side in zip(asked["steps"], asked["policy"])][::-1]
         if asked["reference"]:
             sides.insert(1, (asked["reference"], folder / "probes" / "reference.parquet", asked["reference"]["row"]))
-    paths, said = reading.steps(folder / "rollouts"), []
+    paths, said = parquet.steps(folder / "rollouts"), []
     for step in dict.fromkeys(reversed(rows["step"])):
         first, many = rows["step"].index(step), rows["step"].count(step)
         said.append((first, paths.get(step, folder), rows["row"][first : first + many]))

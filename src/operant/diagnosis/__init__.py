@@ -13,10 +13,10 @@ with the reason; all are silent on the healthy demo, over five seeds and at ever
 from collections.abc import Callable
 from typing import Any
 
-from operant.tracking.diagnosis import distance, rewards, sampling, supervised, texts, updates
-from operant.tracking.diagnosis.history import Finding, History, read_history
-from operant.tracking.diagnosis.latest import latest
-from operant.tracking.diagnosis.verdict import verdict
+from operant.diagnosis import distance, rewards, sampling, supervised, texts, updates
+from operant.diagnosis.history import Finding, History, read_history
+from operant.diagnosis.latest import latest
+from operant.diagnosis.verdict import verdict
 
 __all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "verdict"]
 
@@ -71,7 +71,7 @@ _LEVELS = ("problem", "warning", "note")
 
 
 def diagnose(of: History | Any) -> list[Finding]:
-    """What looks wrong in a history, or in what a `Learner` has done so far, worst first; empty where nothing does."""
+    """What looks wrong in a history, or with a `Learner` or `Run` so far, worst first; empty where nothing does."""
     history = of if isinstance(of, History) else latest(of)
     rules = OF_GIVEN if supervised.given(history) else RULES
     found = [finding for rule in rules if (finding := rule(history)) is not None]

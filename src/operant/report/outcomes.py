@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.tracking.compared import SEED, Group, Told, read_run, spoken
-from operant.tracking.intervals import Interval, interval
-from operant.tracking.thinning import short
+from operant.report.downsample import short
+from operant.report.runs import SEED, Group, Told, read_run, spoken
+from operant.report.summary import Interval, interval
 
 FINALS = ("reward", "kl", "empty", "top_word")
 Finals = Mapping[str, Interval | None]

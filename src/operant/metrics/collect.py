@@ -1,4 +1,4 @@
-"""What is told of a step's rollouts and batch, as sums and counts. Names and meanings: `tracking/registry.py`."""
+"""What is told of a step's rollouts and batch, as sums and counts. Names and meanings: `metrics/registry.py`."""
 
 import math
 import re

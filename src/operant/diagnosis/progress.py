@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from operant.tracking.diagnosis.history import RECENT, History
+from operant.diagnosis.history import RECENT, History
 
 ERRORS = 3.0
 """Standard errors that a change has to have to be called one."""

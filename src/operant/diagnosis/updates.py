@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from operant.tracking.diagnosis.distance import dearer
-from operant.tracking.diagnosis.history import Finding, History, number, percent
-from operant.tracking.registry import METRICS
+from operant.diagnosis.distance import dearer
+from operant.diagnosis.history import Finding, History, number, percent
+from operant.metrics.registry import METRICS
 
 COLLAPSED = 0.25
 """Of the first step's entropy. The demo keeps 0.85."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant.tracking.shown import COLUMNS, PROJECT, Copy, Shown, edges, quiet
+from operant.trackers.base import COLUMNS, PROJECT, Copy, Shown, edges, quiet
 
 INIT_SECONDS, FINISH_SECONDS = 30.0, 60.0
 """How long W&B may take to answer at the start, and to take what is left at the end."""

@@ -1,6 +1,6 @@
 """What every metric means: name, unit, healthy range, and what TRL's PPOTrainer called it.
 
-`python -m operant.tracking.registry > docs/metrics.md` writes the page; the report explains its charts with the same
+`python -m operant.metrics.registry > docs/metrics.md` writes the page; the report explains its charts with the same
 sentences, and a test holds all three together.
 """
 
@@ -253,8 +253,8 @@ _HEAD = """# Metrics
 
 One object a step in `metrics.jsonl`. Every mean is a sum over a count, pooled over minibatches and ranks, and every
 spread a standard deviation that divides by that count. A name is absent where nothing was counted, and null where the
-number was not finite. This page is generated: edit `src/operant/tracking/registry.py`, then run
-`python -m operant.tracking.registry > docs/metrics.md`.
+number was not finite. This page is generated: edit `src/operant/metrics/registry.py`, then run
+`python -m operant.metrics.registry > docs/metrics.md`.
 
 In a world a reply is a whole episode, except where turns are named, and in the texts, which are those of single turns.
 A token is an action of the policy: a choice among given replies is one. What is not learnt from, because nobody judged

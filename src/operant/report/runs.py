@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant import measure
+from operant.diagnosis import Finding, History, diagnose, read_history
+from operant.diagnosis.history import RECENT
+from operant.metrics import collect
 from operant.options import read_mapping
-from operant.tracking.diagnosis import Finding, History, diagnose, read_history
-from operant.tracking.diagnosis.history import RECENT
 from operant.types import OperantError
 
 FILE = "sweep.yaml"
@@ -102,8 +102,8 @@ def _held_out(after: Mapping[str, Any] | None) -> dict[str, Any]:
     texts = [str(reply.get("reply") or "") for reply in after.get("replies", [])]
     told = {"reward": after["mean"], "kl": after.get("kl")}
     if texts:
-        told |= {name: measure.of_texts(texts).result().get(f"text/{name}") for name in ("empty", "top_word")}
-        told["word"] = measure.top_word(texts)[0]
+        told |= {name: collect.of_texts(texts).result().get(f"text/{name}") for name in ("empty", "top_word")}
+        told["word"] = collect.top_word(texts)[0]
     return told
 
 

@@ -1,6 +1,6 @@
 """What a run on given replies does: it fits them, or learns them by heart."""
 
-from operant.tracking.diagnosis.history import Finding, History, number
+from operant.diagnosis.history import Finding, History, number
 
 ABOVE = 1.02
 """Of its lowest value: a held-out loss above it has turned."""

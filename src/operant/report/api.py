@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from operant import files
-from operant.tracking import reading, replies, report
-from operant.tracking.index import Index
+from operant.report import parquet, replies, run_report
+from operant.report.search import Index
 from operant.types import OperantError
 
 _OTHERS = ("report.html", "log.txt")
@@ -47,18 +47,18 @@ class Site:
         """`make(folder)`, made anew only where a file of the run has changed: a page that waits costs a run nothing."""
         with self._lock:
             paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
-            stamps = [(path, reading.stamp(path)) for path in paths if path.name not in _OTHERS]
+            stamps = [(path, parquet.stamp(path)) for path in paths if path.name not in _OTHERS]
             if make not in self._kept or self._kept[make][0] != stamps:
                 self._kept[make] = stamps, make(self.folder)
             return self._kept[make][1]
 
 
 def _page(site: Site) -> str:
-    return report.page(_data(site), live=True)
+    return run_report.page(_data(site), live=True)
 
 
 def _data(site: Site) -> Any:
-    return site.fresh(report.page_data)
+    return site.fresh(run_report.page_data)
 
 
 def _probes(site: Site) -> Any:
@@ -84,7 +84,7 @@ def _tokens(site: Site, of: str = "rollouts", step: int = 0, row: int = 0) -> An
     if of == "reference":
         path = site.folder / "probes" / "reference.parquet"
     try:
-        return reading.tokens(path, [row])[0]
+        return parquet.tokens(path, [row])[0]
     except (FileNotFoundError, IndexError):
         raise Wrong(404, f"there is no reply {row} at step {step} any more") from None
 

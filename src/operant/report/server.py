@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from operant.tracking.answers import Site, Wrong
-from operant.tracking.pages import as_json
+from operant.report.api import Site, Wrong
+from operant.report.html import as_json
 from operant.types import OperantError
 
 _HEADERS = {

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from operant.tracking.shown import Copy
-from operant.tracking.tensorboard import TensorBoard
-from operant.tracking.trackio import Trackio
-from operant.tracking.wandb import WandB
+from operant.trackers.base import Copy
+from operant.trackers.tensorboard import TensorBoard
+from operant.trackers.trackio import Trackio
+from operant.trackers.wandb import WandB
 from operant.types import OperantError
 
 TRACKERS: dict[str, type[Copy]] = {made.name: made for made in (TensorBoard, WandB, Trackio)}

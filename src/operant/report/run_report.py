@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from operant import files
-from operant.tracking import pages
-from operant.tracking.diagnosis import History, diagnose, read_history, verdict
-from operant.tracking.diagnosis.progress import progress
-from operant.tracking.reading import sound
-from operant.tracking.registry import METRICS, describe
-from operant.tracking.replies import Reader, embedded, probes
-from operant.tracking.thinning import Heatmaps, curves, short, stretch
+from operant.diagnosis import History, diagnose, read_history, verdict
+from operant.diagnosis.progress import progress
+from operant.metrics.registry import METRICS, describe
+from operant.report import html
+from operant.report.downsample import Heatmaps, curves, short, stretch
+from operant.report.parquet import sound
+from operant.report.replies import Reader, embedded, probes
 
 SCRIPTS = ("charts.js", "heat.js", "figures.js", "replies.js", "app.js")
 STYLES = ("style.css", "replies.css")
@@ -43,7 +43,7 @@ def write_report(run_folder: str | Path) -> Path:
 
 def page(data: Mapping[str, Any], live: bool = False) -> str:
     """The page of `page_data`, with `replies` in it or, live, without."""
-    return pages.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
+    return html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
 
 def page_data(run_folder: str | Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from operant import files, measure
+from operant import files
+from operant.metrics import collect
 from operant.options import read_mapping
 from operant.types import OperantError
 
@@ -97,7 +98,7 @@ class History:
 
     def usual(self, name: str) -> list[float]:
         """A text metric before training: of the first step, and of the reference's replies, where they are known."""
-        said = measure.of_texts([str(row.get("reply") or "") for row in self.reference]).result()
+        said = collect.of_texts([str(row.get("reply") or "") for row in self.reference]).result()
         return [x for x in (self.first(name), said.get(name)) if x is not None]
 
 

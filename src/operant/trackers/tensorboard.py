@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from operant.tally import Histogram
-from operant.tracking.console import plain
-from operant.tracking.shown import COLUMNS, Copy, Shown, edges
+from operant.trackers.base import COLUMNS, Copy, Shown, edges
+from operant.trackers.console import plain
 
 _MARKS = {ord(c): f"&#{ord(c)};" for c in "\\`*_{}[]()#+-.!|~^:"}
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant.tracking.shown import COLUMNS, PROJECT, Copy, Shown, edges, quiet
+from operant.trackers.base import COLUMNS, PROJECT, Copy, Shown, edges, quiet
 from operant.types import OperantError
 
 

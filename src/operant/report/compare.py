@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from operant import files
-from operant.tracking import pages, reading
-from operant.tracking.compared import SEED, Group, Told, differing, grouped, is_sweep, read_runs, spoken, swept
-from operant.tracking.intervals import interval
-from operant.tracking.outcomes import Finals, finals, group_row, run_row, sentence
-from operant.tracking.registry import describe
-from operant.tracking.thinning import POINTS, short
+from operant.metrics.registry import describe
+from operant.report import html, parquet
+from operant.report.downsample import POINTS, short
+from operant.report.outcomes import Finals, finals, group_row, run_row, sentence
+from operant.report.runs import SEED, Group, Told, differing, grouped, is_sweep, read_runs, spoken, swept
+from operant.report.summary import interval
 from operant.types import OperantError
 
 SCRIPTS = ("charts.js", "compare.js")
@@ -52,9 +52,9 @@ def write_comparison(places: Sequence[str | Path], out: str | Path | None = None
     Raises: OperantError for a folder that is no run, or that cannot be read or written.
     """
     path = Path(out) if out is not None else report_path(places)
-    with reading.sound(", ".join(map(str, places))):
+    with parquet.sound(", ".join(map(str, places))):
         data = comparison(places, path.parent)
-        text = pages.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
+        text = html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
     files.write(path, text)
     return path
 
@@ -179,7 +179,7 @@ def _replies(runs: Sequence[Told]) -> dict[str, Any]:
 
 def _answers(run: Told) -> dict[str, Any]:
     """By task: the newest answers to the probe queries; without them, to the held-out tasks."""
-    probes = reading.steps(run.folder / "probes")
+    probes = parquet.steps(run.folder / "probes")
     return _rows(probes[max(probes)]) if probes else _evaluated(run, "after")
 
 
@@ -198,7 +198,7 @@ def _rows(path: Path) -> dict[str, Any]:
     """A file that is damaged, or was replaced meanwhile, says nothing."""
     rows: dict[str, Any] = {}
     with suppress(OperantError, FileNotFoundError):
-        for row in reading.lines(path).to_pylist():
+        for row in parquet.lines(path).to_pylist():
             rows.setdefault(row["task"], row)
     return rows
 

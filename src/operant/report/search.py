@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from operant.tracking import reading
-from operant.tracking.replies import Reader, plain
+from operant.report import parquet
+from operant.report.replies import Reader, plain
 from operant.types import OperantError
 
 SORTS = ("step", "reward", "kl", "reply_tokens", "end")
@@ -26,7 +26,7 @@ class Index:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder) / "rollouts"
         self._lock = threading.Lock()
-        self._stamps: dict[int, reading.Stamp] = {}
+        self._stamps: dict[int, parquet.Stamp] = {}
         self._tables: dict[int, Any] = {}
         self._notes: dict[int, list[str]] = {}
         self._whole: Any = None
@@ -69,8 +69,8 @@ class Index:
 
     def _refresh(self) -> bool:
         """Read what is new or changed, forget what is gone. Returns whether there was anything."""
-        paths = reading.steps(self._folder)
-        stamps = {step: stamp for step, path in paths.items() if (stamp := reading.stamp(path)) is not None}
+        paths = parquet.steps(self._folder)
+        stamps = {step: stamp for step, path in paths.items() if (stamp := parquet.stamp(path)) is not None}
         gone = self._stamps.keys() - stamps.keys()
         new = [step for step, stamp in stamps.items() if self._stamps.get(step) != stamp]
         for step in (*gone, *new):
@@ -78,7 +78,7 @@ class Index:
             self._notes.pop(step, None)
         for step in new:
             read = Reader()
-            if (table := read(reading.lines, paths[step])) is not None:
+            if (table := read(parquet.lines, paths[step])) is not None:
                 self._tables[step] = table
             self._notes[step] = read.notes
         self._stamps = stamps
@@ -89,7 +89,7 @@ class Index:
 def _joined(tables: dict[int, Any]) -> Any:
     import pyarrow as pa
 
-    pc = reading.compute()
+    pc = parquet.compute()
     parts = []
     for step, table in tables.items():
         text = pc.utf8_lower(pc.binary_join_element_wise(table["query"], table["reply"], "\n", null_handling="replace"))
@@ -99,7 +99,7 @@ def _joined(tables: dict[int, Any]) -> Any:
 
 
 def _matching(whole: Any, search: str, step: int | None) -> Any:
-    pc = reading.compute()
+    pc = parquet.compute()
     if step is not None:
         whole = whole.filter(pc.equal(whole["step"], step))
     if search:
@@ -111,7 +111,7 @@ def _order(found: Any, sort: str, descending: bool) -> Any:
     """Places in order: by the column, then the newest step, then as they came."""
     way = "descending" if descending else "ascending"
     keys = [(sort, way), *([("step", "descending")] if sort != "step" else []), ("row", "ascending")]
-    return reading.compute().sort_indices(found, sort_keys=keys)  # nulls come last
+    return parquet.compute().sort_indices(found, sort_keys=keys)  # nulls come last
 
 
 def _page(rows: Any) -> list[dict[str, Any]]:

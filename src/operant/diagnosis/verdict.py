@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from operant.tracking.diagnosis.history import Finding, History, number
-from operant.tracking.diagnosis.progress import Progress, progress
-from operant.tracking.diagnosis.rewards import PATIENCE
+from operant.diagnosis.history import Finding, History, number
+from operant.diagnosis.progress import Progress, progress
+from operant.diagnosis.rewards import PATIENCE
 
 EARLY = 10
 """Steps before which nothing is said of learning."""

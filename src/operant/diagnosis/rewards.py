@@ -1,7 +1,7 @@
 """What the reward says: too little, always the same, mostly about the query; and whether it rises at all."""
 
-from operant.tracking.diagnosis.history import RECENT, Finding, History, number, percent
-from operant.tracking.diagnosis.progress import progress
+from operant.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.diagnosis.progress import progress
 
 EQUAL = 1e-6
 """Of a score: spreads below it are rounding."""

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from operant.tracking.diagnosis.history import RECENT, Finding, History, number, percent
-from operant.tracking.diagnosis.progress import progress
+from operant.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.diagnosis.progress import progress
 
 HIGH = 10.0
 """Nats a reply: the end of the registry's band. The demo learns at 7 to 9, the letters without a price end at 200."""

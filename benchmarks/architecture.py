@@ -1,0 +1,209 @@
+"""Measure the architecture of `src/operant`, and draw its modules and their imports.
+
+    python -m benchmarks.architecture                       # the table
+    python -m benchmarks.architecture --json FILE           # and as JSON
+    python -m benchmarks.architecture --figure FILE.svg     # and as a figure
+
+A *package* here is a folder directly under `operant/`, or a module that stands alone there. Every import counts, also
+one inside a function or under `TYPE_CHECKING`; those of `operant/__init__.py`, which only hands names on, do not.
+"""
+
+import argparse
+import ast
+import json
+import re
+import statistics
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "operant"
+
+
+def files(package: Path = PACKAGE) -> list[Path]:
+    """Every Python file, without the data of `builtin/` and the page's scripts."""
+    return [path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0] != "builtin"]
+
+
+def module_name(path: Path, package: Path = PACKAGE) -> str:
+    """`training.update` for `training/update.py`, `training` for `training/__init__.py`."""
+    return ".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(source: str, inside: tuple[str, ...], modules: Collection[str]) -> Iterator[tuple[int, str]]:
+    """(line, module) of each of the package's own modules that a source imports; "" is the package itself.
+
+    inside: the folders between `operant/` and the file, for relative imports. modules: the names of all modules.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            yield from ((node.lineno, ".".join(name[1:])) for name in names if name[0] == "operant")
+        elif isinstance(node, ast.ImportFrom):
+            own = ["operant", *inside][: len(inside) + 2 - node.level] if node.level else []
+            base = [*own, *(node.module or "").split(".")] if node.module else own
+            if base[:1] != ["operant"]:
+                continue
+            for alias in node.names:
+                inner = ".".join([*base[1:], alias.name])
+                if inner in modules:
+                    yield node.lineno, inner
+                elif base != ["operant"] or alias.name != "__version__":
+                    yield node.lineno, ".".join(base[1:])
+
+
+def module_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Which modules each module imports."""
+    sources = {module_name(path, package): path for path in files(package)}
+    graph = {}
+    for name, path in sources.items():
+        if name != "__init__":
+            found = imports(path.read_text(encoding="utf-8"), path.relative_to(package).parts[:-1], sources)
+            graph[name] = {target for _, target in found} - {name, ""}
+    return graph
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The same between packages."""
+    packages: dict[str, set[str]] = {}
+    for module, targets in graph.items():
+        here = packages.setdefault(package_of(module), set())
+        here |= {package_of(target) for target in targets} - {package_of(module)}
+    return packages
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Sets of modules that reach each other, each sorted."""
+
+    def reached(start: str) -> set[str]:
+        seen, waiting = set(), list(graph.get(start, ()))
+        while waiting:
+            if (node := waiting.pop()) not in seen:
+                seen.add(node)
+                waiting += graph.get(node, ())
+        return seen
+
+    reach = {node: reached(node) for node in graph}
+    groups = {
+        tuple(sorted({node} | {other for other in reach[node] if node in reach.get(other, ())})) for node in graph
+    }
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def layers(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Packages by the longest chain of imports below them: the first layer imports nothing."""
+    depth: dict[str, int] = {}
+
+    def layer(node: str, above: tuple[str, ...] = ()) -> int:
+        if node not in depth:
+            below = [layer(target, (*above, node)) for target in graph[node] if target not in above and target in graph]
+            depth[node] = 1 + max(below, default=0)
+        return depth[node]
+
+    for node in graph:
+        layer(node)
+    return [sorted(n for n in graph if depth[n] == level) for level in range(1, max(depth.values()) + 1)]
+
+
+def statements(tree: ast.AST) -> int:
+    """Statements, without docstrings and other lone strings."""
+    lone = (ast.Expr, ast.Constant)
+    return sum(
+        isinstance(node, ast.stmt)
+        and not (isinstance(node, lone[0]) and isinstance(node.value, lone[1]) and isinstance(node.value.value, str))
+        for node in ast.walk(tree)
+    )
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def used_once(sources: dict[Path, str]) -> tuple[list[str], int]:
+    """Private functions whose name stands exactly once in the package outside their own definition; of how many."""
+    everything = "\n".join(sources.values())
+    counts: dict[str, int] = {}
+    for word in re.findall(r"\b_[A-Za-z0-9]\w*\b", everything):
+        counts[word] = counts.get(word, 0) + 1
+    found, private = [], 0
+    for path, source in sources.items():
+        lines = source.splitlines()
+        for function in functions(ast.parse(source)):
+            name = function.name
+            if not name.startswith("_") or name.startswith("__"):
+                continue
+            private += 1
+            own = "\n".join(lines[function.lineno - 1 : function.end_lineno])
+            if counts[name] - len(re.findall(rf"\b{name}\b", own)) == 1:
+                found.append(f"{path.relative_to(PACKAGE)}:{function.lineno}: {name}")
+    return found, private
+
+
+def afternoon() -> list[str]:
+    """The files of the afternoon's reading, as `docs/design.md` lists them."""
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    if "<!-- afternoon -->" not in page:
+        return []
+    listed = page.split("<!-- afternoon -->")[1].split("<!-- /afternoon -->")[0]
+    return re.findall(r"[\w/]+\.py", listed)
+
+
+def measure() -> dict[str, int | float]:
+    sources = {path: path.read_text(encoding="utf-8") for path in files()}
+    trees = {path: ast.parse(source) for path, source in sources.items()}
+    graph = module_graph()
+    packages = package_graph(graph)
+    lengths = sorted(lines_of(function) for tree in trees.values() for function in functions(tree))
+    once, private = used_once(sources)
+    read = [PACKAGE / name for name in afternoon()]
+    return {
+        "modules in the root": sum(path.parent == PACKAGE and not path.stem.startswith("__") for path in sources),
+        "packages": len(packages),
+        "imports between packages": sum(map(len, packages.values())),
+        "layers": len(layers(packages)),
+        "circles between files": len(circles(graph)),
+        "files": len(sources),
+        "lines": sum(source.count("\n") for source in sources.values()),
+        "statements": sum(map(statements, trees.values())),
+        "functions": len(lengths),
+        "90 % of functions have at most this many lines": round(statistics.quantiles(lengths, n=10)[-1]),
+        "lines of the longest function": lengths[-1],
+        "private functions": private,
+        "private functions used once": len(once),
+        "files of the afternoon": len(read),
+        "lines of the afternoon": sum(sources[path].count("\n") for path in read),
+        "statements of the afternoon": sum(statements(trees[path]) for path in read),
+    }
+
+
+def figure(packages: dict[str, set[str]], tools: set[str] | None = None) -> str:
+    """The packages by layer, lowest at the bottom, each import an arrow that goes down."""
+    raise NotImplementedError
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the measures there as well")
+    parser.add_argument("--once", action="store_true", help="list the private functions that are used once")
+    options = parser.parse_args(arguments)
+    found = measure()
+    for name, value in found.items():
+        print(f"{name:<48} {value:>7,}")
+    for group in circles(module_graph()):
+        print("circle:", " ".join(group))
+    if options.once:
+        print(*used_once({path: path.read_text(encoding="utf-8") for path in files()})[0], sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

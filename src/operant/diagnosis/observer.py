@@ -1,0 +1,34 @@
+"""Diagnoses a run while it goes on: new findings go to its log and its trackers."""
+
+from operant.diagnosis import diagnose
+from operant.running import Observer, Pace, Run
+
+SECONDS = 2.0
+"""A run in progress is diagnosed at most this often."""
+
+
+class DiagnosisObserver(Observer):
+    """Reports each problem and each warning once, when it is first found."""
+
+    name = "diagnosis"
+
+    def __init__(self) -> None:
+        self._pace = Pace(SECONDS)
+        self._reported: set[str] = set()
+
+    def after_step(self, run: Run) -> None:
+        last = run.metrics[-1]["step"] >= run.config.train.steps
+        if not self._pace.due and not last:
+            return
+        with self._pace:
+            found = diagnose(run)
+        for finding in found:
+            if finding.name not in self._reported and finding.level != "note":
+                self._reported.add(finding.name)
+                text = f"{finding.level}: {finding.says} {finding.remedy}"
+                run.folder.say(text)
+                run.trackers.note(text)
+
+    def likely_cause(self, run: Run) -> str | None:
+        found = next((finding for finding in diagnose(run) if finding.name == "not_finite"), None)
+        return f"{found.cause}; try {found.remedy}" if found else None
