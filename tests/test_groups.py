@@ -7,7 +7,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, Policy, Task, train
 from operant.advantages import group_relative
 from operant.config import configure
-from operant.rewards.scaling import RunningMoments
+from operant.rewards.shaping import RunningMoments
 
 GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}
 SMALL = {"steps": 2, "batch": 8, "probes": 0, "sampling.max_tokens": 4, "watch_every": 0}

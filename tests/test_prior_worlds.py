@@ -17,7 +17,7 @@ from operant.observe import ends, with_ends
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.rewards import NAMES, judge, resolve
-from operant.rewards.scaling import RunningMoments, ScoreOptions, as_seen, processed
+from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, processed
 from operant.rollout import play
 from operant.sampling import Sampling
 from operant.types import OperantError, Step, Task

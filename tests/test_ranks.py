@@ -14,7 +14,7 @@ from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.probes import Probes
 from operant.rewards import judge, weighted
-from operant.rewards.scaling import RunningMoments
+from operant.rewards.shaping import RunningMoments
 from operant.tally import Tally
 from operant.types import OperantError, Task
 

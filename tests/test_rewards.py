@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from operant import rewards
-from operant.rewards import check, judge, minus_query, models, resolve, weighted
-from operant.rewards.scaling import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
+from operant.rewards import check, classifier, judge, minus_query, resolve, weighted
+from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import OperantError, Rollout, Task, Turn
@@ -265,10 +265,10 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "the", "film", "was"
 
 
 def tokenizer_of(words, **special):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner = Tokenizer(classifier.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     if "cls_token" in special:
         ends = [("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
@@ -390,8 +390,8 @@ def test_a_causal_classifier_reads_at_the_last_token_with_and_without_padding(tm
 
 
 def test_batches_are_of_similar_length():
-    assert list(models._batches([9, 1, 5, 2, 6], 2, pad=True)) == [[1, 3], [2, 4], [0]]
-    assert list(models._batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
+    assert list(classifier._batches([9, 1, 5, 2, 6], 2, pad=True)) == [[1, 3], [2, 4], [0]]
+    assert list(classifier._batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
 
 
 # --- after the reward -------------------------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_moments_are_pooled_over_ranks(monkeypatch):
     mean = 3.0
     theirs = iter([len(others), sum(others), sum((x - mean) ** 2 for x in others)])
     pooled = SimpleNamespace(total_float=lambda x: x + next(theirs))
-    monkeypatch.setattr("operant.rewards.scaling.distributed", pooled)
+    monkeypatch.setattr("operant.rewards.shaping.distributed", pooled)
     moments = RunningMoments()
     moments.update(mine)
     assert (moments.count, moments.mean, moments.std) == (3, 3.0, pytest.approx(np.std([1, 2, 6], ddof=1)))

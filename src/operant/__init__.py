@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from operant.policy.heads import ValueOptions
     from operant.policy.loading import export, load_policy
     from operant.policy.policy import Policy
-    from operant.rewards.guests import isolated
+    from operant.rewards.isolated import isolated
     from operant.running import Run
     from operant.sampling import Sampling
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
@@ -30,7 +30,7 @@ _HOME = {
     "ValueOptions": "policy.heads",
     "diagnose": "diagnosis",
     "export": "policy.loading",
-    "isolated": "rewards.guests",
+    "isolated": "rewards.isolated",
     "load_policy": "policy.loading",
     "steps": "api",
     "train": "api",

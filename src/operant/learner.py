@@ -36,7 +36,7 @@ from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
-from operant.rewards.scaling import RunningMoments, as_seen
+from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollout import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.settings import LearnerOptions, find_device, learner_options

@@ -6,8 +6,8 @@ from typing import Any
 
 from operant import distributed
 from operant.metrics import collect
-from operant.rewards.judging import Total, totals
-from operant.rewards.scaling import RunningMoments, ScoreOptions, processed
+from operant.rewards.evaluate import Total, totals
+from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, OperantError, Rollout, shown

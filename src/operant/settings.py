@@ -15,7 +15,7 @@ from operant.options import compose, defaults, names, resolve, values
 from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
-from operant.rewards.scaling import ScoreOptions
+from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs, shown
 from operant.updates.gradient import UpdateOptions

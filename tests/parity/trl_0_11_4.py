@@ -22,7 +22,7 @@ from operant import advantages, batch, kl, losses
 from operant.algorithms import preset
 from operant.observe import pay
 from operant.policy import logprobs as vocabulary
-from operant.rewards import scaling
+from operant.rewards import shaping
 from operant.sampling import Sampling
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
@@ -246,14 +246,14 @@ def compare_scores(report: Report) -> None:
     batches = [3 * torch.randn(NUM_REPLIES, generator=draw) + 1 for _ in range(5)]
     eps = torch.finfo(torch.float32).eps
     for name, norm, clip in [("scaled", False, None), ("normalised", True, None), ("normalised, clipped", True, 0.5)]:
-        theirs, ours = RunningMoments(SimpleNamespace(use_distributed=False)), scaling.RunningMoments()
+        theirs, ours = RunningMoments(SimpleNamespace(use_distributed=False)), shaping.RunningMoments()
         for scores in batches:
             theirs.update(scores)
             ours.update(scores.tolist())
             expected = (scores - theirs.mean if norm else scores) / (theirs.std + eps)
             expected = expected if clip is None else expected.clip(-clip, clip)
-            made = [scaling.scaled(score, ours, normalise=norm) for score in scores.tolist()]
-            made = made if clip is None else [scaling.clipped(score, clip) for score in made]
+            made = [shaping.scaled(score, ours, normalise=norm) for score in scores.tolist()]
+            made = made if clip is None else [shaping.clipped(score, clip) for score in made]
             report.same(f"scores, {name}", expected, made)
 
 

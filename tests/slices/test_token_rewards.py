@@ -7,7 +7,7 @@ from toys import lm
 from operant.advantages import with_gae
 from operant.batch import collate
 from operant.learner import Learner
-from operant.rewards.judging import judge
+from operant.rewards.evaluate import judge
 from operant.types import OperantError, Rollout, Task, Turn
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from operant.rewards.judging import Total, totals
+from operant.rewards.evaluate import Total, totals
 from operant.types import Batch, Rollout, Turn
 
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")

@@ -12,15 +12,15 @@ resolve(lambda rollouts: [len(r.reply) for r in rollouts])
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from operant.import_by_name import find, nearest
 from operant.rewards import text
+from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
-from operant.rewards.guests import Guest, isolated
-from operant.rewards.judging import OUTCOMES, Judged, Outcome, check, judge, name_of, totals
-from operant.rewards.models import Classifier
-from operant.rewards.outcomes import GuestOptions, Tolerant
+from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, check, judge, name_of, totals
+from operant.rewards.failure_policy import GuestOptions, Tolerant
+from operant.rewards.isolated import Guest, isolated
 from operant.rewards.vader import Vader
 from operant.types import OperantError, RewardFn
-from operant.workers.finding import find, nearest
 
 __all__ = [
     "NAMES",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.rewards.judging import Judged, Outcome, Total, check, judge, name_of
+from operant.rewards.evaluate import Judged, Outcome, Total, check, judge, name_of
 from operant.types import OperantError, RewardFn, Rollout
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from operant.workers.finding import find
+from operant.import_by_name import find
 from operant.workers.plain import answer_to_plain, listed, rollout_from_plain
 
 

@@ -9,15 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from operant.rewards.judging import (
-    Judged,
-    Outcome,
-    Total,
-    checked_answer,
-    miscounted,
-    name_of,
-    sample_of,
-)
+from operant.rewards.evaluate import Judged, Outcome, Total, checked_answer, miscounted, name_of, sample_of
 from operant.types import OperantError, RewardFn, Rollout
 from operant.workers.plain import listed
 
