@@ -25,9 +25,9 @@ from operant import OperantError, Rollout, Task, Turn, distributed, isolated, tr
 from operant.attempts import attempt, joined
 from operant.learner import Learner
 from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
+from operant.sandbox.pool import Job, Pool
+from operant.sandbox.process import FORCED, LEVELS, Box, Limits
 from operant.tally import Tally
-from operant.workers.box import FORCED, LEVELS, Box, Limits
-from operant.workers.pool import Job, Pool
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.guests import MARK, left

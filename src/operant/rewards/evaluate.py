@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from operant.sandbox.serialise import listed
 from operant.tally import Tally
 from operant.types import OperantError, RewardFn, Rollout
-from operant.workers.plain import listed
 
 Total = float | list[float] | None
 Outcome = Literal["ok", "error", "timeout", "abstain"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from operant.rewards.evaluate import Judged, Outcome, Total, checked_answer, miscounted, name_of, sample_of
+from operant.sandbox.serialise import listed
 from operant.types import OperantError, RewardFn, Rollout
-from operant.workers.plain import listed
 
 Fate = str | float
 """drop | stop | the score that is given."""

@@ -17,11 +17,11 @@ from typing import Any
 
 from operant.rewards.evaluate import Judged, Total
 from operant.rewards.failure_policy import GuestOptions, Said, checked, settled
+from operant.sandbox import worker
+from operant.sandbox.pool import Job, Pool, Reply
+from operant.sandbox.process import Limits
+from operant.sandbox.serialise import rollout_to_plain
 from operant.types import OperantError, Rollout
-from operant.workers import serve
-from operant.workers.box import Limits
-from operant.workers.plain import rollout_to_plain
-from operant.workers.pool import Job, Pool, Reply
 
 START = 60.0
 """Seconds that importing a reward may take at least, before the run; it may take `timeout` where that is longer."""
@@ -195,7 +195,7 @@ def _pieces(rollouts: list[Rollout], count: int) -> list[list[int]]:
 
 def _spec_of(reward: str | Callable[..., Any]) -> str:
     """`module:function` or `/whole/path/file.py:function`, under which another process finds the reward."""
-    if serve.INSIDE:
+    if worker.INSIDE:
         raise OperantError(
             "isolated() was called by a worker that imports your file: begin what starts the run with "
             'if __name__ == "__main__":'

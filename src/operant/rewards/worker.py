@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operant.import_by_name import find
-from operant.workers.plain import answer_to_plain, listed, rollout_from_plain
+from operant.sandbox.serialise import answer_to_plain, listed, rollout_from_plain
 
 
 def reward(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:

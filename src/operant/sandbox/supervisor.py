@@ -1,6 +1,6 @@
 """The process between a run and its guest: it starts the guest under its limits and ends it with all its descendants.
 
-It runs in a bare interpreter (see `box.py`), imports the standard library and `kernel.py` alone, and has no thread.
+It runs in a bare interpreter (see `box.py`), imports the standard library and `linux.py` alone, and has no thread.
 SETUP is JSON: {"argv": [...], "control": fd, "keep": [fd, ...], "level": "auto", "memory": bytes, "processes": n,
 "opener": pid}; a limit of null is none. On the control socket it is told one letter at a time: `s` (kill what the guest
 has left behind), `k` (kill everything, and end). The end of that socket, or of the process that opened it, means `k`.
@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 
-from operant.workers import kernel
+from operant.sandbox import linux
 
 NAMESPACE, REAPER, GROUP = "pid namespace", "sub-reaper", "process group"
 PATIENCE = 10.0
@@ -72,7 +72,7 @@ class Keeper:
         if self.first == 0:
             self._be_first()
         self.guest = self._its_pid() if self.first else self._fork_guest()
-        if self.cgroup and not kernel.written(f"{self.cgroup}/cgroup.procs", self.guest):
+        if self.cgroup and not linux.written(f"{self.cgroup}/cgroup.procs", self.guest):
             self._remove_cgroup()
             counted = None
         self._let_go()
@@ -82,33 +82,33 @@ class Keeper:
     def _level(self) -> str:
         """The strongest that is wanted and allowed."""
         wanted = self.setup["level"]
-        if kernel.LINUX and wanted in ("auto", NAMESPACE) and kernel.new_namespace():
+        if linux.LINUX and wanted in ("auto", NAMESPACE) and linux.new_namespace():
             return NAMESPACE
-        if kernel.LINUX and wanted in ("auto", NAMESPACE, REAPER) and kernel.prctl(kernel.SUB_REAPER, 1):
+        if linux.LINUX and wanted in ("auto", NAMESPACE, REAPER) and linux.prctl(linux.SUB_REAPER, 1):
             return REAPER
         return GROUP
 
     def _count(self) -> str | None:
         """What bounds the number of processes: a cgroup, the user's limit (which knows no root), or nothing."""
         most = self.setup["processes"]
-        if most is None or not kernel.LINUX:
+        if most is None or not linux.LINUX:
             return None
-        self.cgroup = kernel.new_cgroup(most)
+        self.cgroup = linux.new_cgroup(most)
         return "cgroup" if self.cgroup else "rlimit" if os.getuid() else None
 
     def _be_first(self) -> None:
         """Process 1 of the namespace: it buries the dead, and takes everybody along when the guest has ended."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
+        linux.prctl(linux.DEATH_SIGNAL, signal.SIGKILL)
         self.control.close()
-        kernel.own_proc()
+        linux.own_proc()
         guest = self._fork_guest()
         self._let_go()
         while True:
             pid, status = os.wait()
             if pid == guest:
-                os._exit(kernel.code_of(status))
+                os._exit(linux.code_of(status))
 
     def _fork_guest(self) -> int:
         pid = os.fork()
@@ -116,9 +116,9 @@ class Keeper:
             return pid
         try:
             os.setsid()
-            if kernel.LINUX:
-                kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
-                kernel.written("/proc/self/oom_score_adj", 800)  # where memory runs out, the guest goes before the run
+            if linux.LINUX:
+                linux.prctl(linux.DEATH_SIGNAL, signal.SIGKILL)
+                linux.written("/proc/self/oom_score_adj", 800)  # where memory runs out, the guest goes before the run
             self._limit()
             os.close(self.open_gate)
             if os.read(self.gate, 1):
@@ -139,7 +139,7 @@ class Keeper:
         """The guest's number as this process sees it: the first child of the namespace's first."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            for pid, process in kernel.processes().items():
+            for pid, process in linux.processes().items():
                 if process.parent == self.first:
                     return pid
             time.sleep(0.002)
@@ -149,8 +149,8 @@ class Keeper:
         import resource
 
         limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: self.setup["memory"]}
-        if self.setup["processes"] is not None and self.cgroup is None and kernel.LINUX:
-            limits[resource.RLIMIT_NPROC] = kernel.of_this_user() + self.setup["processes"]
+        if self.setup["processes"] is not None and self.cgroup is None and linux.LINUX:
+            limits[resource.RLIMIT_NPROC] = linux.of_this_user() + self.setup["processes"]
         for limit, value in limits.items():
             if value is not None:
                 with suppress(ValueError, OSError):
@@ -175,23 +175,23 @@ class Keeper:
 
     def _bury(self) -> None:
         """Take the dead away, and note why the guest has ended, if it has."""
-        while (dead := kernel.buried()) is not None:
+        while (dead := linux.buried()) is not None:
             pid, code = dead
             if pid in (self.first, self.guest):
-                self.why = kernel.why_of(code)
+                self.why = linux.why_of(code)
                 self.first = self.guest = None
 
     def _sweep(self) -> int:
         """Kill whoever has lost its parent: it is nobody's any more, and its children come to the same heir next."""
         heir, killed = self.first or os.getpid(), set()
         end = time.monotonic() + PATIENCE
-        while kernel.LINUX and time.monotonic() < end:
+        while linux.LINUX and time.monotonic() < end:
             self._bury()
-            of_heir = [pid for pid, p in kernel.processes().items() if p.parent == heir and p.state != "Z"]
+            of_heir = [pid for pid, p in linux.processes().items() if p.parent == heir and p.state != "Z"]
             left = [pid for pid in of_heir if pid != self.guest]
             if not left or self.why:
                 break
-            kernel.kill(left, signal.SIGKILL)
+            linux.kill(left, signal.SIGKILL)
             killed.update(left)
             time.sleep(0.002)
         return len(killed)
@@ -201,27 +201,27 @@ class Keeper:
     def _clear(self) -> None:
         """Kill the guest and all its descendants, until none is left."""
         if self.first:
-            kernel.kill([self.first], signal.SIGKILL)
+            linux.kill([self.first], signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(self.first, 0)  # returns when the whole namespace has gone
             self.first = None
             return
         if self.cgroup:
-            kernel.written(f"{self.cgroup}/pids.max", 0)
-        if not kernel.LINUX and self.guest:
+            linux.written(f"{self.cgroup}/pids.max", 0)
+        if not linux.LINUX and self.guest:
             with suppress(OSError):
                 os.killpg(self.guest, signal.SIGKILL)
         stopped: set[int] = set()
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             self._bury()
-            alive = kernel.descendants(os.getpid())
+            alive = linux.descendants(os.getpid())
             if not alive:
                 return
             # Who is stopped forks no more: when nobody new is found, all can be killed at once.
-            kernel.kill(alive - stopped, signal.SIGSTOP)
+            linux.kill(alive - stopped, signal.SIGSTOP)
             if alive <= stopped:
-                kernel.kill(alive, signal.SIGKILL)
+                linux.kill(alive, signal.SIGKILL)
                 time.sleep(0.002)
             stopped |= alive
 

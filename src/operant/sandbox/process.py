@@ -21,7 +21,7 @@ from typing import Any
 
 from operant.types import OperantError
 
-BOOT = "import sys; sys.path.append(sys.argv[1]); from operant.workers.keeper import main; main(sys.argv[2])"
+BOOT = "import sys; sys.path.append(sys.argv[1]); from operant.sandbox.supervisor import main; main(sys.argv[2])"
 LEVELS = {
     "pid namespace": "ended by the kernel, with every process that it has started",
     "sub-reaper": "every process that it has started is looked for and killed",
