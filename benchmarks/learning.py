@@ -41,7 +41,7 @@ def rate() -> float:
 def theirs(seed: int) -> dict[str, Any]:
     """The demo's own configuration, in TRL's words."""
     from operant.data import DataOptions, load_tasks
-    from operant.hub import find_model
+    from operant.storage.hub import find_model
 
     config = configure({}, "sentiment")
     train, options = config.train, config.learner

@@ -1,4 +1,4 @@
-"""A disk that is watched, and that refuses: what stands at `operant.files.seam` in tests; and what is written to it."""
+"""A disk that is watched, and that refuses: it stands at `operant.storage.atomic_io.seam` in tests."""
 
 import errno
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import toys  # noqa: F401  one thread
 
-from operant import files
-from operant.checkpoint import RunState
+from operant.storage import atomic_io
+from operant.storage.checkpoint import RunState
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -142,7 +142,7 @@ def test_a_damaged_checkpoint_costs_a_step_and_no_bit(ground):
 
 def test_a_damage_that_nobody_looks_for_is_found_by_the_trial(ground, monkeypatch):
     """The trial can fail: without hashes a flipped bit goes unseen."""
-    from operant import manifest
+    from operant.storage import manifest
 
     monkeypatch.setattr(manifest, "_hash", lambda path: "same")
     monkeypatch.setattr(manifest, "_seal", lambda told: "same")
@@ -168,7 +168,7 @@ def test_what_was_not_synced_is_torn_and_what_was_is_not(tmp_path):
 
 
 class Auditor:
-    """Hears of every file that Python opens to write, renames or deletes, and whether `files.seam` knew."""
+    """Hears of every file that Python opens to write, renames or deletes, and whether `atomic_io.seam` knew."""
 
     EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
 
@@ -192,7 +192,7 @@ def test_whatever_a_run_does_to_the_disk_passes_the_seam(ground, monkeypatch):
     """So an enumeration of its operations is one of all. The watchdog's open handle on the log writes nothing."""
     out = ground.place("audited")
     auditor = Auditor(out)
-    monkeypatch.setattr(files, "seam", auditor.seam)
+    monkeypatch.setattr(atomic_io, "seam", auditor.seam)
     play(ground.job, out)
     auditor.on = False
     assert auditor.heard > 100 and auditor.inside == 0
@@ -237,7 +237,7 @@ PLANTED = """
 import sys
 from pathlib import Path
 from operant import files
-files.sync = lambda path: None
+atomic_io.sync = lambda path: None
 from benchmarks.harm import breakage, ground
 made = ground.make_ground(Path(sys.argv[1]))
 named = [o for o in ground.operations(made) if o[3] == ["after", "rename", "step-00004"] and "step" in o[0]]
@@ -278,15 +278,15 @@ def test_a_kill_between_the_two_kinds_of_a_checkpoint_loses_neither(ground, monk
 
     out = ground.place("between")
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
-        during.setattr(files, "seam", kill)
+        during.setattr(atomic_io, "seam", kill)
         play(ground.job, out)
     assert resumed(ground, out) == []
 
 
 def test_a_full_disk_under_a_foreign_writer_is_told_as_one(tmp_path):
     """safetensors and tokenizers raise errors of their own, with the system's number in the text."""
-    with pytest.raises(OSError, match="No space left") as told, files.operation("write", tmp_path / "x"):
+    with pytest.raises(OSError, match="No space left") as told, atomic_io.operation("write", tmp_path / "x"):
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert told.value.errno == errno.ENOSPC
-    with pytest.raises(RuntimeError, match="else"), files.operation("write", tmp_path / "x"):
+    with pytest.raises(RuntimeError, match="else"), atomic_io.operation("write", tmp_path / "x"):
         raise RuntimeError("something else")

@@ -9,8 +9,8 @@ import torch
 from disks import Box, quiet
 from torch import nn
 
-from operant import files
-from operant.checkpoint import RunState, newest_whole
+from operant.storage import atomic_io
+from operant.storage.checkpoint import RunState, newest_whole
 from operant.types import OperantError
 
 
@@ -214,7 +214,7 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch)
         if (when, operation, where) == ("before", "rename", path):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "seam", killed)
+    monkeypatch.setattr(atomic_io, "seam", killed)
     with pytest.raises(KeyboardInterrupt):
         state.save(tmp_path, 5)
     monkeypatch.undo()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from operant.data import DataOptions, Order, load_tasks
-from operant.hub import BUILTIN
+from operant.storage.hub import BUILTIN
 from operant.types import OperantError, Task
 
 TEXT = "the film was good and the story was long but my brother and i saw the film again"

@@ -10,11 +10,12 @@ import pytest
 from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters
 
-from operant import OperantError, files, train
+from operant import OperantError, train
 from operant.cli import main
 from operant.journal import Journal
 from operant.run import RunFolder
-from operant.shelf import newest_whole
+from operant.storage import atomic_io
+from operant.storage.checkpoint_store import newest_whole
 
 
 class Disk:
@@ -37,11 +38,11 @@ class Disk:
 
 @contextmanager
 def on(disk):
-    files.seam, old = disk, files.seam
+    atomic_io.seam, old = disk, atomic_io.seam
     try:
         yield
     finally:
-        files.seam = old
+        atomic_io.seam = old
 
 
 def anything(operation, path):
@@ -71,15 +72,15 @@ def test_a_disk_that_refuses_for_a_while_costs_no_number(tmp_path, capsys, code)
     for text in ("metrics are kept in memory", "replies are left out", "checkpoint is tried again", "can be written"):
         assert text in log and text in seen, text
     assert os.strerror(code).lower() in seen and "Traceback" not in seen
-    assert files.step_of(newest_whole(run.folder.checkpoints)) == 4
+    assert atomic_io.step_of(newest_whole(run.folder.checkpoints)) == 4
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, capsys):
     disk = Disk(lambda operation, path: "checkpoints" in str(path), steps=range(2, 9))
     with pytest.raises(OperantError, match=r"cannot save the checkpoint .*no space left on device"):
         run_on(disk, tmp_path / "run")
-    assert files.step_of(newest_whole(tmp_path / "run/checkpoints")) == 1
-    assert [m["step"] for m in files.records(tmp_path / "run/metrics.jsonl")] == [1, 2, 3, 4]
+    assert atomic_io.step_of(newest_whole(tmp_path / "run/checkpoints")) == 1
+    assert [m["step"] for m in atomic_io.records(tmp_path / "run/metrics.jsonl")] == [1, 2, 3, 4]
     assert (tmp_path / "run/export/config.json").exists() and (tmp_path / "run/report.html").exists()
     assert not (tmp_path / "run/lock").exists()
     again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
@@ -116,7 +117,7 @@ def test_what_cannot_be_exported_is_an_error_after_the_checkpoint(tmp_path):
     disk = Disk(lambda operation, path: path.name in ("export", ".export.tmp"), steps=range(9))
     with pytest.raises(OperantError, match="export: no space left"):
         run_on(disk, tmp_path / "run")
-    assert files.step_of(newest_whole(tmp_path / "run/checkpoints")) == 4
+    assert atomic_io.step_of(newest_whole(tmp_path / "run/checkpoints")) == 4
     assert not (tmp_path / "run/export").exists(), "whole or not at all"
 
 
@@ -161,7 +162,7 @@ def test_lines_are_whole_and_in_order_whatever_was_half_written(tmp_path, monkey
             file.write(text[: len(text) // 2])
         raise OperantError("the disk is full")
 
-    monkeypatch.setattr(files, "append_text", half)
+    monkeypatch.setattr(atomic_io, "append_text", half)
     for line in ("two\n", "three\n"):
         with pytest.raises(OperantError):
             journal.add(line)

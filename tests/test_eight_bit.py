@@ -8,7 +8,7 @@ from torch import nn
 from toys import lm
 
 from operant import Learner, OperantError
-from operant.checkpoint import RunState
+from operant.storage.checkpoint import RunState
 from operant.updates.eight_bit import (
     BLOCK,
     EightBit,

@@ -5,7 +5,7 @@ import errno
 import pytest
 from disks import FULL, Watched, named
 
-from operant import files
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 
@@ -13,7 +13,7 @@ from operant.types import OperantError
 def watch(monkeypatch):
     def put(*given, **more):
         seam = Watched(*given, **more)
-        monkeypatch.setattr(files, "seam", seam)
+        monkeypatch.setattr(atomic_io, "seam", seam)
         return seam
 
     return put
@@ -21,7 +21,7 @@ def watch(monkeypatch):
 
 def test_a_file_is_written_brought_to_the_disk_and_named_in_that_order(tmp_path, watch):
     seam = watch()
-    files.write(tmp_path / "a", "text")
+    atomic_io.write(tmp_path / "a", "text")
     order = ("write", "fsync", "rename", "fsync_folder")
     assert [step[:2] for step in seam.seen] == [(when, name) for name in order for when in ("before", "after")]
     assert seam.done()[2:] == [("rename", "a"), ("fsync_folder", tmp_path.name)]
@@ -31,43 +31,43 @@ def test_a_file_is_written_brought_to_the_disk_and_named_in_that_order(tmp_path,
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("at", range(8))
 def test_a_disk_that_refuses_leaves_the_old_file_or_the_new(tmp_path, watch, at, stays):
-    files.write(tmp_path / "a", "old")
+    atomic_io.write(tmp_path / "a", "old")
     watch(at, FULL, stays=stays)
     with pytest.raises(OperantError, match=r"cannot write .*/a: no space left on device; free some space there"):
-        files.write(tmp_path / "a", "new")
+        atomic_io.write(tmp_path / "a", "new")
     renamed = at >= 5
     assert (tmp_path / "a").read_text() == ("new" if renamed else "old")
     assert named(tmp_path) == ["a"]
 
 
 def test_what_ends_the_process_passes_as_it_is(tmp_path, watch):
-    files.write(tmp_path / "a", "old")
+    atomic_io.write(tmp_path / "a", "old")
     watch(3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        files.write(tmp_path / "a", "new")
+        atomic_io.write(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old" and named(tmp_path) == ["a"]
 
 
 def test_every_folder_that_was_missing_is_brought_to_the_disk_in_the_one_above_it(tmp_path, watch):
     seam = watch()
-    files.mkdir(tmp_path / "a" / "b")
+    atomic_io.mkdir(tmp_path / "a" / "b")
     assert seam.done() == [("mkdir", "a"), ("fsync_folder", tmp_path.name), ("mkdir", "b"), ("fsync_folder", "a")]
-    files.mkdir(tmp_path / "a" / "b")
+    atomic_io.mkdir(tmp_path / "a" / "b")
     assert len(seam.seen) == 8
     with pytest.raises(FileExistsError):
-        files.mkdir(tmp_path / "a" / "b", exist_ok=False)
+        atomic_io.mkdir(tmp_path / "a" / "b", exist_ok=False)
 
 
 def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, watch):
     def made(text):
-        files.mkdir(tmp_path / "new")
-        files.fill(tmp_path / "new" / "f", text)
+        atomic_io.mkdir(tmp_path / "new")
+        atomic_io.fill(tmp_path / "new" / "f", text)
 
     made("old")
-    files.put_folder(tmp_path / "new", tmp_path / "best")
+    atomic_io.put_folder(tmp_path / "new", tmp_path / "best")
     made("new")
     seam = watch()
-    files.put_folder(tmp_path / "new", tmp_path / "best")
+    atomic_io.put_folder(tmp_path / "new", tmp_path / "best")
     assert seam.done() == [
         ("rename", "best.old"),
         ("rename", "best"),
@@ -79,23 +79,23 @@ def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, w
 
 def test_a_folder_that_is_refused_its_name_leaves_the_old_one_under_it(tmp_path, watch):
     for name in ("best", "new"):
-        files.mkdir(tmp_path / name)
-        files.fill(tmp_path / name / "f", name)
+        atomic_io.mkdir(tmp_path / name)
+        atomic_io.fill(tmp_path / name / "f", name)
     watch(2, FULL)  # before the second rename
     with pytest.raises(OSError):
-        files.put_folder(tmp_path / "new", tmp_path / "best")
+        atomic_io.put_folder(tmp_path / "new", tmp_path / "best")
     assert (tmp_path / "best" / "f").read_text() == "best" and named(tmp_path) == ["best", "new"]
 
 
 def test_the_rest_goes_through_the_seam_too(tmp_path, watch):
     seam = watch()
-    files.append(tmp_path / "lines", {"a": 1})
-    files.append_text(tmp_path / "lines", "torn")
-    files.truncate(tmp_path / "lines", 9)
+    atomic_io.append(tmp_path / "lines", {"a": 1})
+    atomic_io.append_text(tmp_path / "lines", "torn")
+    atomic_io.truncate(tmp_path / "lines", 9)
     assert (tmp_path / "lines").read_text() == '{"a": 1}\n'
-    files.remove(tmp_path / "lines")
-    files.remove(tmp_path / "lines")  # is not there: nothing is done
-    files.remove_tree(tmp_path / "nothing")
+    atomic_io.remove(tmp_path / "lines")
+    atomic_io.remove(tmp_path / "lines")  # is not there: nothing is done
+    atomic_io.remove_tree(tmp_path / "nothing")
     assert [operation for operation, _ in seam.done()] == ["append", "append", "truncate", "fsync", "remove"]
 
 
@@ -104,7 +104,7 @@ def test_of_a_link_the_link_is_deleted_and_not_what_it_leads_to(tmp_path):
     (tmp_path / "mine" / "f").write_text("text", encoding="utf-8")
     for name in ("link", "nowhere"):
         (tmp_path / name).symlink_to(tmp_path / ("mine" if name == "link" else "nothing"))
-        files.remove_tree(tmp_path / name)
+        atomic_io.remove_tree(tmp_path / name)
     assert named(tmp_path) == ["mine"] and named(tmp_path / "mine") == ["f"]
 
 
@@ -113,20 +113,20 @@ def test_a_folder_that_cannot_be_synced_there_is_no_trouble_but_a_full_disk_is(t
         def fsync(descriptor):
             raise OSError(code, "no")
 
-        monkeypatch.setattr(files.os, "fsync", fsync)
+        monkeypatch.setattr(atomic_io.os, "fsync", fsync)
 
     refuses(errno.EINVAL)  # as some network file systems say it
-    files.sync_folder(tmp_path)
+    atomic_io.sync_folder(tmp_path)
     refuses(errno.EIO)
     with pytest.raises(OSError):
-        files.sync_folder(tmp_path)
+        atomic_io.sync_folder(tmp_path)
 
 
 def test_nothing_of_ours_changes_the_disk_beside_the_seam():
-    """The rooms that write what a run is resumed from call the system only in files.py."""
+    """The rooms that write what a run is resumed from call the system only in atomic_io.py."""
     import operant
 
-    root = files.Path(operant.__file__).parent
+    root = atomic_io.Path(operant.__file__).parent
     own = ("checkpoint", "encoding", "manifest", "shelf", "origin", "run")
     words = ("os.replace(", "os.rename(", ".rename(", "rmtree(", ".unlink(", ".mkdir(", "write_text(", "write_bytes(")
     for room in own:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from operant import hub
+from operant.storage import hub
 from operant.types import OperantError
 
 

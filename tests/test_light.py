@@ -10,9 +10,9 @@ from safetensors import safe_open
 from toys import lm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from operant.checkpoint import RunState, about, newest_whole
 from operant.data.order import Order
 from operant.learner import Learner
+from operant.storage.checkpoint import RunState, about, newest_whole
 
 FIXTURE = Path(__file__).parent / "checkpoints" / "schema-1"
 PROMPTS = [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]]

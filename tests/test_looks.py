@@ -182,7 +182,7 @@ def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
 def test_pieces_of_tokens_join_to_the_text():
     from transformers import AutoTokenizer
 
-    from operant.hub import BUILTIN
+    from operant.storage.hub import BUILTIN
 
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN / "reviews-lm")
     text = "The film wasn't bad at all: 3 stars — naïve, but fun."

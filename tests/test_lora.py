@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
-from operant.checkpoint import RunState
 from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
 from operant.policy.shadow import digest, fingerprint
+from operant.storage.checkpoint import RunState
 from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])

@@ -9,7 +9,6 @@ from disks import FULL, Watched
 from test_hub import a_model, cache  # noqa: F401
 from toys import letters, lm
 
-from operant import files, manifest
 from operant.api import train
 from operant.config import configure
 from operant.origin import keep, pinned, restored
@@ -17,6 +16,7 @@ from operant.policy import adapters
 from operant.policy.adapters import LoraOptions
 from operant.policy.loading import export, load_policy
 from operant.policy.shadow import fingerprint
+from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 
 TASKS = [[1, 2, 3], [4, 5], [6], [8, 9]]
@@ -220,12 +220,12 @@ def test_another_model_that_is_given_on_resume_is_not_replaced(model, run, tmp_p
 def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypatch, stays):
     config = config_of(policy=str(model))
     seam = Watched()
-    monkeypatch.setattr(files, "seam", seam)
+    monkeypatch.setattr(atomic_io, "seam", seam)
     keep(config, run)
     operations = len(seam.seen)
     shutil.rmtree(run / "start")
     for at in range(operations):
-        monkeypatch.setattr(files, "seam", Watched(at, FULL, stays=stays))
+        monkeypatch.setattr(atomic_io, "seam", Watched(at, FULL, stays=stays))
         with pytest.raises(OperantError, match=r"cannot keep the model that the run begins from as .*no space left"):
             keep(config, run)
         monkeypatch.undo()

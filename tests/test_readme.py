@@ -7,7 +7,7 @@ import pytest
 
 from operant.arguments import parse
 from operant.config import configure
-from operant.hub import builtin_models
+from operant.storage.hub import builtin_models
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

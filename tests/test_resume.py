@@ -14,7 +14,7 @@ from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.cli import main
 from operant.envs.single_turn import SingleTurn
-from operant.shelf import about, newest_whole
+from operant.storage.checkpoint_store import about, newest_whole
 
 
 def options(**more):

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from operant import files
 from operant.run import RunFolder, read_config
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 
@@ -96,7 +96,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n', encoding="utf-8")
     with pytest.raises(OperantError, match="line 2"):
-        files.records(path)
+        atomic_io.records(path)
 
 
 def test_rollouts_keep_columns_that_the_first_row_lacks(tmp_path):
@@ -182,15 +182,15 @@ def test_a_wrong_name_lists_the_runs_that_are_there(tmp_path):
 
 
 def test_a_refused_write_leaves_the_old_file(tmp_path):
-    files.write(tmp_path / "a", "old")
+    atomic_io.write(tmp_path / "a", "old")
     with largest_file(10), pytest.raises(OperantError):
-        files.write(tmp_path / "a", "new" * 100)
+        atomic_io.write(tmp_path / "a", "new" * 100)
     assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_reader_of_a_file_that_is_replaced_keeps_the_old_one_whole(tmp_path):
-    files.write(tmp_path / "a", "old")
+    atomic_io.write(tmp_path / "a", "old")
     with open(tmp_path / "a", encoding="utf-8") as reader:
-        files.write(tmp_path / "a", "new content")
+        atomic_io.write(tmp_path / "a", "new content")
         assert reader.read() == "old"

@@ -10,9 +10,10 @@ import pytest
 import torch
 from disks import FULL, Box, Watched, named, quiet
 
-from operant import files, machine, manifest
-from operant.checkpoint import RunState, about, newest_whole, to_resume
-from operant.shelf import verify
+from operant import machine
+from operant.storage import atomic_io, manifest
+from operant.storage.checkpoint import RunState, about, newest_whole, to_resume
+from operant.storage.checkpoint_store import verify
 from operant.types import OperantError
 
 
@@ -31,7 +32,7 @@ def put(state, box, folder, value, **more):
 def watch(monkeypatch):
     def put_there(*given, **more):
         seam = Watched(*given, **more)
-        monkeypatch.setattr(files, "seam", seam)
+        monkeypatch.setattr(atomic_io, "seam", seam)
         return seam
 
     yield put_there
@@ -81,7 +82,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path
         copies.append(tmp_path / f"{len(copies)}-{when}-{operation}")
         shutil.copytree(tmp_path / "run", copies[-1])
 
-    monkeypatch.setattr(files, "seam", copied)
+    monkeypatch.setattr(atomic_io, "seam", copied)
     put(state, box, tmp_path / "run", 3, keep=keep)
     monkeypatch.undo()
     assert len(copies) >= 22

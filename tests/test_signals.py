@@ -12,9 +12,10 @@ import pytest
 from processes import Child, until
 from toys import letters, lm
 
-from operant import files, train
-from operant.shelf import newest_whole
+from operant import train
 from operant.signals import asked_to_end
+from operant.storage import atomic_io
+from operant.storage.checkpoint_store import newest_whole
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
@@ -43,7 +44,7 @@ def steps(out):
 
 def saved(out):
     path = newest_whole(out / "checkpoints", lambda text: None)
-    return path and files.step_of(path)
+    return path and atomic_io.step_of(path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -135,11 +136,11 @@ def test_the_second_ends_a_checkpoint_that_is_being_written(tmp_path):
             while True:
                 time.sleep(0.01)
 
-    files.seam, old = slow, files.seam
+    atomic_io.seam, old = slow, atomic_io.seam
     try:
         child = training(out, checkpoint_minutes=0.0)
     finally:
-        files.seam = old
+        atomic_io.seam = old
     until((tmp_path / "writing").exists)
     child.kill(signal.SIGINT)
     until(lambda: "SIGINT" in (tmp_path / "run.said").read_text(encoding="utf-8"))

@@ -123,7 +123,7 @@ def full_disk(ground: Ground, number: int, seed: int) -> Outcome | None:
     told.unlink(missing_ok=True)
 
     def inside() -> None:
-        from operant.checkpoint import newest_whole
+        from operant.storage.checkpoint import newest_whole
 
         try:
             mount(disk)

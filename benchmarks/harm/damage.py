@@ -55,7 +55,7 @@ def _delete(folder: Path, names: list[str]) -> None:
 
 def recognised(ground: Ground, which: str, damage: Damage, resume: bool) -> Outcome:
     """The newest checkpoint of a kind (`which`) is damaged; `resume`: the run then goes on, and is compared."""
-    from operant.checkpoint import newest_whole
+    from operant.storage.checkpoint import newest_whole
 
     kind, what, act = damage
     out, outcome, heard = ground.place("damaged", ground.half), Outcome(f"{kind} ({which})", what), []

@@ -10,7 +10,7 @@ log, which says that a run was resumed.
 from pathlib import Path
 from typing import Any
 
-from operant import files
+from operant.storage import atomic_io
 
 TIMES = ("time/", "tokens/", "memory/")
 """Metrics that no two runs share."""
@@ -58,7 +58,7 @@ def _lines(name: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) 
 
 
 def _untimed(path: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in files.records(path)]
+    return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in atomic_io.records(path)]
 
 
 def _placeless(path: Path, folder: Path) -> str:

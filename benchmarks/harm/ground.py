@@ -99,9 +99,9 @@ def die(operation: str, path: Path) -> None:
 
 def watched(job: Job, out: Path, seam: Seam) -> None:
     """The run, with every operation on the disk told to `seam`."""
-    from operant import files
+    from operant.storage import atomic_io
 
-    files.seam = seam
+    atomic_io.seam = seam
     for _ in playing(job, out):
         seam.marks.append(len(seam.seen))
 

@@ -21,7 +21,7 @@ SAVE = """
 import sys
 import torch
 from operant import files
-from operant.checkpoint import RunState
+from operant.storage.checkpoint import RunState
 exec(sys.argv[2])
 state = RunState()
 state.register("model", torch.nn.Linear(8, 8))

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from operant import distributed, files, machine, manifest
-from operant.encoding import Bag, decode, encode, read_folder, write_folder
+from operant import distributed, machine
 from operant.finite import Fault, first, located
 from operant.options import values
 from operant.sampling import Sampling
+from operant.storage import atomic_io, manifest
+from operant.storage.state_codec import Bag, decode, encode, read_folder, write_folder
 from operant.types import Batch, Choices, OperantError
 
 KEPT = 3
@@ -82,13 +83,13 @@ def write(path: str | Path, refusal: Refusal | None, about: Mapping[str, Any], w
     content = encode({"refusal": held, "about": dict(about), "weights": weights}, "bundle", bag)
     told = {"schema": SCHEMA, "kind": "refused", "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     temporary = path.with_name(f".{path.name}.tmp")
-    with files.explained(path):
-        files.mkdir(path.parent)
+    with atomic_io.explained(path):
+        atomic_io.mkdir(path.parent)
         for old in (temporary, path):
-            files.remove_tree(old)
+            atomic_io.remove_tree(old)
         write_folder(temporary, bag, content, told | {"made_by": machine.about()})
-        files.rename(temporary, path)
-        files.sync_folder(path.parent)
+        atomic_io.rename(temporary, path)
+        atomic_io.sync_folder(path.parent)
     return path
 
 
@@ -100,7 +101,7 @@ def read(path: str | Path) -> tuple[Refusal, dict[str, Any], Any]:
     if wrong := manifest.wrong(path):
         raise OperantError(f"{path} is damaged: {wrong}; it cannot be replayed")
     try:
-        with files.explained(path, "read"):
+        with atomic_io.explained(path, "read"):
             told, (content, tensors) = manifest.read(path), read_folder(path)
         if told.get("kind") != "refused" or told.get("schema") != SCHEMA:
             raise OperantError(f"{path} is no bundle of a refused step that this operant reads")
@@ -131,6 +132,6 @@ def _refusal(held: dict[str, Any]) -> Refusal:
 def keep(path: Path, put: Callable[[Path], Any]) -> None:
     """Write one more bundle of a run; the newest stay. Raises: OperantError where the disk refuses."""
     put(path)
-    with files.explained(path.parent, "delete"):
-        for old in sorted(path.parent.glob("step-*"), key=lambda p: files.step_of(p) or 0)[:-KEPT]:
-            files.remove_tree(old)
+    with atomic_io.explained(path.parent, "delete"):
+        for old in sorted(path.parent.glob("step-*"), key=lambda p: atomic_io.step_of(p) or 0)[:-KEPT]:
+            atomic_io.remove_tree(old)

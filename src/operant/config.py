@@ -15,11 +15,11 @@ from operant import options as named
 from operant.algorithms import DEFAULT, find, fitting, preset
 from operant.data import DataOptions
 from operant.evaluate import EvaluationOptions
-from operant.hub import BUILTIN, found
 from operant.metrics.registry import METRICS
 from operant.metrics.registry import describe as describe_metric
 from operant.rewards import GuestOptions
 from operant.settings import learner_options, own_options, schema, usable
+from operant.storage.hub import BUILTIN, found
 from operant.types import OperantError, shown
 
 

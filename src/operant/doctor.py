@@ -78,7 +78,7 @@ def _devices() -> None:
 
 
 def _hub() -> None:
-    from operant.hub import builtin_models, offline
+    from operant.storage.hub import builtin_models, offline
 
     print(f"  built-in       {', '.join(f'builtin:{n}' for n in builtin_models()) or 'none'}")
     print(f"  hub            {'off (HF_HUB_OFFLINE)' if offline() else 'asked when a name is no folder'}")

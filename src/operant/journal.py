@@ -6,7 +6,7 @@ journal.add(line)      # raises where the disk refuses; the line waits, and is w
 
 from pathlib import Path
 
-from operant import files
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 MOST = 64 << 20
@@ -35,7 +35,7 @@ class Journal:
         try:
             self._cut()
             self._good = self.size()
-            files.append_text(self.path, "".join(self.waiting))
+            atomic_io.append_text(self.path, "".join(self.waiting))
         except OperantError:
             self._give_up()
             raise
@@ -49,8 +49,8 @@ class Journal:
     def _cut(self) -> None:
         """Take away the half line that a refused write left."""
         if self._good is not None and self.size() > self._good:
-            with files.explained(self.path):
-                files.truncate(self.path, self._good)
+            with atomic_io.explained(self.path):
+                atomic_io.truncate(self.path, self._good)
 
     def _give_up(self) -> None:
         while sum(map(len, self.waiting)) > MOST:

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from operant import files
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 try:
@@ -47,8 +47,8 @@ def take(lock: Path) -> dict[str, Any] | None:
         if left and _alive(left, lock):
             who = f"process {left['pid']} on {left['host']}, since {left.get('since')}"
             raise OperantError(f"{lock.parent} is in use by {who}; wait for it, or if it is gone, delete {lock}")
-        with files.explained(lock):
-            files.remove(lock)
+        with atomic_io.explained(lock):
+            atomic_io.remove(lock)
         if not _make(lock):  # where there are no turns
             raise OperantError(f"{lock.parent} was taken by another process just now; wait for it")
     return left
@@ -64,7 +64,7 @@ def release(lock: Path) -> None:
     """Let go. A lock that meanwhile is somebody else's is left alone."""
     with suppress(OSError, OperantError), _in_turn(lock.parent):
         if (_owner(lock) or {}).get("pid") == os.getpid():
-            files.remove(lock)
+            atomic_io.remove(lock)
     descriptor = _held.pop(lock.absolute(), None)
     if descriptor is not None:
         os.close(descriptor)
@@ -72,9 +72,9 @@ def release(lock: Path) -> None:
 
 def _make(lock: Path) -> bool:
     me = {"pid": os.getpid(), "born": _born(os.getpid()), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with files.explained(lock):
+    with atomic_io.explained(lock):
         try:
-            with files.operation("write", lock):
+            with atomic_io.operation("write", lock):
                 descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operant import files, hub, manifest
 from operant.config import Config
 from operant.policy import adapters
+from operant.storage import atomic_io, hub, manifest
 from operant.types import OperantError
 
 START = "start"
@@ -43,16 +43,16 @@ def keep(config: Config, run: Path) -> None:
     if not taken or (run / START).exists():
         return
     temporary = run / f".{START}.tmp"
-    with files.explained(run / START, "keep the model that the run begins from as"):
-        files.remove_tree(temporary)
+    with atomic_io.explained(run / START, "keep the model that the run begins from as"):
+        atomic_io.remove_tree(temporary)
         for option, folder in taken.items():
             _keep_model(folder, temporary / MODELS[option], alone=option == "lora.adapter")
         names = sorted(str(p.relative_to(temporary).as_posix()) for p in temporary.rglob("*") if p.is_file())
         called = {option: str(_named(config)[option]) for option in taken}
         manifest.write(temporary, {"schema": 2, "kind": START, "models": called}, names)
         for folder in (temporary, *(p for p in temporary.rglob("*") if p.is_dir())):
-            files.sync_folder(folder)
-        files.put_folder(temporary, run / START)
+            atomic_io.sync_folder(folder)
+        atomic_io.put_folder(temporary, run / START)
 
 
 def restored(config: Config, run: Path, say: Callable[[str], None]) -> Config:
@@ -121,16 +121,16 @@ def _keep_model(folder: Path, target: Path, *, alone: bool = False) -> None:
 
 
 def _copy(listed: Callable[[str], Iterator[Path]], folder: Path, target: Path) -> None:
-    files.mkdir(target)
+    atomic_io.mkdir(target)
     for source in (path for pattern in hub.WANTED for path in listed(pattern) if path.is_file()):
         copy = target / source.relative_to(folder)
-        files.mkdir(copy.parent)
-        with files.operation("write", copy):
+        atomic_io.mkdir(copy.parent)
+        with atomic_io.operation("write", copy):
             shutil.copyfile(source, copy)
-        files.sync(copy)
+        atomic_io.sync(copy)
 
 
 def _pin_base(path: Path, name: str) -> None:
     base, revision = hub.split(name)
     told = json.loads(path.read_text(encoding="utf-8"))
-    files.fill(path, json.dumps(told | {"base_model_name_or_path": base, "revision": revision}, indent=2))
+    atomic_io.fill(path, json.dumps(told | {"base_model_name_or_path": base, "revision": revision}, indent=2))

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from operant import files
 from operant.config import Config, as_mapping, config_schema, configure
 from operant.learner import Learner
 from operant.options import is_none, resolve
 from operant.run import read_config
-from operant.shelf import about, to_resume
+from operant.storage import atomic_io
+from operant.storage.checkpoint_store import about, to_resume
 from operant.types import OperantError
 
 OBJECTS = ("policy", "tasks", "reward", "reference", "evaluate")
@@ -110,7 +110,7 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
 def changed_since(out: Path, step: int, config: Config) -> list[Change]:
     """Changes that an earlier resume recorded, which the checkpoint of `step` does not know of yet."""
     now = _flat(as_mapping(config))
-    told = [record for record in files.records(out / "changes.jsonl") if record["step"] >= step]
+    told = [record for record in atomic_io.records(out / "changes.jsonl") if record["step"] >= step]
     return [Change(r["name"], r["old"], r["new"]) for r in told if now.get(r["name"]) == r["new"]]
 
 

@@ -30,9 +30,10 @@ from typing import Any
 
 import yaml
 
-from operant import files, lock
+from operant import lock
 from operant.journal import Journal
 from operant.options import read_mapping
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 _PROBE = 1 << 20  # bytes: a disk with less room than this could not hold a report
@@ -76,9 +77,9 @@ class RunFolder:
         path = _claim(Path(out))
         try:
             _probe(path, needs)
-            files.write(path / "config.yaml", text)
+            atomic_io.write(path / "config.yaml", text)
             if environment is not None:
-                files.write(path / "environment.json", files.strict_json(environment) + "\n")
+                atomic_io.write(path / "environment.json", atomic_io.strict_json(environment) + "\n")
         except OperantError:
             _discard(path)
             raise
@@ -108,7 +109,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was logged so far, one mapping a step."""
-        return files.records(self.metrics_path)
+        return atomic_io.records(self.metrics_path)
 
     def distributions(self, step: int, told: Mapping[str, Any]) -> None:
         """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError as `log`."""
@@ -116,11 +117,11 @@ class RunFolder:
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write what was said at a step: one row a turn, as `metrics.rollout_table.rows` makes them."""
-        _write_rows(self.rollouts_path / f"{files.step_name(step)}.parquet", rows)
+        _write_rows(self.rollouts_path / f"{atomic_io.step_name(step)}.parquet", rows)
 
     def probes(self, step: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the answers to the probe queries at a step; None: the reference's."""
-        _write_rows(self.probes_path / f"{'reference' if step is None else files.step_name(step)}.parquet", rows)
+        _write_rows(self.probes_path / f"{'reference' if step is None else atomic_io.step_name(step)}.parquet", rows)
 
     def reference_probes(self) -> list[dict[str, Any]]:
         """The reference's answers to the probe queries; empty where there are none. Read once."""
@@ -128,7 +129,7 @@ class RunFolder:
             import pyarrow.parquet as pq
 
             path = self.probes_path / "reference.parquet"
-            with files.explained(path, "read"):
+            with atomic_io.explained(path, "read"):
                 self._reference = pq.read_table(path).to_pylist() if path.exists() else []
         return self._reference
 
@@ -138,10 +139,10 @@ class RunFolder:
         They are brought to the disk first, as the checkpoint will be. Raises: OperantError where it refuses.
         """
         told = {journal.path: journal.size() for journal in (self._metrics, self._distributions)}
-        with files.explained(self.path):
+        with atomic_io.explained(self.path):
             for path in (path for path in told if path.exists()):
-                files.sync(path)
-            files.sync_folder(self.path)
+                atomic_io.sync(path)
+            atomic_io.sync_folder(self.path)
         return {path.name: size for path, size in told.items()}
 
     def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
@@ -157,43 +158,45 @@ class RunFolder:
             elif step == 0 or path.name in (lengths or {}):
                 self._cut(path, 0 if step == 0 else (lengths or {})[path.name])
             else:
-                kept = [record for record in files.records(path) if record["step"] <= step]
-                files.write(path, "".join(map(_line, kept)))
+                kept = [record for record in atomic_io.records(path) if record["step"] <= step]
+                atomic_io.write(path, "".join(map(_line, kept)))
         for folder in (self.rollouts_path, self.probes_path, self.path / "refused"):
             for left in folder.glob("step-*"):
-                if (files.step_of(left) or 0) > step:
-                    with files.explained(left, "delete"):
-                        (files.remove_tree if left.is_dir() else files.remove)(left)
+                if (atomic_io.step_of(left) or 0) > step:
+                    with atomic_io.explained(left, "delete"):
+                        (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
 
     def _cut(self, path: Path, length: int) -> None:
         """Cut a file of lines back to `length` bytes; one that is shorter, to its last whole line."""
         size = path.stat().st_size
         if size < length:
             self.say(f"{path.name} has {size} bytes, the checkpoint knew {length}: lines of earlier steps are lost")
-            with files.explained(path, "read"):
+            with atomic_io.explained(path, "read"):
                 length = path.read_bytes().rfind(b"\n") + 1
         if size > length:
-            with files.explained(path):
-                files.truncate(path, length)
+            with atomic_io.explained(path):
+                atomic_io.truncate(path, length)
 
     def _sweep(self) -> None:
         """Take away what writes left that were killed."""
         for folder in (self.path, self.rollouts_path, self.probes_path):
             for left in folder.glob(".*.tmp"):
                 with suppress(OSError):
-                    (files.remove_tree if left.is_dir() else files.remove)(left)
+                    (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
 
     def change(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
         """The run goes on with another configuration: `changes.jsonl` says which names changed, from what to what."""
-        files.append_text(self.path / "changes.jsonl", "".join(map(_line, changes)))
-        files.write(self.path / "config.yaml", _dump(config))
+        atomic_io.append_text(self.path / "changes.jsonl", "".join(map(_line, changes)))
+        atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
 
     def know(self, **facts: Any) -> None:
         """Add to `environment.json` what is known only now; a disk that refuses that stops nothing."""
         path = self.path / "environment.json"
         with suppress(OperantError, OSError, ValueError):
-            files.write(path, files.strict_json({**json.loads(path.read_text(encoding="utf-8")), **facts}) + "\n")
+            atomic_io.write(
+                path, atomic_io.strict_json({**json.loads(path.read_text(encoding="utf-8")), **facts}) + "\n"
+            )
 
     def say(self, text: str) -> None:
         """Add a line with the time to `log.txt`. A log that cannot be written stops nothing: its lines wait."""
@@ -241,10 +244,10 @@ def _claim(out: Path) -> Path:
     number = 1
     while True:
         path = out if number == 1 else out.with_name(f"{out.name}-{number}")
-        with files.explained(path):
-            files.mkdir(path.parent)
+        with atomic_io.explained(path):
+            atomic_io.mkdir(path.parent)
             try:
-                files.mkdir(path, exist_ok=False)
+                atomic_io.mkdir(path, exist_ok=False)
             except FileExistsError:
                 if not path.is_dir() or any(path.iterdir()):
                     number += 1
@@ -260,15 +263,15 @@ def _claim(out: Path) -> Path:
 
 def _discard(path: Path) -> None:
     with suppress(OSError):
-        files.remove_tree(path)
+        atomic_io.remove_tree(path)
 
 
 def _probe(path: Path, needs: int) -> None:
     """Raise now, and not after an hour of training, where the disk takes nothing."""
     probe = path / "probe"
-    files.write(probe, bytes(_PROBE))
+    atomic_io.write(probe, bytes(_PROBE))
     free = shutil.disk_usage(path).free
-    files.remove(probe)
+    atomic_io.remove(probe)
     if free < needs:
         raise OperantError(
             f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
@@ -277,13 +280,13 @@ def _probe(path: Path, needs: int) -> None:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return files.strict_json(record) + "\n"
+    return atomic_io.strict_json(record) + "\n"
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with files.explained(path.parent):
-        files.mkdir(path.parent)
-    files.write(path, _parquet(rows))
+    with atomic_io.explained(path.parent):
+        atomic_io.mkdir(path.parent)
+    atomic_io.write(path, _parquet(rows))
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

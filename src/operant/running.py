@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant import bundle, distributed, files, machine
+from operant import bundle, distributed, machine
 from operant.algorithms import left_out_says
 from operant.attempts import attempt, given
 from operant.build import Built
 from operant.bundle import Refusal
-from operant.checkpoint import RunState
 from operant.config import Config
 from operant.evaluate import Evaluation
 from operant.looks import Looks
@@ -26,6 +25,8 @@ from operant.rewards import Judged, isolated_parts
 from operant.run import RunFolder
 from operant.sampling import token_pieces
 from operant.saving import Saving, write_model
+from operant.storage import atomic_io
+from operant.storage.checkpoint import RunState
 from operant.tally import Tally
 from operant.trackers.trackers import Trackers
 from operant.types import OperantError, Rollout
@@ -150,7 +151,7 @@ class Run:
 
     def _heed(self, refusal: Refusal, step: int) -> None:
         """A refused step leaves a bundle. Raises: OperantError where too many were refused in a row, all saved."""
-        path = self.path / "refused" / files.step_name(step)
+        path = self.path / "refused" / atomic_io.step_name(step)
         if self.first:
             told = _tried(lambda: bundle.keep(path, self.learner.bundle))
             self.trackers.warn(f"step {step}: {refusal.says()}; {told or f'operant replay {path}'}")
@@ -276,7 +277,7 @@ class Run:
     def _extra(self) -> dict[str, Any]:
         told = self.looks.as_plain() | {"best": self.best, "started": self.started}
         # A mean over nothing is told as nothing: no number that is not finite reaches a checkpoint.
-        return json.loads(files.strict_json(told | {"decided": decided(self.learner)}))
+        return json.loads(atomic_io.strict_json(told | {"decided": decided(self.learner)}))
 
     def go_on(self, path: Path, *, fresh_optimizer: bool = False) -> int:
         """Put a checkpoint back; returns its step. Raises: OperantError where it does not fit."""
@@ -330,7 +331,7 @@ class Run:
 
     def _write_comparison(self) -> None:
         told = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
-        files.write(self.path / "evaluation.json", json.dumps(told, indent=1))
+        atomic_io.write(self.path / "evaluation.json", json.dumps(told, indent=1))
 
 
 def _tried(work: Callable[[], object]) -> OperantError | None:

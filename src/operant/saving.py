@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from operant import files
-from operant.checkpoint import OPTIMIZER, RunState
 from operant.config import TrainOptions
 from operant.policy.loading import export
 from operant.policy.policy import Policy
 from operant.run import RunFolder
-from operant.shelf import path_of
+from operant.storage import atomic_io
+from operant.storage.checkpoint import OPTIMIZER, RunState
+from operant.storage.checkpoint_store import path_of
 from operant.types import OperantError
 
 KINDS = {"resume": ("resume",), "light": ("light",), "both": ("resume", "light")}
@@ -88,12 +88,12 @@ class Saving:
 def write_model(policy: Policy, path: Path, best: str | None = None) -> None:
     """The model as a folder, whole or not at all; with `best`, what it was best at. Raises: OperantError."""
     new = path.with_name(f".{path.name}.tmp")
-    with files.explained(path):
-        files.remove_tree(new)
-        with files.operation("write", new):
+    with atomic_io.explained(path):
+        atomic_io.remove_tree(new)
+        with atomic_io.operation("write", new):
             export(policy, new)
         if best is not None:
-            files.write(new / "best.json", best)
+            atomic_io.write(new / "best.json", best)
         for part in (*new.rglob("*"), new):  # transformers leaves that to the system
-            (files.sync_folder if part.is_dir() else files.sync)(part)
-        files.put_folder(new, path)
+            (atomic_io.sync_folder if part.is_dir() else atomic_io.sync)(part)
+        atomic_io.put_folder(new, path)

@@ -25,8 +25,8 @@ from operant.resume import Change, changed_since, changes, in_force, stored
 from operant.rewards import isolated_parts
 from operant.run import RunFolder
 from operant.running import Observer, Run
-from operant.shelf import about, to_resume
 from operant.signals import Asked, asked_to_end
+from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.copies import make_trackers
 from operant.trackers.trackers import Tracker, Trackers
 from operant.types import Env, OperantError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from operant.hub import BUILTIN, CONNECT_SECONDS, found, reach
+from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
 from operant.types import OperantError, shown
 
 HELD_OUT = 256

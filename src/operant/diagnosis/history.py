@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from operant import files
 from operant.metrics import collect
 from operant.options import read_mapping
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 RECENT = 5
@@ -127,7 +127,7 @@ def read_history(folder: str | Path) -> History:
     folder = Path(folder)
     replies = sorted((folder / "rollouts").glob("step-*.parquet"))
     return History(
-        metrics=[_numbers(record) for record in files.records(folder / "metrics.jsonl")],
+        metrics=[_numbers(record) for record in atomic_io.records(folder / "metrics.jsonl")],
         rows=_rows(replies[-1]) if replies else [],
         reference=_rows(folder / "probes" / "reference.parquet"),
         config=flat(_config(folder / "config.yaml")),
@@ -160,7 +160,7 @@ def _config(path: Path) -> Any:
 def _json(path: Path) -> Any:
     if not path.is_file():
         return {}
-    with files.explained(path, "read"), open(path, encoding="utf-8") as file:
+    with atomic_io.explained(path, "read"), open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
         except json.JSONDecodeError as error:

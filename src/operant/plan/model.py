@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from operant.algorithms import find
 from operant.config import Config
-from operant.hub import find_config
 from operant.plan.phantom import Memory, solid
 from operant.policy import adapters
 from operant.policy.folders import load_config, load_tokenizer
@@ -20,6 +19,7 @@ from operant.policy.modelling import ModelOptions, recomputing
 from operant.policy.policy import Policy
 from operant.policy.probe import Modes
 from operant.policy.trunk import Trunk
+from operant.storage.hub import find_config
 from operant.updates.blocks import SAMPLE
 
 

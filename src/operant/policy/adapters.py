@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant import files, hub
 from operant.policy.folders import load_tensors
+from operant.storage import atomic_io, hub
 from operant.types import OperantError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -208,9 +208,9 @@ def save(model: Any, folder: str | Path) -> Path:
     folder = Path(folder)
     held = {PREFIX + k: v.detach().cpu().contiguous() for k, v in tensors(model).items()}
     config = replace(next(iter(model.peft_config.values())), inference_mode=True)
-    with files.explained(folder, "save the adapter"):
-        files.mkdir(folder)
-        with files.operation("write", folder):
+    with atomic_io.explained(folder, "save the adapter"):
+        atomic_io.mkdir(folder)
+        with atomic_io.operation("write", folder):
             save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
             config.save_pretrained(str(folder))
     return folder

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant.hub import quietly
+from operant.storage.hub import quietly
 from operant.types import OperantError
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack")

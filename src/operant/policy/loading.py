@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from operant import files
-from operant.hub import find_model, quietly
 from operant.policy import adapters, quantised
 from operant.policy.adapters import LoraOptions
 from operant.policy.folders import check_finite, check_model, load_model, load_tensors, load_tokenizer
@@ -21,6 +19,8 @@ from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow, shared
+from operant.storage import atomic_io
+from operant.storage.hub import find_model, quietly
 from operant.types import OperantError
 
 
@@ -160,7 +160,7 @@ def export(policy: Policy, folder: str | Path) -> Path:
     if adapters.adapted(policy.model):
         adapters.save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
-        with files.operation("write", folder):
+        with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
     if policy.has_values:
         _save_critic(policy, folder / "critic")
@@ -173,18 +173,18 @@ def _save_plain(model: Any, folder: Path) -> None:
         if quantised.is_quantised(model):
             model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
         model = adapters.merged(model)
-    with quietly(), files.operation("write", folder):
+    with quietly(), atomic_io.operation("write", folder):
         model.save_pretrained(folder)
 
 
 def _save_critic(policy: Policy, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    files.mkdir(folder)
+    atomic_io.mkdir(folder)
     owner: Any = policy.critic or policy
-    with files.operation("write", folder / "head.safetensors"):
+    with atomic_io.operation("write", folder / "head.safetensors"):
         save_file({k: v.contiguous() for k, v in owner.value_head.state_dict().items()}, folder / "head.safetensors")
-    files.write(folder / "critic.json", json.dumps(asdict(owner.value_options), indent=1))
+    atomic_io.write(folder / "critic.json", json.dumps(asdict(owner.value_options), indent=1))
     if policy.critic is not None:
         _save_plain(policy.critic.model, folder / "network")
 

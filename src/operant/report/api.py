@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from operant import files
 from operant.report import parquet, replies, run_report
 from operant.report.search import Index
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 _OTHERS = ("report.html", "log.txt")
@@ -80,7 +80,7 @@ def _replies(site: Site, **asked: Any) -> Any:
 def _tokens(site: Site, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
     if of not in ("rollouts", "probes", "reference") or row < 0:
         raise Wrong(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
-    path = site.folder / ("rollouts" if of == "rollouts" else "probes") / f"{files.step_name(step)}.parquet"
+    path = site.folder / ("rollouts" if of == "rollouts" else "probes") / f"{atomic_io.step_name(step)}.parquet"
     if of == "reference":
         path = site.folder / "probes" / "reference.parquet"
     try:

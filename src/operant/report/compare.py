@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from operant import files
 from operant.metrics.registry import describe
 from operant.report import html, parquet
 from operant.report.downsample import POINTS, short
 from operant.report.outcomes import Finals, finals, group_row, run_row, sentence
 from operant.report.runs import SEED, Group, Told, differing, grouped, is_sweep, read_runs, spoken, swept
 from operant.report.summary import interval
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 SCRIPTS = ("charts.js", "compare.js")
@@ -55,7 +55,7 @@ def write_comparison(places: Sequence[str | Path], out: str | Path | None = None
     with parquet.sound(", ".join(map(str, places))):
         data = comparison(places, path.parent)
         text = html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
-    files.write(path, text)
+    atomic_io.write(path, text)
     return path
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant import files
+from operant.storage import atomic_io
 
 POINTS = 500
 """Most points of a curve."""
@@ -80,7 +80,7 @@ class Heatmaps:
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        with files.explained(path, "read"):
+        with atomic_io.explained(path, "read"):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         self._lines = [line for line in text.split("\n")[:-1] if line]  # without one that is being written
         self._parsed: dict[int, dict[str, Any]] = {}

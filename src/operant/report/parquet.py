@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant import files
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 PER_TOKEN = ("logprobs", "ref_logprobs", "values", "advantages")
@@ -34,7 +34,7 @@ def sound(folder: str | Path) -> Iterator[None]:
 
 def steps(folder: Path) -> dict[int, Path]:
     """The files of a folder by step, in the order of steps; none where there is no folder yet."""
-    found = {files.step_of(path): path for path in folder.glob("step-*.parquet")}
+    found = {atomic_io.step_of(path): path for path in folder.glob("step-*.parquet")}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
 

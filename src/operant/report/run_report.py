@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from operant import files
 from operant.diagnosis import History, diagnose, read_history, verdict
 from operant.diagnosis.progress import progress
 from operant.metrics.registry import METRICS, describe
@@ -20,6 +19,7 @@ from operant.report import html
 from operant.report.downsample import Heatmaps, curves, short, stretch
 from operant.report.parquet import sound
 from operant.report.replies import Reader, embedded, probes
+from operant.storage import atomic_io
 
 SCRIPTS = ("charts.js", "heat.js", "figures.js", "replies.js", "app.js")
 STYLES = ("style.css", "replies.css")
@@ -37,7 +37,7 @@ def write_report(run_folder: str | Path) -> Path:
     path = folder / "report.html"
     with sound(folder):
         text = page(page_data(folder) | {"replies": embedded(folder)})
-    files.write(path, text)
+    atomic_io.write(path, text)
     return path
 
 
@@ -169,5 +169,5 @@ def _scored(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _text(path: Path) -> str:
-    with files.explained(path, "read"):
+    with atomic_io.explained(path, "read"):
         return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from operant import machine
-from operant.hub import find_model
 from operant.policy.folders import load_any, load_tokenizer
+from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout
 
 

@@ -25,7 +25,10 @@ from typing import Any
 from operant.sandbox.process import Box, Limits
 from operant.types import OperantError
 
-BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from operant.sandbox.worker import main; main(sys.argv[2])"
+BOOT = """import sys, json
+sys.path[:] = json.loads(sys.argv[1])
+from operant.sandbox.worker import main
+main(sys.argv[2])"""
 PRINTED = 2000
 """Bytes of what a worker prints that are kept, the last ones."""
 ANSWER = 4 << 20

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from operant import files
+from operant.storage import atomic_io
 
 _POLL = 0.1
 _LAST_LINES = 5
@@ -86,7 +86,7 @@ class Child:
 def run_all(jobs: Sequence[Job], at_once: int, logs: Path, watcher: Watcher) -> tuple[dict[str, Ended], bool]:
     """Run them, `at_once` at a time. Returns how each that was begun has ended, and whether Ctrl-C was pressed."""
     waiting, running, ended = deque(jobs), list[Child](), dict[str, Ended]()
-    with files.explained(logs):
+    with atomic_io.explained(logs):
         logs.mkdir(exist_ok=True)
     with _interrupts() as asked:
         try:
@@ -106,7 +106,7 @@ def run_all(jobs: Sequence[Job], at_once: int, logs: Path, watcher: Watcher) -> 
 def _start(job: Job, at_once: int, logs: Path) -> Child:
     log = logs / f"{job.name}.txt"
     words = [sys.executable, "-m", "operant", "train", *job.words]
-    with files.explained(log), open(log, "w", encoding="utf-8") as output:
+    with atomic_io.explained(log), open(log, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import yaml
 
-from operant import files, lock
+from operant import lock
 from operant.config import as_mapping, configure
 from operant.diagnosis.history import flat
 from operant.options import read, read_mapping
 from operant.report.runs import FILE
 from operant.run import read_config
+from operant.storage import atomic_io
 from operant.sweep.points import Axis, Point, divide, draw, grid
 from operant.types import OperantError
 
@@ -75,9 +76,9 @@ def remember(folder: Path, plan: Plan) -> None:
         axes[axis.name] = _union(axes.get(axis.name), axis.text)
     common = {k: v for k, v in plan.common.items() if k not in axes}
     told = {"recipe": plan.recipe, "axes": axes, **plan.drawn, "fixed": common}
-    with files.explained(folder):
+    with atomic_io.explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / FILE, yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=120))
+    atomic_io.write(folder / FILE, yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=120))
 
 
 def recorded(folder: Path) -> dict[str, Any] | None:
@@ -126,7 +127,7 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
 
 def steps_done(folder: Path) -> int:
     """The last step that was logged; 0 before the first."""
-    metrics = files.records(folder / "metrics.jsonl")
+    metrics = atomic_io.records(folder / "metrics.jsonl")
     return int(metrics[-1]["step"]) if metrics else 0
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from operant import files
+from operant.storage import atomic_io
 from operant.tally import Histogram
 
 COLUMNS = ("step", "query", "reply", "reward", "KL", "tokens", "end")
@@ -65,7 +65,7 @@ class Copy:
     def start(self, config: Mapping[str, Any]) -> None:
         """Begin, or go on."""
         self.total, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
-        with files.explained(self.folder):
+        with atomic_io.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         if self._memory.is_file():
             self.memory = json.loads(self._memory.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ class Copy:
         return self.folder / "operant.json"
 
     def _remember(self) -> None:
-        files.write(self._memory, json.dumps(self.memory))
+        atomic_io.write(self._memory, json.dumps(self.memory))
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant import files, manifest
+from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 
 SCHEMA = 2
@@ -39,12 +39,12 @@ class Retention:
 
 def path_of(folder: Path, kind: str, step: int) -> Path:
     """Where a checkpoint of a step lies."""
-    return folder / files.step_name(step, KINDS[kind])
+    return folder / atomic_io.step_name(step, KINDS[kind])
 
 
 def step_of(path: Path) -> int | None:
     """The step in a checkpoint's name; None for any other name."""
-    return next((step for name in KINDS.values() if (step := files.step_of(path, name)) is not None), None)
+    return next((step for name in KINDS.values() if (step := atomic_io.step_of(path, name)) is not None), None)
 
 
 def about(path: str | Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def about(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        with files.explained(path, "read"):
+        with atomic_io.explained(path, "read"):
             return _told(path)
     except OperantError:
         raise
@@ -126,7 +126,7 @@ def _newest_first(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
     found = []
     for place, kind in enumerate(kinds):
         for path in folder.glob(f"{KINDS[kind]}-*"):
-            step = files.step_of(path, KINDS[kind])
+            step = atomic_io.step_of(path, KINDS[kind])
             if step is not None and path.suffix in ("", ".old") and path.is_dir():
                 found.append((-step, place, path.suffix != "", path))
     return [path for *_, path in sorted(found)]
@@ -158,10 +158,10 @@ def clean(folder: Path) -> None:
     The run's lock keeps others out.
     """
     for left in folder.glob(".*.tmp"):
-        files.remove_tree(left)
+        atomic_io.remove_tree(left)
     for aside in folder.glob("*.old"):
         if step_of(aside) is not None and not aside.with_suffix("").exists():
-            files.rename(aside, aside.with_suffix(""))
+            atomic_io.rename(aside, aside.with_suffix(""))
 
 
 def prune(folder: Path, step: int, retention: Retention) -> None:
@@ -185,5 +185,5 @@ def prune(folder: Path, step: int, retention: Retention) -> None:
 def _discard(path: Path) -> None:
     """Under a name that is no checkpoint's first: a kill in the middle leaves none that is half there."""
     gone = path.with_name(f".{path.name}.tmp")
-    files.rename(path, gone)
-    files.remove_tree(gone)
+    atomic_io.rename(path, gone)
+    atomic_io.remove_tree(gone)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from operant import files, manifest
+from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -90,21 +90,21 @@ def _not_finite(name: str) -> OperantError:
 
 def write_folder(folder: Path, bag: Bag, content: Any, about: dict[str, Any]) -> None:
     """Write the three files and bring them to the disk, the manifest last. Raises: OSError."""
-    files.mkdir(folder, exist_ok=False)
+    atomic_io.mkdir(folder, exist_ok=False)
     _write_tensors(folder / TENSORS, bag.tensors)
-    files.fill(folder / STATE, json.dumps(content, allow_nan=False))
+    atomic_io.fill(folder / STATE, json.dumps(content, allow_nan=False))
     manifest.write(folder, about, (TENSORS, STATE))
-    files.sync_folder(folder)
+    atomic_io.sync_folder(folder)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        with files.operation("write", path):
+        with atomic_io.operation("write", path):
             save_file(_separate(tensors), path)
     except SafetensorError as error:  # it hides the number of the system's error in its text
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else None, str(error)) from error
-    files.sync(path)
+    atomic_io.sync(path)
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

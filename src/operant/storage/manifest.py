@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from operant import files
+from operant.storage import atomic_io
 
 NAME = "manifest.json"
 LARGEST = 1 << 24
@@ -23,7 +23,7 @@ def write(folder: Path, about: Mapping[str, Any], names: Iterable[str]) -> None:
     """Write the manifest of the files `names` of `folder`, and `about` beside them. Raises: OSError."""
     facts = {name: {"size": (folder / name).stat().st_size, "sha256": _hash(folder / name)} for name in names}
     told = {**about, "files": facts}
-    files.fill(folder / NAME, json.dumps(told | {"sha256": _seal(told)}, indent=2))
+    atomic_io.fill(folder / NAME, json.dumps(told | {"sha256": _seal(told)}, indent=2))
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from operant import files, machine
-from operant.encoding import Bag, decode, encode, read_folder, write_folder
-from operant.shelf import (
+from operant import machine
+from operant.storage import atomic_io
+from operant.storage.checkpoint_store import (
     SCHEMA,
     Retention,
     about,
@@ -38,6 +38,7 @@ from operant.shelf import (
     to_resume,
     verify,
 )
+from operant.storage.state_codec import Bag, decode, encode, read_folder, write_folder
 from operant.types import OperantError
 
 __all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "to_resume"]
@@ -115,15 +116,15 @@ class RunState:
         content = {"parts": body, "extra": encode(extra, "extra", bag)}
         path = path_of(folder, kind, step)
         temporary = path.with_name(f".{path.name}.tmp")
-        with files.explained(path, "save the checkpoint"):
-            files.mkdir(folder)
+        with atomic_io.explained(path, "save the checkpoint"):
+            atomic_io.mkdir(folder)
             clean(folder)
             try:
                 write_folder(temporary, bag, content, _about(kind, step, lengths or {}))
-                files.put_folder(temporary, path)
+                atomic_io.put_folder(temporary, path)
             finally:
                 with suppress(OSError):
-                    files.remove_tree(temporary)
+                    atomic_io.remove_tree(temporary)
             size = sum(file.stat().st_size for file in path.iterdir())
             prune(folder, step, Retention(keep, keep_every, frozenset(spare)))
         return Saved(path, size, time.perf_counter() - begun)
@@ -170,7 +171,7 @@ class RunState:
 def _read(path: Path) -> tuple[Any, dict[str, Any]]:
     """`extra`, and the states of the parts by name, decoded."""
     try:
-        with files.explained(path, "read"):
+        with atomic_io.explained(path, "read"):
             content, tensors = read_folder(path)
         return decode(content["extra"], tensors), {k: decode(v, tensors) for k, v in content["parts"].items()}
     except OperantError:

@@ -22,7 +22,7 @@ from typing import Any
 
 from operant.types import OperantError, shown
 
-BUILTIN = Path(__file__).parent / "builtin"
+BUILTIN = Path(__file__).parents[1] / "builtin"
 CONNECT_SECONDS = 3.0
 """How long the Hub may take to answer the first request."""
 _HUB_NAME = r"(?=.{1,96}$)(?!.*(--|\.\.))(\w[\w.-]*/)?\w([\w.-]*\w)?"
