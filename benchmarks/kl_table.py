@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant import advantages, losses
-from operant.kl import EXACT, KLOptions, estimate
+from operant.objectives import advantages, losses
+from operant.objectives.kl import EXACT, KLOptions, estimate
 from operant.observe import pay
 from operant.policy.logprobs import divergence
 from operant.sampling import Sampling

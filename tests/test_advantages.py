@@ -5,10 +5,17 @@ import torch
 from rigs import said, wider
 from toys import lm
 
-from operant import losses
-from operant.advantages import group_relative, leave_one_out, whiten, with_gae, with_groups, with_leave_one_out
 from operant.batch import collate, token_weights
-from operant.kl import estimate, loss_term
+from operant.objectives import losses
+from operant.objectives.advantages import (
+    group_relative,
+    leave_one_out,
+    whiten,
+    with_gae,
+    with_groups,
+    with_leave_one_out,
+)
+from operant.objectives.kl import estimate, loss_term
 from operant.observe import pay
 from operant.policy.policy import Policy
 from operant.types import Batch, Outputs, Rollout, Task, Turn

@@ -9,11 +9,11 @@ from rigs import said
 from tokenizers.processors import TemplateProcessing
 from toys import CAUSAL, SPECIAL, letters, lm
 
-from operant.advantages import with_gae
 from operant.batch import collate
 from operant.chat import encode_more, encode_prompt
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
+from operant.objectives.advantages import with_gae
 from operant.observe import ends, with_ends
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy

@@ -12,7 +12,8 @@ import torch
 from golden_runs import ALGORITHMS, ISLANDS, RUNS, TOLD, farthest, made, prompts, read, run, score, settle
 from toys import bare_logprobs, lm
 
-from operant import Task, advantages, batch, learner, losses, observe
+from operant import Task, batch, learner, observe
+from operant.objectives import advantages, losses
 from operant.policy.heads import ValueHead, ValueOptions
 from operant.policy.policy import Policy
 from operant.sampling import Sampling

@@ -12,8 +12,8 @@ import torch
 from rigs import Caught, gap, on_ranks, said, wider
 from toys import CAUSAL, lm
 
-from operant import losses
 from operant.batch import collate
+from operant.objectives import losses
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy

@@ -5,8 +5,8 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Task, train
-from operant.advantages import group_relative
 from operant.config import configure
+from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments
 
 GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}

@@ -153,7 +153,7 @@ def renders_chat(source: str) -> list[str]:
 
 RULES = {
     masks_from_ids: (FILES, "mask = ids != tokenizer.pad_token_id"),
-    averages: ([PACKAGE / "losses.py"], "loss = (ratio * advantages).mean()"),
+    averages: ([PACKAGE / "objectives/losses.py"], "loss = (ratio * advantages).mean()"),
     opens_without_encoding: (FILES, "open('b.txt')\nPath('x').open('w')"),
     unpickles: (FILES, "torch.load('weights.pt')"),
     salted_hashes: (FILES, "seed = hash((seed, task.id))"),

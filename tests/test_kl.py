@@ -9,8 +9,8 @@ from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
 from operant.batch import collate
-from operant.kl import KLOptions, controller, estimate, loss_term
 from operant.learner import Learner
+from operant.objectives.kl import KLOptions, controller, estimate, loss_term
 from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.logprobs import divergence

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from operant import advantages, batch, kl, losses
+from operant import batch
+from operant.objectives import advantages, kl, losses
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "minimal_ppo.py"

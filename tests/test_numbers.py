@@ -21,9 +21,10 @@ from rigs import on_ranks, said
 from safetensors.torch import load_file
 from toys import letters, lm
 
-from operant import Learner, OperantError, losses
+from operant import Learner, OperantError
 from operant.api import runs
 from operant.finite import Fault
+from operant.objectives import losses
 from operant.policy.loading import export
 from operant.replay import Replayed, replay
 from operant.storage.state_codec import Bag, encode

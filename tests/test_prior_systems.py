@@ -13,12 +13,12 @@ import torch
 from rigs import Caught, gap, said
 from toys import CAUSAL, bare_logprobs, lm
 
-from operant import losses
 from operant.batch import collate
 from operant.engines.native import NativeEngine
 from operant.generation import from_generation_kwargs
-from operant.kl import KLOptions, estimate
 from operant.learner import Learner
+from operant.objectives import losses
+from operant.objectives.kl import KLOptions, estimate
 from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy

@@ -7,12 +7,13 @@ import torch
 from rigs import said
 from toys import CAUSAL, letters, lm
 
-from operant import advantages, distributed
-from operant.advantages import whiten, with_gae
+from operant import distributed
 from operant.batch import collate
 from operant.data import DataOptions, load_tasks
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
+from operant.objectives import advantages
+from operant.objectives.advantages import whiten, with_gae
 from operant.observe import ends, with_ends
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy

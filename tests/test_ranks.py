@@ -8,8 +8,8 @@ from rigs import on_ranks, said
 from toys import lm
 
 from operant import distributed
-from operant.advantages import whiten
 from operant.learner import Learner
+from operant.objectives.advantages import whiten
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.probes import Probes

@@ -10,11 +10,11 @@ import torch
 from rigs import gap, said, wider
 from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 
-from operant import losses
 from operant.batch import collate, token_weights
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.learner import Learner
+from operant.objectives import losses
 from operant.policy.heads import ValueOptions
 from operant.policy.logprobs import Sweep, Swept, _spread, _statistics, compiled, score
 from operant.policy.policy import Policy

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from toys import lm
 
-from operant import Learner, Policy, advantages, losses, observe
+from operant import Learner, Policy, observe
 from operant.algorithms import ALGORITHMS
+from operant.objectives import advantages, losses
 from operant.policy.heads import ValueOptions
 from operant.sampling import counter
 from operant.updates import objective

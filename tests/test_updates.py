@@ -5,7 +5,8 @@ import torch
 from rigs import said
 from toys import lm
 
-from operant import Learner, OperantError, Policy, losses
+from operant import Learner, OperantError, Policy
+from operant.objectives import losses
 from operant.tally import Tally
 from operant.types import Batch, Outputs
 from operant.updates.blocks import Watch

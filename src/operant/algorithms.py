@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from operant import advantages, losses
+from operant.objectives import advantages, losses
 from operant.types import AdvantageFn, LossFn, OperantError, shown
 from operant.updates import gradient
 from operant.updates.objective import Objective, minibatch_whitening

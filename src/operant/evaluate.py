@@ -11,8 +11,8 @@ from operant import distributed
 from operant.batch import collate
 from operant.demonstrations import Demonstrations
 from operant.generation import from_generation_kwargs
-from operant.kl import estimate
 from operant.learner import Learner
+from operant.objectives.kl import estimate
 from operant.observe import passed
 from operant.policy.policy import PURE, Policy
 from operant.rewards import judge, totals

@@ -29,9 +29,9 @@ from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.finite import of_batch
 from operant.generation import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
-from operant.kl import KLOptions, controller
 from operant.lessons import Learnt, Lesson, Progress, choose, unjudged
 from operant.metrics import collect
+from operant.objectives.kl import KLOptions, controller
 from operant.passes import Passes
 from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from operant.batch import cut, units
-from operant.kl import EXACT, SAMPLED, KLOptions, estimate
+from operant.objectives.kl import EXACT, SAMPLED, KLOptions, estimate
 from operant.policy import layout
 from operant.policy.policy import Policy
 from operant.sampling import Sampling

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from operant.algorithms import ALGORITHMS, Algorithm, find, fitting, preset
-from operant.kl import OF_THE_REWARD, KLOptions
+from operant.objectives.kl import OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
 from operant.policy.adapters import LoraOptions
 from operant.policy.heads import ValueOptions

@@ -18,8 +18,9 @@ import torch
 from report import Report
 from torch import Tensor
 
-from operant import advantages, batch, kl, losses
+from operant import batch
 from operant.algorithms import preset
+from operant.objectives import advantages, kl, losses
 from operant.observe import pay
 from operant.policy import logprobs as vocabulary
 from operant.rewards import shaping

@@ -20,9 +20,9 @@ from report import Report
 from sides_1_16 import Found, Ours, Theirs, alone, stored, weights_of
 from torch import Tensor
 
-from operant import losses
 from operant.algorithms import ALGORITHMS
-from operant.kl import loss_term
+from operant.objectives import losses
+from operant.objectives.kl import loss_term
 from operant.types import Batch, Outputs
 
 DRAWS, FEW = 10, 3

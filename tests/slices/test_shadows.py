@@ -8,8 +8,8 @@ from toys import lm
 
 from operant.batch import collate
 from operant.engines.native import NativeEngine
-from operant.kl import KLOptions
 from operant.learner import Learner
+from operant.objectives.kl import KLOptions
 from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy

@@ -4,9 +4,9 @@ import pytest
 import torch
 from toys import lm
 
-from operant.advantages import with_gae
 from operant.batch import collate
 from operant.learner import Learner
+from operant.objectives.advantages import with_gae
 from operant.rewards.evaluate import judge
 from operant.types import OperantError, Rollout, Task, Turn
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from toys import bare_logprobs, letters, lm
 
-from operant.advantages import with_gae
 from operant.batch import collate
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
+from operant.objectives.advantages import with_gae
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.rollout import play

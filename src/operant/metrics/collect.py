@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.kl import estimate
+from operant.objectives.kl import estimate
 from operant.tally import Tally
 from operant.types import Batch, Outputs, Rollout
 

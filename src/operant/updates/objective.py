@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from operant import losses
-from operant.advantages import normalised
 from operant.distributed import Together
-from operant.kl import EXACT, KLOptions, direct_term, estimate, loss_term
 from operant.metrics import collect
+from operant.objectives import losses
+from operant.objectives.advantages import normalised
+from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, loss_term
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from operant import losses
 from operant.batch import cut, units
 from operant.finite import Fault, at_actions
+from operant.objectives import losses
 from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.types import Batch
