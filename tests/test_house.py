@@ -60,9 +60,9 @@ def test_every_package_of_the_page_is_there() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "inside"),
     [
-        ("kl", "from operant.policy.policy import Policy", ()),
-        ("kl", "import operant.sampling", ()),
-        ("losses", "def f():\n    from operant import advantages", ()),
+        ("objectives.kl", "from operant.training.learner import Learner", ()),
+        ("types", "import operant.sampling", ()),
+        ("sampling", "def f():\n    from operant import objectives", ()),
         ("engines.native", "from ..learner import Learner", ("engines",)),
         ("batch", "from .learner import Learner", ()),
         ("data.tasks", "from operant import Task", ("data",)),

@@ -77,7 +77,7 @@ class Guest:
         self.__name__ = self.spec.rpartition(":")[2]
         memory = None if self.options.memory_gb is None else int(self.options.memory_gb * (1 << 30))
         limits = Limits(memory, self.options.processes, self.options.level)
-        self._pool = Pool(Job("operant.rewards.worker:reward", self.spec), limits, self.options.workers)
+        self._pool = Pool(Job("operant.sandbox.reward_job:reward", self.spec), limits, self.options.workers)
 
     def under(self, options: GuestOptions) -> "Guest":
         """With the run's options, unless it has its own."""

@@ -1,6 +1,6 @@
 """Workers that answer JSON lines until a deadline, and are replaced where they do not.
 
-pool = Pool(Job("operant.rewards.worker:reward", "my_rewards:politeness"), Limits(), size=2)
+pool = Pool(Job("operant.sandbox.reward_job:reward", "my_rewards:politeness"), Limits(), size=2)
 pool.start(60.0)
 replies = pool.run([[...], [...]], until=time.monotonic() + 30, allowance=lambda: 5.0)
 replies[0].outcome      # "ok", "error" or "timeout"
