@@ -1,15 +1,12 @@
 """Each algorithm, as a choice of parts. Adding one is adding a row; nothing outside this table asks which one runs."""
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from operant.objectives import advantages, losses
 from operant.types import AdvantageFn, LossFn, OperantError, shown
-from operant.updates import gradient
-from operant.updates.objective import Objective, minibatch_whitening
 
 
 @dataclass(frozen=True)
@@ -40,21 +37,8 @@ class Algorithm:
     """Where a KL penalty may be charged: in the `reward`, in the `loss`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of its own, where the options' general defaults do not suit it."""
-    update: Callable = gradient.update
-
-    def objective(self, options: Mapping[str, Any], horizon: int, reference: Any = None) -> Objective:
-        """What is descended on under a learner's options."""
-        advantage = options["advantage"]
-        return Objective(
-            loss=partial(self.loss, **options["loss"]),
-            unit=self.unit,
-            per=self.per,
-            horizon=horizon,
-            entropy_gradient=bool(options["loss"].get("entropy_coef")),
-            whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
-            kl=options["kl"] if reference is not None else None,
-            reference=reference,
-        )
+    update: str = "gradient"
+    """How it is descended on: a key of `UPDATES`."""
 
 
 ALGORITHMS: dict[str, Algorithm] = {

@@ -42,7 +42,7 @@ from operant.sampling import Sampling, check_ids
 from operant.settings import LearnerOptions, find_device, learner_options
 from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
-from operant.updates.gradient import Updated
+from operant.updates.gradient import UPDATES, Updated
 from operant.updates.optimizer import make_optimizer, rate
 
 HISTORY = 2000
@@ -399,7 +399,7 @@ class Learner:
         return rate(options, step, total)
 
     def _update(self, batch: Batch, sampling: Sampling, lr: float, places: list[int | None]) -> Updated:
-        return self.algorithm.update(
+        return UPDATES[self.algorithm.update](
             self.policy,
             self.optimizer,
             batch,

@@ -5,6 +5,7 @@ A learner makes them once a step; `operant replay` makes those of a refused step
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from operant.algorithms import Algorithm
@@ -17,7 +18,7 @@ from operant.policy.shadow import Shadow
 from operant.sampling import Sampling
 from operant.types import Batch
 from operant.updates.micro import Budget
-from operant.updates.objective import Objective
+from operant.updates.objective import Objective, minibatch_whitening
 
 
 @dataclass
@@ -71,4 +72,14 @@ class Passes:
 
     def objective(self, sampling: Sampling) -> Objective:
         """What is descended on."""
-        return self.algorithm.objective(self.options, sampling.max_tokens, self.reference)
+        row, loss, advantage = self.algorithm, self.options["loss"], self.options["advantage"]
+        return Objective(
+            loss=partial(row.loss, **loss),
+            unit=row.unit,
+            per=row.per,
+            horizon=sampling.max_tokens,
+            entropy_gradient=bool(loss.get("entropy_coef")),
+            whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+            kl=self.options["kl"] if self.reference is not None else None,
+            reference=self.reference,
+        )

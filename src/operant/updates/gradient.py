@@ -6,7 +6,7 @@ are summed, so neither micro-batches nor padding nor ranks change what the optim
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +116,10 @@ def update(
             tally.merge(seen)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     return _ended(tally, watch), None
+
+
+UPDATES: dict[str, Callable[..., Updated]] = {"gradient": update}
+"""Rules of update by name. Each takes the arguments of `update`."""
 
 
 def _ended(tally: Tally, watch: Watch, *, early: bool = False, refused: bool = False) -> Tally:
