@@ -9,12 +9,14 @@ from test_sampling import replies
 from toys import bare_logprobs, lm
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
 
+from operant.engines import native
+from operant.engines.cache import Window, plain_layers
+from operant.engines.capabilities import try_decoding
+from operant.engines.decoding import Cached, Pooled, Whole
 from operant.engines.native import NativeEngine, in_turn, without
-from operant.policy.cache import Window, plain_layers
-from operant.policy.decoding import Cached, Pooled, Whole
+from operant.engines.static import static
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
-from operant.policy.static import static
 from operant.sampling import Sampling, task_key
 
 GROUPS = [[5, 6, 7, 8, 9]] * 3 + [[4]] * 2 + [[12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8]] * 2 + [[15, 16], [4], [4]]
@@ -70,7 +72,7 @@ def same(mine, plain):
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_are_the_same_for_every_number_of_rows(kind):
     policy = policy_of(kind)
-    assert policy.modes.pooled == (kind in POOLED)
+    assert try_decoding(policy).pooled == (kind in POOLED)
     alone = [replies(policy, RAGGED, [p], [k])[0] for p, k in zip(GROUPS, KEYS, strict=True)]
     assert len({len(c.action) for c in alone}) > 3
     for rows in (1, 3, 8, 256):
@@ -104,7 +106,7 @@ def test_looking_seldom_at_which_replies_have_ended_changes_nothing(shapes, rows
 def test_a_sliding_window_that_holds_whole_rows_is_none():
     """Mistral's: wide enough for what the probe reads; rows of 9 fit into it, rows of 10 do not."""
     policy = Policy(model_of("mistral", window=9), value=ValueOptions(init="normal"))
-    assert isinstance(policy.decode(4, 9), Pooled) and isinstance(policy.decode(4, 10), Cached)
+    assert isinstance(native.decode(policy, 4, 9), Pooled) and isinstance(native.decode(policy, 4, 10), Cached)
     short = Sampling(max_tokens=2, stop_tokens=(2, 7))
     for prompt, c in zip(GROUPS, replies(policy, short, GROUPS, KEYS, batch=4), strict=True):
         truth = bare_logprobs(policy.model, prompt, c.action)
@@ -117,8 +119,8 @@ def test_small_buffers_grow_and_move_and_portions_of_prompts_are_read(kind, monk
     policy = policy_of(kind)
     sampling = Sampling(max_tokens=20, stop_tokens=(2, 7))
     whole = replies(policy, sampling, GROUPS * 3, KEYS * 3)
-    monkeypatch.setattr("operant.policy.cache.START_WITH", 1)
-    monkeypatch.setattr("operant.policy.decoding.READ_AT_ONCE", 8)
+    monkeypatch.setattr("operant.engines.cache.START_WITH", 1)
+    monkeypatch.setattr("operant.engines.decoding.READ_AT_ONCE", 8)
     same(replies(policy, sampling, GROUPS * 3, KEYS * 3, batch=4), whole)
 
 
@@ -126,9 +128,9 @@ def test_small_buffers_grow_and_move_and_portions_of_prompts_are_read(kind, monk
 def test_what_the_probe_forbids_is_done_another_way_with_the_same_replies(broken):
     policy = policy_of("gpt2")
     whole = replies(policy, RAGGED, GROUPS, KEYS, batch=6)
-    assert isinstance(policy.decode(2, 9), Pooled)
+    assert isinstance(native.decode(policy, 2, 9), Pooled)
     object.__setattr__(policy.modes, broken, False)
-    assert isinstance(policy.decode(2, 9), Cached if broken == "pooled" else Whole)
+    assert isinstance(native.decode(policy, 2, 9), Cached if broken == "pooled" else Whole)
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=6), whole)
 
 
@@ -146,7 +148,7 @@ def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
     whole = replies(policy, RAGGED, GROUPS, KEYS)
     made = Window._buffer
     monkeypatch.setattr(Window, "_buffer", lambda self, *a: made(self, *a).fill_(torch.nan))
-    monkeypatch.setattr("operant.policy.decoding.READ_AT_ONCE", 8)  # short prompts into rows that nobody has used
+    monkeypatch.setattr("operant.engines.decoding.READ_AT_ONCE", 8)  # short prompts into rows that nobody has used
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=8), whole)
 
 
@@ -157,6 +159,7 @@ class Counted:
     """Every call of the model: rows and columns."""
 
     def __init__(self, policy):
+        try_decoding(policy)  # it makes calls of its own, once
         self.calls, call = [], policy._call
 
         def counting(**feed):
@@ -268,9 +271,27 @@ def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
 # --- shapes that never change -----------------------------------------------------------------------------------------
 
 
+FIXED = {}
+
+
+@pytest.fixture(autouse=True)
+def static_where_a_test_asks_for_it(monkeypatch):
+    plain = native.decode
+
+    def decode(policy, rows, columns, *, moves=True):
+        if policy not in FIXED:
+            return plain(policy, rows, columns, moves=moves)
+        return static(policy, rows, columns, moves=moves, capture=FIXED[policy])
+
+    monkeypatch.setattr(native, "decode", decode)
+    yield
+    FIXED.clear()
+
+
 def fixed(policy, capture=False):
     """Decode as on a GPU, without graphs."""
-    policy.decode = lambda rows, columns, moves=True: static(policy, rows, columns, moves=moves, capture=capture)
+    try_decoding(policy)
+    FIXED[policy] = capture
     return policy
 
 
@@ -286,7 +307,7 @@ def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
             assert c.action == plain.action
             assert c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
             assert c.values == pytest.approx(plain.values, abs=1e-5)
-    assert not any_model(policy.decode(rows, 8)).kept.graphs
+    assert not any_model(native.decode(policy, rows, 8)).kept.graphs
     truth = bare_logprobs(policy.model, prompts[0], grown[0].action)
     assert torch.allclose(torch.tensor(grown[0].logprobs).double(), truth, atol=1e-5)
 
@@ -297,7 +318,7 @@ def test_fewer_rows_are_computed_as_replies_end_and_states_at_the_cut_are_kept()
     prompts, keys = [[4 + i % 11, 5, 3] for i in range(64)], list(range(64))
     long = Sampling(max_tokens=30, stop_tokens=(2, 7, 11))
     plain = replies(policy, long, prompts, keys)
-    fixed(policy).decode(1, 4)
+    native.decode(fixed(policy), 1, 4)
     counted = Counted(policy)
     said = replies(policy, long, prompts, keys)
     assert set(counted.steps) == {64, 16}
@@ -322,7 +343,7 @@ def test_buffer_and_graphs_are_kept_while_the_weights_lie_where_they_did():
 def test_a_model_that_decodes_otherwise_over_a_fixed_buffer_says_so(caplog, monkeypatch):
     policy = policy_of("gpt2")
     assert static(policy_of("t5"), 4, 20, moves=False) is None
-    monkeypatch.setattr("operant.policy.static.StaticWindow.seen", lambda self, rows, dtype: (None, None))
+    monkeypatch.setattr("operant.engines.static.StaticWindow.seen", lambda self, rows, dtype: (None, None))
     assert static(policy, 4, 20, moves=False) is None and "without graphs" in caplog.text
 
 
@@ -340,7 +361,7 @@ def test_where_a_step_cannot_be_captured_generation_goes_on_without(caplog):
 def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
     policy = Policy(any_model(model_of(kind)).cuda(), value=ValueOptions(init="normal"))
     said = replies(policy, RAGGED, GROUPS, KEYS, batch=4)
-    assert any_model(policy.decode(4, 19)).kept.graphs
+    assert any_model(native.decode(policy, 4, 19)).kept.graphs
     policy.model.cpu()
     for prompt, c in zip(GROUPS, said, strict=True):
         assert torch.allclose(

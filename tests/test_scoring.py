@@ -11,6 +11,7 @@ from rigs import gap, said, wider
 from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 
 from operant.batch import collate, token_weights
+from operant.engines.capabilities import try_decoding
 from operant.engines.native import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.learner import Learner
@@ -54,7 +55,8 @@ def bare_values(policy: Policy, prompt, action) -> torch.Tensor:
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_padding_changes_neither_logprobs_nor_values(kind, padding):
     policy = Policy(lm(kind), value=ValueOptions(init="normal"))
-    assert policy.modes.padded and policy.modes.left and policy.modes.cached
+    modes = try_decoding(policy)
+    assert modes.padded and modes.left and modes.cached
     batch = collate([said(*turn) for turn in TURNS], [0.0] * 4)
     batch = {"right": batch, "wider": wider(batch, 5, EOS, 0.0), "left": pushed_right(batch, 13)}[padding]
     with torch.no_grad():

@@ -7,7 +7,7 @@ import operant_side
 import torch
 
 from operant.engines import native
-from operant.policy import logprobs, modelling, policy
+from operant.policy import logprobs, modelling
 from operant.sampling import Sampling
 from operant.updates import micro, optimizer
 
@@ -72,8 +72,8 @@ def buffer() -> None:
     """transformers' own cache, which is put together anew at every token."""
     from dataclasses import replace
 
-    build = policy.probe
-    policy.probe = lambda made: replace(build(made), pooled=False)
+    build = native.try_decoding
+    native.try_decoding = lambda made: replace(build(made), pooled=False)
 
 
 def retiring() -> None:
@@ -83,7 +83,7 @@ def retiring() -> None:
 
 def reading_once() -> None:
     """Every prompt of a group is read by itself."""
-    from operant.policy import decoding
+    from operant.engines import decoding
 
     decoding.distinct = lambda prompts: ([list(p) for p in prompts], list(range(len(prompts))))
 

@@ -5,6 +5,7 @@ import torch
 from toys import bare_logprobs, lm
 
 from operant.batch import collate
+from operant.engines.capabilities import try_decoding
 from operant.engines.native import NativeEngine
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
@@ -24,7 +25,7 @@ def rollouts(prompts, completions):
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_what_was_sampled_is_what_is_trained_and_what_transformers_says(kind):
     policy = Policy(lm(kind), value=ValueOptions(init="normal"))
-    assert policy.modes.cached and policy.modes.padded
+    assert try_decoding(policy).cached and policy.modes.padded
     sampling = Sampling(max_tokens=6, stop_tokens=(2, 7, 17), temperature=0.7)
     completions = NativeEngine(policy).generate(PROMPTS, sampling, [1, 2, 3, 4])
     assert len({len(c.action) for c in completions}) > 1

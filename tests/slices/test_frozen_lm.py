@@ -6,6 +6,7 @@ from toys import PIECES, letters, lm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from operant.engines.capabilities import try_decoding
 from operant.learner import Learner
 from operant.policy.policy import Policy
 
@@ -61,7 +62,7 @@ def test_only_the_mlp_learns_and_the_reward_rises():
         tokenizer=letters(),
         **{"optimizer.lr": 1e-2, "max_tokens": 5, "fixed_length": True, "kl.coef": 0.0, "score.scale": True},
     )
-    assert learner.policy.modes.cached and learner.policy.modes.left
+    assert try_decoding(learner.policy).cached and try_decoding(learner.policy).left
     judged = {name: w.clone() for name, w in judge.model.state_dict().items()}
     before = [w.clone() for w in adapted.mlp.parameters()]
     means = []

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from operant.batch import cut, distinct, units
+from operant.engines.cache import plain_layers
+from operant.engines.capabilities import try_decoding
+from operant.engines.decoding import Cached, Decoding, Pooled, Whole
 from operant.engines.record import Record
-from operant.policy.decoding import Decoding
+from operant.engines.static import static
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError
@@ -108,7 +111,7 @@ class _Speech:
         columns = max(map(len, prompts)) + sampling.max_tokens
         models = [self.policy] + ([self.mask_model] if self.mask_model is not None else [])
         self.decodings: list[Decoding] = [
-            model.decode(self.rows, columns, moves=self.rows < len(prompts)) for model in models
+            decode(model, self.rows, columns, moves=self.rows < len(prompts)) for model in models
         ]
         self.waiting = in_turn(prompts)
         device = self.policy.device
@@ -198,6 +201,22 @@ class _Speech:
             self.record.below.append((live, places.clone(), self.decodings[0].below))
         self.places += 1
         places += 1
+
+
+def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> Decoding:
+    """The fastest way of decoding that agrees with the model: at most `rows` replies at once, of `columns` tokens.
+
+    `columns`: of a row's prompt and reply together. `moves`: whether prompts will step in beside live rows.
+    """
+    modes = try_decoding(policy)
+    pooled = modes.pooled and plain_layers(policy.model, columns) is not None
+    if pooled and policy.device.type == "cuda":
+        fixed = static(policy, rows, columns, moves=moves)
+        if fixed is not None:
+            return fixed
+    if not (modes.cached and (modes.left or policy.encoder_decoder)):
+        return Whole(policy)
+    return Pooled(policy, rows, columns) if pooled else Cached(policy)
 
 
 def look_every(device: torch.device) -> int:

@@ -10,7 +10,7 @@ positions alone, and a probe of three rows (`probe.py`) finds out at constructio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from operant.policy.probe import Modes, branches_exactly, check_trunk, packs_exa
 from operant.policy.trunk import Trunk, find_blocks
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
-
-if TYPE_CHECKING:
-    from operant.policy.decoding import Decoding
 
 PURE = Sampling()
 
@@ -373,17 +370,6 @@ class Policy(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, V]: the output head and whatever the model does to its logits after it."""
         return self.modes.finish(_project(self.head, states))
-
-    # --- decoding -----------------------------------------------------------------------------------------------------
-
-    def decode(self, rows: int, columns: int, *, moves: bool = True) -> "Decoding":
-        """Room for `rows` growing rows at once, of at most `columns` tokens each, prompt and reply.
-
-        `moves`: whether prompts will step in beside live rows.
-        """
-        from operant.policy.decoding import decode
-
-        return decode(self, rows, columns, moves=moves)
 
     def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
         """[B, D] the state at the last place of every row, and the cache."""

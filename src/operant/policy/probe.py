@@ -1,8 +1,8 @@
 """Three rows tell which ways of computing a model's states agree with the plainest one.
 
-The plainest way is one row at a time, unpadded and uncached. Against it are held: rows padded on the right (training),
-rows padded on the left (reading prompts), rows end to end, and decoding with a cache. A way that differs is not used; a
-model whose logits are not a function of the states that enter its head is refused.
+The plainest way is one row at a time, unpadded and uncached. Compared with it are rows padded on the right, rows end to
+end and, by the engine, ways of decoding (`engines/native/capabilities.py`). A way that differs is not used; a model
+whose logits are not a function of the states that enter its head is refused.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from operant.types import Batch, OperantError
 if TYPE_CHECKING:
     from operant.policy.policy import Policy
 
-_FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
+FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
 """What a model raises that cannot be called in some way."""
 
 TOLERANCE = 2e-3
@@ -35,16 +35,16 @@ class Modes:
 
     padded: bool = True
     """Rows of unequal length side by side, padded on the right."""
-    left: bool = True
-    """Prompts padded on the left."""
-    cached: bool = True
+    left: bool | None = None
+    """Prompts padded on the left. None, here and below: not tried yet."""
+    cached: bool | None = None
     """Decoding with a key-value cache."""
-    pooled: bool = True
+    pooled: bool | None = None
     """Decoding in one buffer that rows leave and step into."""
     packed: bool = False
     """Rows end to end."""
     branched: bool | None = None
-    """Options as branches of their row; None: nobody has asked for it yet."""
+    """Options as branches of their row."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """What the model does to its logits after the head."""
 
@@ -52,34 +52,13 @@ class Modes:
 @torch.no_grad()
 def probe(policy: "Policy") -> Modes:
     """Try every way on three rows of unequal length. Raises: OperantError where the logits cannot be explained."""
-    from operant.policy.decoding import Cached
-
     policy.modes = Modes()
-    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
-    plain = [_plain(policy, row) for row in rows]
+    rows = three_rows(policy)
+    plain = [plain_state(policy, row) for row in rows]
     finish = _finish(policy, rows[0])
 
-    def agrees(compute: Callable[[], list[Tensor]]) -> bool:
-        try:
-            return all(_close(a, b) for a, b in zip(compute(), plain, strict=True))
-        except _FAILS:
-            return False
-
-    def left() -> list[Tensor]:
-        decoding = Cached(policy)
-        decoding.admit(rows)
-        return list(decoding.states[:, None])
-
-    reads_left = agrees(left)
-    cached = agrees(lambda: [_cached(policy, row) for row in rows])
-    return Modes(
-        padded=agrees(lambda: _padded(policy, rows)),
-        left=reads_left,
-        cached=cached,
-        pooled=reads_left and cached and agrees(lambda: _pooled(policy, rows)),
-        packed=packs_exactly(policy),
-        finish=finish,
-    )
+    padded = agrees(lambda: _padded(policy, rows), plain)
+    return Modes(padded=padded, packed=packs_exactly(policy), finish=finish)
 
 
 @torch.no_grad()
@@ -89,16 +68,16 @@ def packs_exactly(policy: "Policy") -> bool:
     wanted = asked == "on" or (asked == "auto" and quick(policy.device, policy.head.weight.dtype))
     if not wanted or policy.encoder_decoder or policy.device.type == "meta":
         return False
-    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    rows = three_rows(policy)
     batch = Batch.given([row[:1] for row in rows], [row[1:] for row in rows]).to(policy.device)
     replaceable = policy.packing.replaceable
     try:
         policy.modes = replace(held, packed=False)
         plain = torch.cat([policy.states(batch.rows(slice(i, i + 1))) for i in range(len(rows))])
         policy.modes = replace(held, packed=True)
-        exact = replaceable and _close(policy.states(batch), plain)
+        exact = replaceable and close(policy.states(batch), plain)
         why = "its states differ" if replaceable else "its attention is no function by name"
-    except _FAILS as error:
+    except FAILS as error:
         exact, why = False, str(error)
     finally:
         policy.modes = held
@@ -116,7 +95,7 @@ def _say(text: str) -> None:
 @torch.no_grad()
 def branches_exactly(policy: "Policy") -> bool:
     """Whether options that grow from their row have the states that they have in rows of their own."""
-    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    rows = three_rows(policy)
     # Of each row the last two tokens and the first one stand to choose, behind what comes before them.
     prompts, options = [row[:-2] for row in rows], [[row[-2:], row[:1]] for row in rows]
     batch = Batch.choosing(prompts, options).to(policy.device)
@@ -125,8 +104,8 @@ def branches_exactly(policy: "Policy") -> bool:
         return False
     try:
         policy.modes = replace(policy.modes, branched=True)
-        return _close(policy.branching(batch, held)[1], policy.states(spelt_out(batch, held)))
-    except _FAILS:
+        return close(policy.branching(batch, held)[1], policy.states(spelt_out(batch, held)))
+    except FAILS:
         return False
     finally:
         policy.modes = replace(policy.modes, branched=None)
@@ -139,7 +118,7 @@ def check_trunk(policy: "Policy") -> None:
     """
     trunk = policy.trunk
     assert trunk is not None  # by the constructor, which has just made it
-    rows = _rows(policy.vocabulary, 5 if (policy.context or 99) >= 12 else 2)
+    rows = three_rows(policy)
     batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
     other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)
     kwargs = policy._laid(batch.rows(slice(0, 1))).kwargs
@@ -157,9 +136,9 @@ def check_trunk(policy: "Policy") -> None:
             states = policy.trunk_states(batch)
             policy.states(other)  # whatever a block may have laid aside for another is overwritten
             kept = policy.states(batch.with_(states=states))
-        except _FAILS as error:
+        except FAILS as error:
             raise _no_trunk(policy, f"they cannot be started there ({type(error).__name__})") from error
-    if not _close(kept, whole):
+    if not close(kept, whole):
         raise _no_trunk(policy, f"the states differ by {float((kept - whole).abs().max()):.2g}")
 
 
@@ -170,21 +149,32 @@ def _no_trunk(policy: "Policy", why: str) -> OperantError:
     )
 
 
-def _rows(vocabulary: int, step: int) -> list[list[int]]:
-    """Ids spread over the vocabulary, the same for every run."""
-    return [[(7 + 13 * i + 29 * j) % vocabulary for j in range(n)] for i, n in enumerate((step, step + 3, step + 1))]
+def three_rows(policy: "Policy") -> list[list[int]]:
+    """Three prompts of unequal length: ids spread over the vocabulary, the same for every run."""
+    least = 5 if (policy.context or 99) >= 12 else 2
+    lengths = (least, least + 3, least + 1)
+    return [[(7 + 13 * i + 29 * j) % policy.vocabulary for j in range(n)] for i, n in enumerate(lengths)]
 
 
-def _plain(policy: "Policy", row: list[int]) -> Tensor:
+def agrees(compute: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
+    """Whether a way of computing runs, and gives the states that the plainest way gives."""
+    try:
+        return all(close(a, b) for a, b in zip(compute(), plain, strict=True))
+    except FAILS:
+        return False
+
+
+def plain_state(policy: "Policy", row: list[int]) -> Tensor:
     """[1, D] the state at the end of one row, alone."""
-    return policy.last_states(**_feed(policy, row))[0]
+    return policy.last_states(**feed(policy, row))[0]
 
 
-def _feed(policy: "Policy", row: list[int]) -> dict[str, Tensor]:
-    feed = {"input_ids": torch.tensor([row], device=policy.device)}
+def feed(policy: "Policy", row: list[int]) -> dict[str, Tensor]:
+    """The model's arguments for one prompt."""
+    kwargs = {"input_ids": torch.tensor([row], device=policy.device)}
     if policy.encoder_decoder:
-        feed["decoder_input_ids"] = torch.tensor([[policy.start_token]], device=policy.device)
-    return feed
+        kwargs["decoder_input_ids"] = torch.tensor([[policy.start_token]], device=policy.device)
+    return kwargs
 
 
 def _padded(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
@@ -201,35 +191,6 @@ def _padded(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
     return list(caught["states"][:, None])
 
 
-def _cached(policy: "Policy", row: list[int]) -> Tensor:
-    """The state at the end of a row of which the last token was fed by itself."""
-    from operant.policy.decoding import Cached
-
-    decoding = Cached(policy)
-    if policy.encoder_decoder:  # one step past the start token and back is the same comparison on the decoder's side
-        decoding.admit([row])
-        decoding.step(torch.tensor([row[0]], device=policy.device))
-        feed = _feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
-        whole = policy.last_states(**{k: v.to(policy.device) for k, v in feed.items()})[0]
-        return _plain(policy, row) if _close(decoding.states, whole) else torch.full_like(whole, torch.nan)
-    decoding.admit([row[:-1]])
-    decoding.step(torch.tensor(row[-1:], device=policy.device))
-    return decoding.states
-
-
-def _pooled(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of three rows, of which two step in beside the longest; in the order of the rows."""
-    from operant.policy.decoding import Pooled
-
-    short, long, middle = rows
-    decoding = Pooled(policy, 3, len(long))
-    decoding.admit([long[:-2]])
-    decoding.step(torch.tensor(long[-2:-1], device=policy.device))
-    decoding.admit([middle[:-1], short[:-1]])
-    decoding.step(torch.tensor([row[-1] for row in (long, middle, short)], device=policy.device))
-    return [decoding.states[i : i + 1] for i in (2, 0, 1)]
-
-
 def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
     """Explain the model's logits by the states that entered its head."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
@@ -243,10 +204,10 @@ def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
         candidates.append(lambda logits: logits / divide)
     if isinstance(times, (int, float)) and times:
         candidates.append(lambda logits: logits * times)
-    truth = policy.model(**_feed(policy, row)).logits[:, -1].to(policy.numbers)
-    mine = policy.head(_plain(policy, row)).to(policy.numbers)
+    truth = policy.model(**feed(policy, row)).logits[:, -1].to(policy.numbers)
+    mine = policy.head(plain_state(policy, row)).to(policy.numbers)
     for candidate in candidates:
-        if _close(candidate(mine), truth):
+        if close(candidate(mine), truth):
             return candidate
     raise OperantError(
         f"{type(policy.model).__name__}: its logits are not a known function of its last hidden states, so log-probs "
@@ -254,7 +215,8 @@ def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
     )
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of states are equal but for rounding."""
     scale = b.abs().max().clamp(min=1e-6)
     limit = TOLERANCE if b.dtype in (torch.float32, torch.float64) else 20 * TOLERANCE
     return bool(((a - b).abs().max() / scale) < limit)

@@ -10,38 +10,18 @@ encoder-decoders and caches of other kinds; `Whole` has no cache. The probe deci
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from operant.engines.cache import Window, plain_layers
 from operant.policy import layout
-from operant.policy.cache import Window, plain_layers
-
-if TYPE_CHECKING:
-    from operant.policy.policy import Policy
+from operant.policy.policy import Policy
 
 READ_AT_ONCE = 16384
 """Tokens of prompts in one call, padding included."""
-
-
-def decode(policy: "Policy", rows: int, columns: int, *, moves: bool = True) -> "Decoding":
-    """The fastest way of decoding that the probe allows; at most `rows` replies at once, of `columns` tokens in all.
-
-    `moves`: whether prompts will step in beside live rows.
-    """
-    modes = policy.modes
-    pooled = modes.pooled and plain_layers(policy.model, columns) is not None
-    if pooled and policy.device.type == "cuda":
-        from operant.policy.static import static
-
-        fixed = static(policy, rows, columns, moves=moves)
-        if fixed is not None:
-            return fixed
-    if not (modes.cached and (modes.left or policy.encoder_decoder)):
-        return Whole(policy)
-    return Pooled(policy, rows, columns) if pooled else Cached(policy)
 
 
 class Decoding:
@@ -52,7 +32,7 @@ class Decoding:
     calls = 0
     """Of the model, so far."""
 
-    def __init__(self, policy: "Policy"):
+    def __init__(self, policy: Policy):
         self.policy = policy
         self.states: Tensor = torch.empty(0)
         self.live = 0
@@ -108,7 +88,7 @@ class Decoding:
 class Pooled(Decoding):
     """Rows of one buffer, written in place. A prompt is read apart, into columns that end at the current one."""
 
-    def __init__(self, policy: "Policy", rows: int, columns: int):
+    def __init__(self, policy: Policy, rows: int, columns: int):
         super().__init__(policy)
         layers = plain_layers(policy.model, columns)
         if layers is None:
@@ -207,7 +187,7 @@ class Cached(Decoding):
 class Whole(Decoding):
     """Without a cache: every row whole, by itself. Slow, and right for every model."""
 
-    def __init__(self, policy: "Policy"):
+    def __init__(self, policy: Policy):
         super().__init__(policy)
         self.rows: list[tuple[list[int], list[int]]] = []
 

@@ -8,18 +8,16 @@ and graphs are kept for the next call of the same shape, as long as the weights 
 """
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from operant.policy.cache import Window, plain_layers
-from operant.policy.decoding import Pooled
-
-if TYPE_CHECKING:
-    from operant.policy.policy import Policy
+from operant.engines.cache import Window, plain_layers
+from operant.engines.decoding import Pooled
+from operant.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 FEWER = 4
@@ -89,7 +87,7 @@ class StaticWindow(Window):
 class Kept:
     """What outlives a call: the buffer and the graphs that read and write it, by their number of rows."""
 
-    def __init__(self, policy: "Policy", rows: int, columns: int, moves: bool):
+    def __init__(self, policy: Policy, rows: int, columns: int, moves: bool):
         layers = plain_layers(policy.model, columns)
         if layers is None:
             raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
@@ -97,7 +95,7 @@ class Kept:
         self.graphs: dict[int, tuple[Any, Tensor, Tensor | None]] = {}
         self.weights = addresses(policy)
 
-    def fits(self, policy: "Policy", rows: int, columns: int, moves: bool) -> bool:
+    def fits(self, policy: Policy, rows: int, columns: int, moves: bool) -> bool:
         """Whether a call can use it: no larger than needed by much, and with the weights where they were."""
         window = self.window
         enough = rows <= window.rows <= 2 * rows and columns <= window.limit <= 2 * columns
@@ -108,7 +106,7 @@ class Kept:
 class Static(Pooled):
     """Rows of one buffer, as `Pooled`; a step computes a fixed number of rows over all columns."""
 
-    def __init__(self, policy: "Policy", kept: Kept, capture: bool):
+    def __init__(self, policy: Policy, kept: Kept, capture: bool):
         super().__init__(policy, 1, 1)
         self.kept, self.capture = kept, capture
         self.cache: StaticWindow = kept.window
@@ -165,7 +163,7 @@ class Static(Pooled):
             _not_at_all[self.policy] = True
 
 
-def static(policy: "Policy", rows: int, columns: int, *, moves: bool, capture: bool = True) -> Static | None:
+def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: bool = True) -> Static | None:
     """Static decoding of at most `rows` replies of `columns` tokens; None where the model cannot be decoded so.
 
     `moves`: prompts will step in, so that the window travels.
@@ -187,11 +185,11 @@ def static(policy: "Policy", rows: int, columns: int, *, moves: bool, capture: b
     return Static(policy, kept, capture)
 
 
-_kept: "WeakKeyDictionary[Policy, Kept]" = WeakKeyDictionary()
-_not_at_all: "WeakKeyDictionary[Policy, bool]" = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Policy, Kept] = WeakKeyDictionary()
+_not_at_all: WeakKeyDictionary[Policy, bool] = WeakKeyDictionary()
 
 
-def agrees(policy: "Policy") -> bool:
+def agrees(policy: Policy) -> bool:
     """Hold three rows, of which two step in, against decoding in a buffer that grows."""
     prompts = [[(3 + 5 * j) % policy.vocabulary for j in range(n)] for n in (4, 2, 1)]
     said = []
@@ -207,6 +205,6 @@ def agrees(policy: "Policy") -> bool:
     return bool((said[0] - said[1]).abs().max() <= 2e-2 * said[0].abs().max())
 
 
-def addresses(policy: "Policy") -> tuple[int, ...]:
+def addresses(policy: Policy) -> tuple[int, ...]:
     """Where the weights lie: a graph reads them there."""
     return tuple(p.data_ptr() for p in policy.model.parameters())
