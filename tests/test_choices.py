@@ -9,7 +9,7 @@ from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, Rollout, Task, Turn
 from operant.batch import collate
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.policy.choices import among, branches
 from operant.policy.heads import ValueOptions
 from operant.sampling import Sampling, uniforms

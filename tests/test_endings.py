@@ -11,7 +11,7 @@ from toys import CAUSAL, SPECIAL, letters, lm
 
 from operant.batch import collate
 from operant.chat import encode_more, encode_prompt
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives.advantages import with_gae
 from operant.observe import ends, with_ends

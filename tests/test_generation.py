@@ -9,12 +9,12 @@ from test_sampling import replies
 from toys import bare_logprobs, lm
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
 
-from operant.engines import native
-from operant.engines.cache import Window, plain_layers
-from operant.engines.capabilities import try_decoding
-from operant.engines.decoding import Cached, Pooled, Whole
-from operant.engines.native import NativeEngine, in_turn, without
-from operant.engines.static import static
+from operant.engines.native import engine as native
+from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.cuda_graphs import static
+from operant.engines.native.decoding import Cached, Pooled, Whole
+from operant.engines.native.engine import NativeEngine, in_turn, without
+from operant.engines.native.kv_cache import Window, plain_layers
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, task_key
@@ -88,8 +88,8 @@ def test_replies_are_the_same_for_every_number_of_rows(kind):
 def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, admit, monkeypatch):
     policy = policy_of("llama")
     whole = replies(policy, RAGGED, GROUPS, KEYS)
-    monkeypatch.setattr("operant.engines.native.COMPACT_AT", compact)
-    monkeypatch.setattr("operant.engines.native.ADMIT_AT", admit)
+    monkeypatch.setattr("operant.engines.native.engine.COMPACT_AT", compact)
+    monkeypatch.setattr("operant.engines.native.engine.ADMIT_AT", admit)
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=5), whole)
 
 
@@ -98,7 +98,7 @@ def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, adm
 def test_looking_seldom_at_which_replies_have_ended_changes_nothing(shapes, rows, monkeypatch):
     policy = policy_of("gpt2")
     whole = replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1])
-    monkeypatch.setattr("operant.engines.native.look_every", lambda device: 5)
+    monkeypatch.setattr("operant.engines.native.engine.look_every", lambda device: 5)
     policy = fixed(policy) if shapes == "fixed" else policy
     same(replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1], batch=rows), whole)
 
@@ -119,8 +119,8 @@ def test_small_buffers_grow_and_move_and_portions_of_prompts_are_read(kind, monk
     policy = policy_of(kind)
     sampling = Sampling(max_tokens=20, stop_tokens=(2, 7))
     whole = replies(policy, sampling, GROUPS * 3, KEYS * 3)
-    monkeypatch.setattr("operant.engines.cache.START_WITH", 1)
-    monkeypatch.setattr("operant.engines.decoding.READ_AT_ONCE", 8)
+    monkeypatch.setattr("operant.engines.native.kv_cache.START_WITH", 1)
+    monkeypatch.setattr("operant.engines.native.decoding.READ_AT_ONCE", 8)
     same(replies(policy, sampling, GROUPS * 3, KEYS * 3, batch=4), whole)
 
 
@@ -148,7 +148,9 @@ def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
     whole = replies(policy, RAGGED, GROUPS, KEYS)
     made = Window._buffer
     monkeypatch.setattr(Window, "_buffer", lambda self, *a: made(self, *a).fill_(torch.nan))
-    monkeypatch.setattr("operant.engines.decoding.READ_AT_ONCE", 8)  # short prompts into rows that nobody has used
+    monkeypatch.setattr(
+        "operant.engines.native.decoding.READ_AT_ONCE", 8
+    )  # short prompts into rows that nobody has used
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=8), whole)
 
 
@@ -187,7 +189,7 @@ def test_rows_leave_when_their_reply_ends():
 
 
 def test_a_group_is_read_once_and_also_when_it_does_not_fit(monkeypatch):
-    monkeypatch.setattr("operant.engines.native.ADMIT_AT", 0.0)
+    monkeypatch.setattr("operant.engines.native.engine.ADMIT_AT", 0.0)
     prompts = [[5, 6, 7]] * 7 + [[8, 9, 10]] * 6 + [[3, 4]] * 5
     keys = list(range(len(prompts)))
     for rows in (2, 4, 64):
@@ -212,6 +214,7 @@ def test_waiting_prompts_step_in_and_steps_are_saved():
 
 def test_an_encoder_reads_a_group_once():
     policy = policy_of("t5")
+    try_decoding(policy)
     seen = []
     policy.model.get_encoder().register_forward_hook(
         lambda m, a, k, o: seen.append(len(k["input_ids"])), with_kwargs=True
@@ -238,7 +241,7 @@ def test_only_plain_keys_and_values_are_kept_in_one_buffer():
 
 
 def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():
-    decoding = policy_of("gpt2").decode(4, 20)
+    decoding = native.decode(policy_of("gpt2"), 4, 20)
     decoding.admit([[5, 6]])
     with pytest.raises(ValueError, match="longest first"):
         decoding.admit([[5, 6, 7]])
@@ -343,7 +346,7 @@ def test_buffer_and_graphs_are_kept_while_the_weights_lie_where_they_did():
 def test_a_model_that_decodes_otherwise_over_a_fixed_buffer_says_so(caplog, monkeypatch):
     policy = policy_of("gpt2")
     assert static(policy_of("t5"), 4, 20, moves=False) is None
-    monkeypatch.setattr("operant.engines.static.StaticWindow.seen", lambda self, rows, dtype: (None, None))
+    monkeypatch.setattr("operant.engines.native.cuda_graphs.StaticWindow.seen", lambda self, rows, dtype: (None, None))
     assert static(policy, 4, 20, moves=False) is None and "without graphs" in caplog.text
 
 

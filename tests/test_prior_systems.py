@@ -14,7 +14,7 @@ from rigs import Caught, gap, said
 from toys import CAUSAL, bare_logprobs, lm
 
 from operant.batch import collate
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.generation import from_generation_kwargs
 from operant.learner import Learner
 from operant.objectives import losses

@@ -10,7 +10,7 @@ from toys import CAUSAL, letters, lm
 from operant import distributed
 from operant.batch import collate
 from operant.data import DataOptions, load_tasks
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives import advantages
 from operant.objectives.advantages import whiten, with_gae

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import CAUSAL, lm
 
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, task_key, uniforms
@@ -95,7 +95,7 @@ def test_compaction_changes_nothing(monkeypatch):
     sampling = Sampling(max_tokens=10, stop_tokens=(2, 7, 11), top_p=0.9, truncation="stored")
     said = {}
     for share in (0.0, 0.75, 1.1):  # never, as it is, whenever a reply has ended
-        monkeypatch.setattr("operant.engines.native.COMPACT_AT", share)
+        monkeypatch.setattr("operant.engines.native.engine.COMPACT_AT", share)
         said[share] = replies(policy, sampling)
     for share in (0.75, 1.1):
         for mine, plain in zip(said[share], said[0.0], strict=True):

@@ -7,7 +7,7 @@ from test_sampling import KEYS, PROMPTS, replies
 from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
 
 from operant.batch import collate
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.generation import from_generation_kwargs
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions

@@ -11,8 +11,8 @@ from rigs import gap, said, wider
 from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 
 from operant.batch import collate, token_weights
-from operant.engines.capabilities import try_decoding
-from operant.engines.native import NativeEngine
+from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.learner import Learner
 from operant.objectives import losses

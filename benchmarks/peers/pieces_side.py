@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import operant_side
 import torch
 
-from operant.engines import native
+from operant.engines.native import engine
 from operant.policy import logprobs, modelling
 from operant.sampling import Sampling
 from operant.updates import micro, optimizer
@@ -72,18 +72,18 @@ def buffer() -> None:
     """transformers' own cache, which is put together anew at every token."""
     from dataclasses import replace
 
-    build = native.try_decoding
-    native.try_decoding = lambda made: replace(build(made), pooled=False)
+    build = engine.try_decoding
+    engine.try_decoding = lambda made: replace(build(made), pooled=False)
 
 
 def retiring() -> None:
     """Rows whose reply has ended are carried along until the longest has."""
-    native.COMPACT_AT = 0.0
+    engine.COMPACT_AT = 0.0
 
 
 def reading_once() -> None:
     """Every prompt of a group is read by itself."""
-    from operant.engines import decoding
+    from operant.engines.native.engine import decoding
 
     decoding.distinct = lambda prompts: ([list(p) for p in prompts], list(range(len(prompts))))
 

@@ -145,7 +145,7 @@ def generate(arguments: Sequence[str]) -> int:
         raise OperantError("say which run or model: operant generate runs/sentiment")
     from pathlib import Path
 
-    from operant.engines.native import NativeEngine
+    from operant.engines.native.engine import NativeEngine
     from operant.options import compose
     from operant.policy.loading import load_policy
     from operant.sampling import Sampling

@@ -25,7 +25,7 @@ from operant import bundle, distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_says
 from operant.algorithms import preset as find_preset
 from operant.bundle import Refusal, refuse
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.finite import of_batch
 from operant.generation import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned

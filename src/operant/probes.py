@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant import distributed
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.metrics import collect
 from operant.metrics.rollout_table import rows

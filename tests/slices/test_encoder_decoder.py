@@ -5,8 +5,8 @@ import torch
 from toys import bare_logprobs, lm
 
 from operant.batch import collate
-from operant.engines.capabilities import try_decoding
-from operant.engines.native import NativeEngine
+from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy

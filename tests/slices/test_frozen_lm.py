@@ -6,7 +6,7 @@ from toys import PIECES, letters, lm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from operant.engines.capabilities import try_decoding
+from operant.engines.native.capabilities import try_decoding
 from operant.learner import Learner
 from operant.policy.policy import Policy
 

@@ -7,7 +7,7 @@ import torch
 from toys import lm
 
 from operant.batch import collate
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives.kl import KLOptions
 from operant.observe import observe

@@ -5,7 +5,7 @@ import torch
 from toys import bare_logprobs, letters, lm
 
 from operant.batch import collate
-from operant.engines.native import NativeEngine
+from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives.advantages import with_gae
 from operant.policy.heads import ValueOptions

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from operant.batch import cut, distinct, units
-from operant.engines.cache import plain_layers
-from operant.engines.capabilities import try_decoding
-from operant.engines.decoding import Cached, Decoding, Pooled, Whole
-from operant.engines.record import Record
-from operant.engines.static import static
+from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.cuda_graphs import static
+from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
+from operant.engines.native.kv_cache import plain_layers
+from operant.engines.native.record import Record
 from operant.policy.policy import Policy
 from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.engines.cache import Window, plain_layers
-from operant.engines.decoding import Pooled
+from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.decoding import Pooled
+from operant.engines.native.kv_cache import Window, plain_layers
 from operant.policy.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,11 @@ def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: boo
 
     `moves`: prompts will step in, so that the window travels.
     """
-    if _not_at_all.setdefault(policy, False) or not policy.modes.pooled or plain_layers(policy.model, columns) is None:
+    if (
+        _not_at_all.setdefault(policy, False)
+        or not try_decoding(policy).pooled
+        or plain_layers(policy.model, columns) is None
+    ):
         return None
     if policy not in _kept and not agrees(policy):
         log.warning("decoding without graphs: %s gives other numbers over a fixed buffer", type(policy.model).__name__)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.engines.cache import Window, plain_layers
+from operant.engines.native.kv_cache import Window, plain_layers
 from operant.policy import layout
 from operant.policy.policy import Policy
 

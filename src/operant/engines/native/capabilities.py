@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from operant.engines.decoding import Cached, Pooled
+from operant.engines.native.decoding import Cached, Pooled
 from operant.policy.policy import Policy
 from operant.policy.probe import Modes, agrees, close, feed, plain_state, three_rows
 
