@@ -8,10 +8,10 @@ from rigs import Caught, gap
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, Rollout, Task, Turn
-from operant.batch import collate
 from operant.engines.native.engine import NativeEngine
 from operant.policy.choices import among, branches
 from operant.policy.heads import ValueOptions
+from operant.rollouts.collate import collate
 from operant.sampling import Sampling, uniforms
 from operant.types import Batch, Step
 

@@ -6,13 +6,13 @@ from rigs import said
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy
-from operant.batch import collate
 from operant.evaluate import divergence
 from operant.observe import ends, with_ends
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
+from operant.rollouts.collate import collate
+from operant.rollouts.external import to_rollouts
 from operant.sampling import Sampling
-from operant.triplets import to_rollouts
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])

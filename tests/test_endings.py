@@ -9,15 +9,15 @@ from rigs import said
 from tokenizers.processors import TemplateProcessing
 from toys import CAUSAL, SPECIAL, letters, lm
 
-from operant.batch import collate
-from operant.chat import encode_more, encode_prompt
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives.advantages import with_gae
 from operant.observe import ends, with_ends
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
-from operant.rollout import play
+from operant.rollouts.chat import encode_more, encode_prompt
+from operant.rollouts.collate import collate
+from operant.rollouts.play import play
 from operant.sampling import Sampling
 from operant.types import OperantError, Rollout, Step, Task
 

@@ -12,10 +12,11 @@ import torch
 from golden_runs import ALGORITHMS, ISLANDS, RUNS, TOLD, farthest, made, prompts, read, run, score, settle
 from toys import bare_logprobs, lm
 
-from operant import Task, batch, learner, observe
+from operant import Task, learner, observe
 from operant.objectives import advantages, losses
 from operant.policy.heads import ValueHead, ValueOptions
 from operant.policy.policy import Policy
+from operant.rollouts import collate
 from operant.sampling import Sampling
 from operant.types import Batch
 from operant.updates import gradient
@@ -141,7 +142,7 @@ def test_every_field_of_a_batch_is_float64_up_to_the_weights(algorithm):
     asked = prompts(0) * 2
     replies = student.play([Task(str(p), p) for p in asked])
     seen, _ = student.look(replies, [score(p, r.ids) for p, r in zip(asked, replies, strict=True)])
-    found = widths(seen.with_(weights=batch.token_weights(seen)))
+    found = widths(seen.with_(weights=collate.token_weights(seen)))
     assert found == dict.fromkeys(found, torch.float64)
     known = {"ppo": {"values", "returns", "kl", "advantages"}, "grpo": {"advantages"}, "rloo": {"kl", "advantages"}}
     assert found.keys() >= {"logprobs", "rewards", "bootstrap", "weights"} | known.get(algorithm, set())

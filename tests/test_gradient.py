@@ -12,11 +12,11 @@ import torch
 from rigs import Caught, gap, on_ranks, said, wider
 from toys import CAUSAL, lm
 
-from operant.batch import collate
 from operant.objectives import losses
 from operant.policy.heads import ValueOptions
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate
 from operant.sampling import Sampling, counter
 from operant.types import Batch
 from operant.updates.gradient import UpdateOptions, update

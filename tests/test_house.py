@@ -147,7 +147,7 @@ def imports_torch_distributed(source: str) -> list[str]:
 
 
 def renders_chat(source: str) -> list[str]:
-    """`chat.py` alone renders messages."""
+    """`rollouts/chat.py` alone renders messages."""
     return [ast.unparse(call) for call in calls(source) if called(call).endswith(".apply_chat_template")]
 
 
@@ -158,7 +158,7 @@ RULES = {
     unpickles: (FILES, "torch.load('weights.pt')"),
     salted_hashes: (FILES, "seed = hash((seed, task.id))"),
     imports_torch_distributed: ([f for f in FILES if f.name != "distributed.py"], "import torch.distributed as dist"),
-    renders_chat: ([f for f in FILES if f.name != "chat.py"], "tokenizer.apply_chat_template(messages)"),
+    renders_chat: ([f for f in FILES if f.name != "rollouts/chat.py"], "tokenizer.apply_chat_template(messages)"),
 }
 
 

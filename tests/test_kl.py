@@ -8,13 +8,13 @@ import torch
 from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
-from operant.batch import collate
 from operant.learner import Learner
 from operant.objectives.kl import KLOptions, controller, estimate, loss_term
 from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.logprobs import divergence
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.types import OperantError
 from operant.updates.gradient import UpdateOptions, update

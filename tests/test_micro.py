@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_gradient import batch_of, caught, gap, made_policy
 
-from operant.batch import cut, units
+from operant.rollouts.collate import cut, units
 from operant.types import Batch, OperantError
 from operant.updates.gradient import UpdateOptions
 

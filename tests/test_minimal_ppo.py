@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from operant import batch
 from operant.objectives import advantages, kl, losses
+from operant.rollouts import collate
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "minimal_ppo.py"
@@ -40,7 +40,7 @@ class Numbers:
             Rollout(Task(str(b), ""), b, [Turn(prompt=[1] * (b + 1), action=[2] * n)], [""])
             for b, n in enumerate(LENGTHS)
         ]
-        self.batch: Batch = batch.collate(rollouts, self.scores.tolist())
+        self.batch: Batch = collate.collate(rollouts, self.scores.tolist())
 
     def wide(self, x: Tensor) -> Tensor:
         """[B, A] -> [B, T]."""
@@ -80,7 +80,7 @@ def test_advantages_and_returns(lesson: ModuleType, numbers: Numbers, gamma: flo
 def test_losses_and_their_gradient(lesson: ModuleType, numbers: Numbers) -> None:
     n = numbers.lesson
     made = numbers.filled("logprobs", "values", "advantages", "returns")
-    made = made.with_(weights=batch.token_weights(made))
+    made = made.with_(weights=collate.token_weights(made))
     mine = [numbers.wide(n[name]).requires_grad_() for name in ("new_logprobs", "new_values")]
     ours = losses.ppo(Outputs(mine[0], mine[0], values=mine[1]), made, clip=0.2, value_clip=0.2, value_coef=0.1)
     losses.total(ours["loss"], made).backward()

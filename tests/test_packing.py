@@ -12,7 +12,6 @@ from test_micro import partitions
 from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
-from operant.batch import cut, units
 from operant.learner import Learner
 from operant.observe import passed
 from operant.policy import packing, probe
@@ -22,6 +21,7 @@ from operant.policy.loading import load_policy
 from operant.policy.modelling import ModelOptions
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
+from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError
 

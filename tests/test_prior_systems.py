@@ -13,15 +13,15 @@ import torch
 from rigs import Caught, gap, said
 from toys import CAUSAL, bare_logprobs, lm
 
-from operant.batch import collate
 from operant.engines.native.engine import NativeEngine
-from operant.generation import from_generation_kwargs
 from operant.learner import Learner
 from operant.objectives import losses
 from operant.objectives.kl import KLOptions, estimate
 from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate
+from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling
 from operant.types import OperantError
 from operant.updates.gradient import UpdateOptions, update

@@ -8,7 +8,6 @@ from rigs import said
 from toys import CAUSAL, letters, lm
 
 from operant import distributed
-from operant.batch import collate
 from operant.data import DataOptions, load_tasks
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
@@ -19,7 +18,8 @@ from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.rewards import NAMES, judge, resolve
 from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, processed
-from operant.rollout import play
+from operant.rollouts.collate import collate
+from operant.rollouts.play import play
 from operant.sampling import Sampling
 from operant.types import OperantError, Step, Task
 

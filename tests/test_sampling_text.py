@@ -6,12 +6,12 @@ from rigs import said
 from test_sampling import KEYS, PROMPTS, replies
 from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
 
-from operant.batch import collate
 from operant.engines.native.engine import NativeEngine
-from operant.generation import from_generation_kwargs
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate
+from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling, reply_text, stop_table
 from operant.types import OperantError
 

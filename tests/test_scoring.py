@@ -10,7 +10,6 @@ import torch
 from rigs import gap, said, wider
 from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 
-from operant.batch import collate, token_weights
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
@@ -19,6 +18,7 @@ from operant.objectives import losses
 from operant.policy.heads import ValueOptions
 from operant.policy.logprobs import Sweep, Swept, _spread, _statistics, compiled, score
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate, token_weights
 from operant.sampling import Sampling, uniforms
 from operant.types import Batch, OperantError, Task
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
-from operant.demonstrations import Demonstrations
 from operant.distributed import deal
 from operant.learner import Learner
 from operant.rewards import Judged, judge
+from operant.rollouts.demonstrations import Demonstrations
 from operant.types import RewardFn, Rollout, Task
 
 

@@ -176,7 +176,7 @@ def _typed():
 
 
 def _reply(engine: Any, policy: Any, sampling: Any, text: str, seed: int, number: int) -> str:
-    from operant.chat import encode_prompt
+    from operant.rollouts.chat import encode_prompt
     from operant.sampling import reply_text, task_key
     from operant.trackers.console import plain
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.batch import collate
-from operant.demonstrations import Demonstrations
-from operant.generation import from_generation_kwargs
 from operant.learner import Learner
 from operant.objectives.kl import estimate
 from operant.observe import passed
 from operant.policy.policy import PURE, Policy
 from operant.rewards import judge, totals
+from operant.rollouts.collate import collate
+from operant.rollouts.demonstrations import Demonstrations
+from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import OperantError, RewardFn, Rollout, Task

@@ -28,7 +28,6 @@ from operant.bundle import Refusal, refuse
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.finite import of_batch
-from operant.generation import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
 from operant.lessons import Learnt, Lesson, Progress, choose, unjudged
 from operant.metrics import collect
 from operant.objectives.kl import KLOptions, controller
@@ -37,10 +36,11 @@ from operant.policy.kept import Kept
 from operant.policy.loading import load_policy, load_reference
 from operant.policy.shadow import Shadow
 from operant.rewards.shaping import RunningMoments, as_seen
-from operant.rollout import Attempts, play
+from operant.rollouts.external import to_rollouts
+from operant.rollouts.generation_kwargs import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
+from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.settings import LearnerOptions, find_device, learner_options
-from operant.triplets import to_rollouts
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 from operant.updates.gradient import UPDATES, Updated
 from operant.updates.optimizer import make_optimizer, rate

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from operant.algorithms import Algorithm
-from operant.batch import collate, nothing
 from operant.lessons import Lesson
 from operant.observe import Ends, ends, observe, pay, with_ends, with_states
 from operant.options import values
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
+from operant.rollouts.collate import collate, nothing
 from operant.sampling import Sampling
 from operant.types import Batch
 from operant.updates.micro import Budget

@@ -17,9 +17,9 @@ from given_1_16 import END, NUM_PROMPTS, OPTIONS, OWN, SETTINGS, SHAPES, TEMPERA
 from torch import Tensor, nn
 
 from operant import Learner
-from operant.batch import token_weights
 from operant.distributed import Together
-from operant.triplets import to_rollouts
+from operant.rollouts.collate import token_weights
+from operant.rollouts.external import to_rollouts
 from operant.types import Batch
 from operant.updates.micro import accumulate
 

@@ -18,12 +18,12 @@ import torch
 from report import Report
 from torch import Tensor
 
-from operant import batch
 from operant.algorithms import preset
 from operant.objectives import advantages, kl, losses
 from operant.observe import pay
 from operant.policy import logprobs as vocabulary
 from operant.rewards import shaping
+from operant.rollouts import collate
 from operant.sampling import Sampling
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
@@ -119,7 +119,7 @@ class Case:
             Rollout(Task(str(row), query), row, [Turn(query, reply)], [""])
             for row, (query, reply) in enumerate(zip(self.queries, self.replies))
         ]
-        made = batch.collate(rollouts, self.scores.tolist())
+        made = collate.collate(rollouts, self.scores.tolist())
         assert torch.equal(made.actions[:, 1:].long(), self.mask), "the two layouts disagree about what was chosen"
         return made.with_(
             logprobs=self.ours(self.logprobs), ref_logprobs=self.ours(self.ref_logprobs), values=self.ours(self.values)
@@ -206,7 +206,7 @@ def compare_losses(case: Case, report: Report) -> None:
 
     made = case.collated()
     made = made.with_(
-        weights=batch.token_weights(made, "token"), advantages=case.ours(advantage), returns=case.ours(returns)
+        weights=collate.token_weights(made, "token"), advantages=case.ours(advantage), returns=case.ours(returns)
     )
     mine = [case.ours(x).requires_grad_() for x in (case.new_logprobs, case.new_values)]
     out = Outputs(logprobs=mine[0], raw_logprobs=mine[0], values=mine[1])
@@ -220,7 +220,7 @@ def compare_losses(case: Case, report: Report) -> None:
     report.same("ppo/policy/ratio", stats["policy/ratio"] * mask, case.theirs(named["policy/ratio_mean"]))
     named = losses.ppo(out, made, **(options | {"value_clip": None}))
     report.differs("ppo/loss/value, not clipped", stats["loss/value"], losses.total(named["value/loss"], made))
-    per_reply = made.with_(weights=batch.token_weights(made, "episode"))
+    per_reply = made.with_(weights=collate.token_weights(made, "episode"))
     report.differs("ppo/loss/total, mean of means", stats["loss/total"], losses.total(named["loss"], per_reply))
 
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from toys import bare_logprobs, lm
 
-from operant.batch import collate
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.types import Rollout, Task, Turn
 

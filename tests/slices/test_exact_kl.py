@@ -6,8 +6,8 @@ import pytest
 import torch
 from toys import lm
 
-from operant.batch import collate
 from operant.policy.policy import Policy
+from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.types import Rollout, Task, Turn
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from toys import lm
 
-from operant.batch import collate
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives.kl import KLOptions
@@ -14,6 +13,7 @@ from operant.observe import observe
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
 from operant.policy.shadow import Shadow
+from operant.rollouts.collate import collate
 
 QUERIES = [[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4
 TOP_P = {"top_p": 0.6, "truncation": "stored", "max_tokens": 5, "banned": (9,)}

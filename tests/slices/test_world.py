@@ -4,13 +4,13 @@ import pytest
 import torch
 from toys import bare_logprobs, letters, lm
 
-from operant.batch import collate
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
 from operant.objectives.advantages import with_gae
 from operant.policy.heads import ValueOptions
 from operant.policy.policy import Policy
-from operant.rollout import play
+from operant.rollouts.collate import collate
+from operant.rollouts.play import play
 from operant.sampling import Sampling, task_key, uniforms
 from operant.types import Step, Task
 

@@ -8,7 +8,7 @@ policy itself said it, undistorted. So is the log-prob of a drawn token plus the
 from dataclasses import dataclass
 
 from operant.diagnosis.history import RECENT, Finding, History, number, percent
-from operant.generation import UNSCORED
+from operant.rollouts.generation_kwargs import UNSCORED
 
 ERRORS = 3.0
 """Standard errors below 0 that no sampling noise explains: two would accuse one look in forty at a healthy start."""

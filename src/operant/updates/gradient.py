@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from operant import distributed
-from operant.batch import token_weights, units
 from operant.metrics import collect
 from operant.policy.policy import Policy
+from operant.rollouts.collate import token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.types import Batch, OperantError

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.batch import cut, units
 from operant.distributed import Together
 from operant.policy.embedding import direct_gradients
+from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, OperantError

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from operant.batch import cut, units
 from operant.finite import Fault, at_actions
 from operant.objectives import losses
 from operant.policy.policy import Policy
+from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch
 from operant.updates.objective import Objective, forward

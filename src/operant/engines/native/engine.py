@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.batch import cut, distinct, units
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
 from operant.engines.native.kv_cache import plain_layers
 from operant.engines.native.record import Record
 from operant.policy.policy import Policy
+from operant.rollouts.collate import cut, distinct, units
 from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError
 from operant.watchdog import beat

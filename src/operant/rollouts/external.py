@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from operant.chat import encode_more, encode_prompt
+from operant.rollouts.chat import encode_more, encode_prompt
 from operant.sampling import Sampling, check_ids, reply_text, stop_table
 from operant.types import End, OperantError, Rollout, Task, Turn
 

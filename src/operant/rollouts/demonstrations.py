@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.chat import encode_prompt, render
+from operant.rollouts.chat import encode_prompt, render
 from operant.types import End, OperantError, Rollout, Task, Turn
 
 SEVERAL = 1 << 16

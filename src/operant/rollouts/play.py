@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from operant.chat import encode_more, encode_prompt
+from operant.rollouts.chat import encode_more, encode_prompt
 from operant.sampling import Sampling, reply_text, task_key
 from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
 
