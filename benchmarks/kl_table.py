@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from operant.models.logprobs import divergence
 from operant.objectives import advantages, losses
 from operant.objectives.kl import EXACT, KLOptions, estimate
 from operant.observe import pay
-from operant.policy.logprobs import divergence
 from operant.sampling import Sampling
 from operant.types import Batch, Outputs
 from operant.updates.objective import Objective, forward

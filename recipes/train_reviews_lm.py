@@ -23,7 +23,7 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from operant.algorithms import find
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 from operant.sampling import Sampling
 from operant.types import Batch
 from operant.updates.gradient import UpdateOptions, update

@@ -5,6 +5,7 @@ import torch
 from rigs import said, wider
 from toys import lm
 
+from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.objectives.advantages import (
     group_relative,
@@ -16,7 +17,6 @@ from operant.objectives.advantages import (
 )
 from operant.objectives.kl import estimate, loss_term
 from operant.observe import pay
-from operant.policy.policy import Policy
 from operant.rollouts.collate import collate, token_weights
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 

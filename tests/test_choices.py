@@ -9,8 +9,8 @@ from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, Rollout, Task, Turn
 from operant.engines.native.engine import NativeEngine
-from operant.policy.choices import among, branches
-from operant.policy.heads import ValueOptions
+from operant.models.choices import among, branches
+from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling, uniforms
 from operant.types import Batch, Step

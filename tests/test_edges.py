@@ -7,9 +7,9 @@ from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy
 from operant.evaluate import divergence
+from operant.models.options import ModelOptions
+from operant.models.value_head import ValueOptions
 from operant.observe import ends, with_ends
-from operant.policy.heads import ValueOptions
-from operant.policy.modelling import ModelOptions
 from operant.rollouts.collate import collate
 from operant.rollouts.external import to_rollouts
 from operant.sampling import Sampling

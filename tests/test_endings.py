@@ -11,10 +11,10 @@ from toys import CAUSAL, SPECIAL, letters, lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import with_gae
 from operant.observe import ends, with_ends
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
 from operant.rollouts.chat import encode_more, encode_prompt
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play

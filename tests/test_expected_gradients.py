@@ -18,7 +18,7 @@ from toys import lm
 
 from operant import Learner, Policy
 from operant.algorithms import ALGORITHMS
-from operant.policy.heads import ValueOptions
+from operant.models.value_head import ValueOptions
 from operant.updates import gradient
 
 V, PROMPT, T, BETA = 6, [3, 4], 0.8, 0.3

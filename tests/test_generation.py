@@ -15,8 +15,8 @@ from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Pooled, Whole
 from operant.engines.native.engine import NativeEngine, in_turn, without
 from operant.engines.native.kv_cache import Window, plain_layers
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.sampling import Sampling, task_key
 
 GROUPS = [[5, 6, 7, 8, 9]] * 3 + [[4]] * 2 + [[12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8]] * 2 + [[15, 16], [4], [4]]

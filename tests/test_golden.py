@@ -13,9 +13,9 @@ from golden_runs import ALGORITHMS, ISLANDS, RUNS, TOLD, farthest, made, prompts
 from toys import bare_logprobs, lm
 
 from operant import Task, learner, observe
+from operant.models.policy import Policy
+from operant.models.value_head import ValueHead, ValueOptions
 from operant.objectives import advantages, losses
-from operant.policy.heads import ValueHead, ValueOptions
-from operant.policy.policy import Policy
 from operant.rollouts import collate
 from operant.sampling import Sampling
 from operant.types import Batch
@@ -121,7 +121,7 @@ def widths(thing) -> dict[str, torch.dtype]:
 @pytest.mark.parametrize("value", [ValueOptions(), ValueOptions(layers=2, init="torch")])
 @pytest.mark.parametrize("budget", [48_000_000, 20])
 def test_every_field_of_outputs_is_float64(kind, value, budget, monkeypatch):
-    monkeypatch.setattr("operant.policy.logprobs.BUDGET", budget)
+    monkeypatch.setattr("operant.models.logprobs.BUDGET", budget)
     policy, other = (Policy(lm(kind, seed=seed).double(), value=value) for seed in (0, 1))
     given = Batch.given([[3, 4], [5]], [[6, 7, 8], [9, 10]])
     with torch.set_grad_enabled(budget == 20):

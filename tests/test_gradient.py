@@ -12,10 +12,10 @@ import torch
 from rigs import Caught, gap, on_ranks, said, wider
 from toys import CAUSAL, lm
 
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.objectives import losses
-from operant.policy.heads import ValueOptions
-from operant.policy.modelling import ModelOptions
-from operant.policy.policy import Policy
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling, counter
 from operant.types import Batch

@@ -9,11 +9,11 @@ from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
 from operant.learner import Learner
+from operant.models.logprobs import divergence
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions, controller, estimate, loss_term
 from operant.observe import observe
-from operant.policy.heads import ValueOptions
-from operant.policy.logprobs import divergence
-from operant.policy.policy import Policy
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.types import OperantError

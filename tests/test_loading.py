@@ -9,8 +9,8 @@ from toys import CAUSAL, letters, lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from operant import Learner, OperantError, ValueOptions, export, load_policy
-from operant.policy.heads import ValueHead
-from operant.policy.shadow import fingerprint
+from operant.models.reference import fingerprint
+from operant.models.value_head import ValueHead
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 

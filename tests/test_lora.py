@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
-from operant.policy import adapters, quantised
-from operant.policy.adapters import LoraOptions
-from operant.policy.modelling import ModelOptions
-from operant.policy.policy import Policy
-from operant.policy.shadow import digest, fingerprint
+from operant.models import lora as adapters
+from operant.models import quantised
+from operant.models.lora import LoraOptions
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
+from operant.models.reference import digest, fingerprint
 from operant.storage.checkpoint import RunState
 from operant.types import Batch
 

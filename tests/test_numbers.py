@@ -24,8 +24,8 @@ from toys import letters, lm
 from operant import Learner, OperantError
 from operant.api import runs
 from operant.finite import Fault
+from operant.models.loading import export
 from operant.objectives import losses
-from operant.policy.loading import export
 from operant.replay import Replayed, replay
 from operant.storage.state_codec import Bag, encode
 

@@ -11,11 +11,11 @@ from toys import letters, lm
 
 from operant.api import train
 from operant.config import configure
+from operant.models import lora as adapters
+from operant.models.loading import export, load_policy
+from operant.models.lora import LoraOptions
+from operant.models.reference import fingerprint
 from operant.origin import keep, pinned, restored
-from operant.policy import adapters
-from operant.policy.adapters import LoraOptions
-from operant.policy.loading import export, load_policy
-from operant.policy.shadow import fingerprint
 from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 

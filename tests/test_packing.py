@@ -13,14 +13,14 @@ from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
 from operant.learner import Learner
+from operant.models import capabilities, packing
+from operant.models.loading import load_policy
+from operant.models.lora import LoraOptions
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
+from operant.models.reference import Shadow
+from operant.models.value_head import ValueOptions
 from operant.observe import passed
-from operant.policy import packing, probe
-from operant.policy.adapters import LoraOptions
-from operant.policy.heads import ValueOptions
-from operant.policy.loading import load_policy
-from operant.policy.modelling import ModelOptions
-from operant.policy.policy import Policy
-from operant.policy.shadow import Shadow
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError
@@ -302,7 +302,7 @@ def made_of(kind: type, **more) -> t.PreTrainedModel:
     ],
 )
 def test_what_cannot_be_packed_exactly_is_padded_and_that_is_said_once(make, why):
-    probe._say.cache_clear()
+    capabilities._say.cache_clear()
     with pytest.warns(UserWarning, match=f"are padded, not packed: .*{why}"):
         made = Policy(make().eval(), options=ModelOptions(packing="on"))
     with warnings.catch_warnings():
@@ -339,7 +339,7 @@ def test_rows_longer_than_a_window_are_padded():
 
 def test_auto_packs_where_it_pays_and_off_nowhere(monkeypatch):
     assert policy(on="auto").modes.packed and not policy(on="off").modes.packed
-    monkeypatch.setattr(probe, "quick", lambda device, numbers: numbers == torch.bfloat16)
+    monkeypatch.setattr(capabilities, "quick", lambda device, numbers: numbers == torch.bfloat16)
     made = policy(on="auto")
     assert not made.modes.packed
     assert made.to(torch.bfloat16).modes.packed and not made.float().modes.packed  # found out again

@@ -15,11 +15,11 @@ from toys import CAUSAL, bare_logprobs, lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.objectives import losses
 from operant.objectives.kl import KLOptions, estimate
 from operant.observe import observe
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
 from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling

@@ -9,9 +9,9 @@ from toys import lm
 
 from operant import distributed
 from operant.learner import Learner
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
 from operant.probes import Probes
 from operant.rewards import judge, weighted
 from operant.rewards.shaping import RunningMoments

@@ -11,7 +11,7 @@ from operant import OperantError, Policy, Task
 from operant.attempts import attempt
 from operant.distributed import rank
 from operant.learner import Learner
-from operant.policy.heads import ValueOptions
+from operant.models.value_head import ValueOptions
 from operant.rewards import judge
 
 IDS = ["a", "b", "c", "d", "e"]

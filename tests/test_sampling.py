@@ -8,8 +8,8 @@ import torch
 from toys import CAUSAL, lm
 
 from operant.engines.native.engine import NativeEngine
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.sampling import Sampling, task_key, uniforms
 
 PROMPTS = [[5, 6, 7, 8, 9], [4], [12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8], [15, 16]] * 4

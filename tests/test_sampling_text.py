@@ -8,8 +8,8 @@ from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling, reply_text, stop_table

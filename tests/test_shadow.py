@@ -7,8 +7,8 @@ import torch
 from toys import lm
 
 from operant import Learner, OperantError, ValueOptions
-from operant.policy.policy import Policy
-from operant.policy.shadow import Shadow, fingerprint
+from operant.models.policy import Policy
+from operant.models.reference import Shadow, fingerprint
 from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])

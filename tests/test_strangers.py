@@ -19,9 +19,9 @@ from toys import letters, lm
 from operant import Learner, OperantError, load_policy, rewards, train
 from operant.cli import main
 from operant.data import DataOptions, load_tasks
-from operant.policy.folders import check_finite
-from operant.policy.heads import ValueOptions
-from operant.policy.loading import export
+from operant.models.loading import export
+from operant.models.safe_loading import check_finite
+from operant.models.value_head import ValueOptions
 from operant.report import run_report
 from operant.report.compare import write_comparison
 from operant.run import RunFolder, read_config

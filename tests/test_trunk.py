@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers as t
 
-from operant.policy.heads import ValueOptions
-from operant.policy.modelling import ModelOptions
-from operant.policy.policy import Policy
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.types import Batch, OperantError
 
 S = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "initializer_range": 0.2}

@@ -19,8 +19,8 @@ from toys import lm
 
 from operant import Learner, Policy, observe
 from operant.algorithms import ALGORITHMS
+from operant.models.value_head import ValueOptions
 from operant.objectives import advantages, losses
-from operant.policy.heads import ValueOptions
 from operant.sampling import counter
 from operant.updates import objective
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks import peak
 from benchmarks.gpu.place import Place
-from operant.policy.logprobs import score
+from operant.models.logprobs import score
 from operant.sampling import Sampling
 
 

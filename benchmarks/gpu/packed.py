@@ -11,8 +11,8 @@ import torch
 from benchmarks import peak
 from benchmarks.gpu.correct import models
 from benchmarks.gpu.place import Place, queries
-from operant.policy.modelling import ModelOptions
-from operant.policy.policy import Policy
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
 from operant.types import Batch
 
 

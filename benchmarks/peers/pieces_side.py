@@ -7,14 +7,15 @@ import operant_side
 import torch
 
 from operant.engines.native import engine
-from operant.policy import logprobs, modelling
+from operant.models import logprobs
+from operant.models import options as model_options
 from operant.sampling import Sampling
 from operant.updates import micro, optimizer
 
 
 def activations() -> None:
     """GELU in transformers' seven kernels."""
-    modelling.fuse_activations = lambda model: None
+    model_options.fuse_activations = lambda model: None
 
 
 def embedding() -> None:
@@ -105,7 +106,7 @@ def sorting() -> None:
 
 def attention() -> None:
     """The fused attention kernel for short bfloat16 rows, too."""
-    modelling.SHORT = 0
+    model_options.SHORT = 0
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ if TYPE_CHECKING:
     from operant.api import steps, train
     from operant.diagnosis import diagnose
     from operant.learner import Learner
-    from operant.policy.heads import ValueOptions
-    from operant.policy.loading import export, load_policy
-    from operant.policy.policy import Policy
+    from operant.models.loading import export, load_policy
+    from operant.models.policy import Policy
+    from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
     from operant.running import Run
     from operant.sampling import Sampling
@@ -20,18 +20,18 @@ _HOME = {
     "Learner": "learner",
     "OperantError": "types",
     "Outputs": "types",
-    "Policy": "policy.policy",
+    "Policy": "models.policy",
     "Rollout": "types",
     "Run": "running",
     "Sampling": "sampling",
     "Step": "types",
     "Task": "types",
     "Turn": "types",
-    "ValueOptions": "policy.heads",
+    "ValueOptions": "models.value_head",
     "diagnose": "diagnosis",
-    "export": "policy.loading",
+    "export": "models.loading",
     "isolated": "rewards.isolated",
-    "load_policy": "policy.loading",
+    "load_policy": "models.loading",
     "steps": "api",
     "train": "api",
 }

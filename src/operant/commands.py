@@ -146,8 +146,8 @@ def generate(arguments: Sequence[str]) -> int:
     from pathlib import Path
 
     from operant.engines.native.engine import NativeEngine
+    from operant.models.loading import load_policy
     from operant.options import compose
-    from operant.policy.loading import load_policy
     from operant.sampling import Sampling
 
     prompt, seed = options.pop("prompt", None), convert(options.pop("seed", 0), int, "seed")

@@ -9,9 +9,9 @@ import torch
 
 from operant import distributed
 from operant.learner import Learner
+from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
 from operant.observe import passed
-from operant.policy.policy import PURE, Policy
 from operant.rewards import judge, totals
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations

@@ -30,11 +30,11 @@ from operant.envs.single_turn import SingleTurn
 from operant.finite import of_batch
 from operant.lessons import Learnt, Lesson, Progress, choose, unjudged
 from operant.metrics import collect
+from operant.models.kept import Kept
+from operant.models.loading import load_policy, load_reference
+from operant.models.reference import Shadow
 from operant.objectives.kl import KLOptions, controller
 from operant.passes import Passes
-from operant.policy.kept import Kept
-from operant.policy.loading import load_policy, load_reference
-from operant.policy.shadow import Shadow
 from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollouts.external import to_rollouts
 from operant.rollouts.generation_kwargs import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned

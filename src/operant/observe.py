@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from operant.models import layout
+from operant.models.policy import Policy
 from operant.objectives.kl import EXACT, SAMPLED, KLOptions, estimate
-from operant.policy import layout
-from operant.policy.policy import Policy
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs, Rollout

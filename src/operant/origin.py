@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.config import Config
-from operant.policy import adapters
+from operant.models import lora as adapters
 from operant.storage import atomic_io, hub, manifest
 from operant.types import OperantError
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from operant.algorithms import Algorithm
 from operant.lessons import Lesson
+from operant.models.policy import Policy
+from operant.models.reference import Shadow
 from operant.observe import Ends, ends, observe, pay, with_ends, with_states
 from operant.options import values
-from operant.policy.policy import Policy
-from operant.policy.shadow import Shadow
 from operant.rollouts.collate import collate, nothing
 from operant.sampling import Sampling
 from operant.types import Batch

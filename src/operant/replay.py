@@ -17,7 +17,7 @@ import torch
 from operant import bundle, origin
 from operant.finite import Fault, first, located, of_batch
 from operant.learner import Learner
-from operant.policy.kept import Kept
+from operant.models.kept import Kept
 from operant.storage import manifest
 from operant.types import OperantError
 from operant.updates.retrace import first_fault

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from operant.config import TrainOptions
-from operant.policy.loading import export
-from operant.policy.policy import Policy
+from operant.models.loading import export
+from operant.models.policy import Policy
 from operant.run import RunFolder
 from operant.storage import atomic_io
 from operant.storage.checkpoint import OPTIMIZER, RunState

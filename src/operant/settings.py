@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from operant.algorithms import ALGORITHMS, Algorithm, find, fitting, preset
+from operant.models.lora import LoraOptions
+from operant.models.options import ModelOptions
+from operant.models.value_head import ValueOptions
 from operant.objectives.kl import OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
-from operant.policy.adapters import LoraOptions
-from operant.policy.heads import ValueOptions
-from operant.policy.modelling import ModelOptions
 from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs, shown

@@ -19,9 +19,9 @@ from report import Report
 from torch import Tensor
 
 from operant.algorithms import preset
+from operant.models import logprobs as vocabulary
 from operant.objectives import advantages, kl, losses
 from operant.observe import pay
-from operant.policy import logprobs as vocabulary
 from operant.rewards import shaping
 from operant.rollouts import collate
 from operant.sampling import Sampling

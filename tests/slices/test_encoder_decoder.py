@@ -7,8 +7,8 @@ from toys import bare_logprobs, lm
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.types import Rollout, Task, Turn

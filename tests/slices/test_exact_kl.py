@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import lm
 
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.types import Rollout, Task, Turn

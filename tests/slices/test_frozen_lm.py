@@ -8,7 +8,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from operant.engines.native.capabilities import try_decoding
 from operant.learner import Learner
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 
 MASK, GREAT, TERRIBLE = len(PIECES), len(PIECES) + 1, len(PIECES) + 2
 

@@ -8,11 +8,11 @@ from toys import lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
+from operant.models.policy import Policy
+from operant.models.reference import Shadow
+from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
 from operant.observe import observe
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
-from operant.policy.shadow import Shadow
 from operant.rollouts.collate import collate
 
 QUERIES = [[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4

@@ -6,9 +6,9 @@ from toys import bare_logprobs, letters, lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.learner import Learner
+from operant.models.policy import Policy
+from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import with_gae
-from operant.policy.heads import ValueOptions
-from operant.policy.policy import Policy
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling, task_key, uniforms

@@ -10,15 +10,15 @@ from torch.utils.checkpoint import checkpoint
 
 from operant.algorithms import find
 from operant.config import Config
+from operant.models import lora as adapters
+from operant.models.capabilities import Modes
+from operant.models.frozen_trunk import Trunk
+from operant.models.logprobs import BUDGET
+from operant.models.options import ModelOptions, recomputing
+from operant.models.policy import Policy
+from operant.models.safe_loading import load_config, load_tokenizer
+from operant.models.value_head import ValueOptions
 from operant.plan.phantom import Memory, solid
-from operant.policy import adapters
-from operant.policy.folders import load_config, load_tokenizer
-from operant.policy.heads import ValueOptions
-from operant.policy.logprobs import BUDGET
-from operant.policy.modelling import ModelOptions, recomputing
-from operant.policy.policy import Policy
-from operant.policy.probe import Modes
-from operant.policy.trunk import Trunk
 from operant.storage.hub import find_config
 from operant.updates.blocks import SAMPLE
 

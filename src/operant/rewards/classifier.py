@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from operant import machine
-from operant.policy.folders import load_any, load_tokenizer
+from operant.models.safe_loading import load_any, load_tokenizer
 from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from operant import distributed
 from operant.metrics import collect
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 from operant.rollouts.collate import token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally

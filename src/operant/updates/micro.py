@@ -6,7 +6,7 @@ import torch
 
 from operant import distributed
 from operant.distributed import Together
-from operant.policy.embedding import direct_gradients
+from operant.models.embedding import direct_gradients
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally

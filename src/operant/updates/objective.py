@@ -10,10 +10,10 @@ from torch import Tensor
 
 from operant.distributed import Together
 from operant.metrics import collect
+from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
 from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, loss_term
-from operant.policy.policy import Policy
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, LossFn, Outputs

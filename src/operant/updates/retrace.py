@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from operant.finite import Fault, at_actions
+from operant.models.policy import Policy
 from operant.objectives import losses
-from operant.policy.policy import Policy
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch

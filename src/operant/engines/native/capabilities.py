@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.decoding import Cached, Pooled
-from operant.policy.policy import Policy
-from operant.policy.probe import Modes, agrees, close, feed, plain_state, three_rows
+from operant.models.capabilities import Modes, agrees, close, feed, plain_state, three_rows
+from operant.models.policy import Policy
 
 
 @torch.no_grad()

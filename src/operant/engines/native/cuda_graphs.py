@@ -18,7 +18,7 @@ from torch import Tensor
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.decoding import Pooled
 from operant.engines.native.kv_cache import Window, plain_layers
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 
 log = logging.getLogger(__name__)
 FEWER = 4

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.kv_cache import Window, plain_layers
-from operant.policy import layout
-from operant.policy.policy import Policy
+from operant.models import layout
+from operant.models.policy import Policy
 
 READ_AT_ONCE = 16384
 """Tokens of prompts in one call, padding included."""

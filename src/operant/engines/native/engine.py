@@ -15,7 +15,7 @@ from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
 from operant.engines.native.kv_cache import plain_layers
 from operant.engines.native.record import Record
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
 from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError

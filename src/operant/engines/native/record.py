@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 from operant.sampling import Sampling, stop_table
 from operant.types import Completion, End
 

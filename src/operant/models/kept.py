@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from operant.policy.policy import Policy
-from operant.policy.shadow import digest
+from operant.models.policy import Policy
+from operant.models.reference import digest
 from operant.types import OperantError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant.policy.policy import Policy
+from operant.models.policy import Policy
 from operant.types import OperantError
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from operant.policy.layout import Laid
+from operant.models.layout import Laid
 from operant.sampling import Sampling
 from operant.types import Batch, Choices
 

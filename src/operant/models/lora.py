@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant.policy.folders import load_tensors
+from operant.models.safe_loading import load_tensors
 from operant.storage import atomic_io, hub
 from operant.types import OperantError
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.policy.modelling import ModelOptions, StandIn
+from operant.models.options import ModelOptions, StandIn
 from operant.types import OperantError
 
 

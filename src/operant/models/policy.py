@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.policy import layout
-from operant.policy.choices import Branch, among, branches, chosen, spelt_out, tree
-from operant.policy.heads import ValueHead, ValueOptions
-from operant.policy.logprobs import score
-from operant.policy.modelling import ModelOptions, compute_in, plain_attention, recomputing
-from operant.policy.packing import Packing
-from operant.policy.probe import Modes, branches_exactly, check_trunk, packs_exactly, probe
-from operant.policy.trunk import Trunk, find_blocks
+from operant.models import layout
+from operant.models.capabilities import Modes, branches_exactly, check_trunk, packs_exactly, probe
+from operant.models.choices import Branch, among, branches, chosen, spelt_out, tree
+from operant.models.frozen_trunk import Trunk, find_blocks
+from operant.models.logprobs import score
+from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
+from operant.models.packing import Packing
+from operant.models.value_head import ValueHead, ValueOptions
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from operant.policy import adapters, quantised
-from operant.policy.adapters import LoraOptions
-from operant.policy.folders import check_finite, check_model, load_model, load_tensors, load_tokenizer
-from operant.policy.heads import ValueOptions
-from operant.policy.modelling import ModelOptions
-from operant.policy.policy import Policy
-from operant.policy.shadow import Shadow, shared
+from operant.models import lora as adapters
+from operant.models import quantised
+from operant.models.lora import LoraOptions
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
+from operant.models.reference import Shadow, shared
+from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
+from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io
 from operant.storage.hub import find_model, quietly
 from operant.types import OperantError

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from operant.policy import layout
-from operant.policy.choices import branches, spelt_out
-from operant.policy.packing import quick
+from operant.models import layout
+from operant.models.choices import branches, spelt_out
+from operant.models.packing import quick
 from operant.types import Batch, OperantError
 
 if TYPE_CHECKING:
-    from operant.policy.policy import Policy
+    from operant.models.policy import Policy
 
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
 """What a model raises that cannot be called in some way."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from operant.policy.embedding import look_up_directly
+from operant.models.embedding import look_up_directly
 from operant.types import OperantError
 
 SHORT = 256
