@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.report import RESULTS, machine
-from operant.learner import Learner
 from operant.storage.checkpoint import RunState, Saved
+from operant.training.learner import Learner
 
 RUNS: dict[str, dict[str, Any]] = {
     "all weights": {},

@@ -18,10 +18,10 @@ from torch import Tensor
 from operant.models.logprobs import divergence
 from operant.objectives import advantages, losses
 from operant.objectives.kl import EXACT, KLOptions, estimate
-from operant.observe import pay
 from operant.sampling import Sampling
+from operant.training.objective import Objective, forward
+from operant.training.scoring import pay
 from operant.types import Batch, Outputs
-from operant.updates.objective import Objective, forward
 
 BETA = 0.5
 REWARDS = torch.tensor([0.0, 1.0, 0.4, -0.6, 0.8], dtype=torch.float64)

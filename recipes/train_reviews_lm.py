@@ -25,10 +25,10 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from operant.algorithms import find
 from operant.models.policy import Policy
 from operant.sampling import Sampling
+from operant.training.objective import Objective
+from operant.training.optimizer import OptimizerOptions, make_optimizer
+from operant.training.update import UpdateOptions, update
 from operant.types import Batch
-from operant.updates.gradient import UpdateOptions, update
-from operant.updates.objective import Objective
-from operant.updates.optimizer import OptimizerOptions, make_optimizer
 
 END, CONTEXT = 0, 256
 

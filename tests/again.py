@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from toys import lm
 
-from operant.learner import Learner
+from operant.training import update
+from operant.training.learner import Learner
 from operant.types import Rollout
-from operant.updates import gradient
 
 END = 2
 
@@ -65,7 +65,7 @@ def weights_of(policy):
 def watched(patch):
     """Lists that fill up while a run goes on: what was played, and what was descended on."""
     played, cuts = [], []
-    play, accumulate = Learner.play, gradient.accumulate
+    play, accumulate = Learner.play, update.accumulate
 
     def seen_play(self, tasks, *, stream="train", engine=None, **more):
         made = play(self, tasks, stream=stream, engine=engine, **more)
@@ -78,7 +78,7 @@ def watched(patch):
         return accumulate(policy, whole, *given, **more)
 
     patch.setattr(Learner, "play", seen_play)
-    patch.setattr(gradient, "accumulate", seen_accumulate)
+    patch.setattr(update, "accumulate", seen_accumulate)
     return played, cuts
 
 

@@ -60,7 +60,7 @@ def on_ranks(work, world: int, *given, deadline: float = 120.0) -> list:
     with tempfile.TemporaryDirectory() as folder:
         # A server that has imported everything and run nothing: a rank costs no import, and no thread is forked.
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["operant.learner", "transformers.models.gpt2.modeling_gpt2"])
+        context.set_forkserver_preload(["operant.training.learner", "transformers.models.gpt2.modeling_gpt2"])
         ranks = [context.Process(target=_rank, args=(work, r, world, folder, given), daemon=True) for r in range(world)]
         for process in ranks:
             process.start()

@@ -16,8 +16,8 @@ from operant.objectives.advantages import (
     with_leave_one_out,
 )
 from operant.objectives.kl import estimate, loss_term
-from operant.observe import pay
 from operant.rollouts.collate import collate, token_weights
+from operant.training.scoring import pay
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 PLAIN = {"whiten_scope": "none"}

@@ -7,8 +7,8 @@ from toys import letters, lm
 
 from operant import OperantError, train
 from operant.attempts import attempt, cut, joined
-from operant.learner import Learner
 from operant.rewards import judge, resolve
+from operant.training.learner import Learner
 from operant.types import Task
 
 TASKS = [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "ab", "lm"])]

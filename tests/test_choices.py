@@ -288,7 +288,7 @@ def test_given_choices_are_learnt_by_their_share_among_the_options():
 
 
 def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
-    from operant import bundle
+    from operant.training import refused_step
 
     def gradient(tokens):
         learner = Learner(lm("llama", 40), tokenizer=letters(), env=House(), max_tokens=4, micro_tokens=tokens)
@@ -299,7 +299,7 @@ def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
 
     learner, whole = gradient(8192)
     assert gap(gradient(64)[1], whole) < 1e-5
-    held = bundle._batch(bundle._plain(learner.learnt.batch))
+    held = refused_step._batch(refused_step._plain(learner.learnt.batch))
     assert held.choices.listed() == learner.learnt.batch.choices.listed()
     held = branches(learner.learnt.batch, END)
     assert among(torch.zeros(sum(len(b.ids) for b in held)), held, learner.learnt.batch.choices, Sampling()).shape == (

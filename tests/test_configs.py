@@ -33,8 +33,8 @@ from operant.api import train
 from operant.cli import main
 from operant.config import config_schema, configure
 from operant.diagnosis import EXPLAINS
-from operant.learner import Learner
 from operant.run import read_config
+from operant.training.learner import Learner
 from operant.types import OperantError
 
 TASKS = ["ab", "cde", "the end", "h"]

@@ -10,8 +10,8 @@ from toys import letters, lm
 
 from operant.diagnosis import RULES, History, diagnose, read_history, verdict
 from operant.diagnosis.sampling import SETTINGS
-from operant.learner import Learner
 from operant.rollouts.generation_kwargs import UNSCORED
+from operant.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2}

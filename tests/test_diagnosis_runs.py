@@ -23,7 +23,7 @@ from operant import train
 from operant.diagnosis import RULES, Finding, History, diagnose, verdict
 from operant.diagnosis.progress import progress
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
+from operant.training.learner import Learner
 
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
 QUERY = [5, 6, 7]

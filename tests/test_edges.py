@@ -9,10 +9,10 @@ from operant import Learner, OperantError, Policy
 from operant.evaluate import divergence
 from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
-from operant.observe import ends, with_ends
 from operant.rollouts.collate import collate
 from operant.rollouts.external import to_rollouts
 from operant.sampling import Sampling
+from operant.training.scoring import ends, with_ends
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])

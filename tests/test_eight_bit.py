@@ -9,16 +9,8 @@ from toys import lm
 
 from operant import Learner, OperantError
 from operant.storage.checkpoint import RunState
-from operant.updates.eight_bit import (
-    BLOCK,
-    EightBit,
-    _turn,
-    pack_first,
-    pack_second,
-    unpack_first,
-    unpack_second,
-)
-from operant.updates.optimizer import Mastered, OptimizerOptions, make_optimizer
+from operant.training.eight_bit import BLOCK, EightBit, _turn, pack_first, pack_second, unpack_first, unpack_second
+from operant.training.optimizer import Mastered, OptimizerOptions, make_optimizer
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
 

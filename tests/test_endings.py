@@ -10,15 +10,15 @@ from tokenizers.processors import TemplateProcessing
 from toys import CAUSAL, SPECIAL, letters, lm
 
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import with_gae
-from operant.observe import ends, with_ends
 from operant.rollouts.chat import encode_more, encode_prompt
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling
+from operant.training.learner import Learner
+from operant.training.scoring import ends, with_ends
 from operant.types import OperantError, Rollout, Step, Task
 
 EOS = SPECIAL["eos_token_id"]

@@ -19,7 +19,7 @@ from toys import lm
 from operant import Learner, Policy
 from operant.algorithms import ALGORITHMS
 from operant.models.value_head import ValueOptions
-from operant.updates import gradient
+from operant.training import update
 
 V, PROMPT, T, BETA = 6, [3, 4], 0.8, 0.3
 STOPS = (0, 1, 2, 5)
@@ -103,7 +103,7 @@ def expected(name: str, shape: str, size: int, monkeypatch, probabilities: Tenso
     spoken = [y for group in groups for y in group]
     given = [[PROMPT] * len(spoken), [list(said[y]) for y in spoken]]
     # A minibatch is a group: the units of an epoch come in the order in which they were given.
-    monkeypatch.setattr(gradient, "counter", lambda seed, step, epoch, number: number)
+    monkeypatch.setattr(update, "counter", lambda seed, step, epoch, number: number)
     if name == "sft":
         learner.step(*given)
     else:

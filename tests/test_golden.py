@@ -12,15 +12,15 @@ import torch
 from golden_runs import ALGORITHMS, ISLANDS, RUNS, TOLD, farthest, made, prompts, read, run, score, settle
 from toys import bare_logprobs, lm
 
-from operant import Task, learner, observe
+from operant import Task
 from operant.models.policy import Policy
 from operant.models.value_head import ValueHead, ValueOptions
 from operant.objectives import advantages, losses
 from operant.rollouts import collate
 from operant.sampling import Sampling
+from operant.training import learner, scoring, update
+from operant.training.optimizer import Mastered
 from operant.types import Batch
-from operant.updates import gradient
-from operant.updates.optimizer import Mastered
 
 
 def test_there_is_a_golden_run_of_every_algorithm():
@@ -85,11 +85,11 @@ rounded = changing(lambda x: x.float().double())
 FAULTS = {
     "loss": (losses, "total", changing(lambda x: x * (1 + 1e-6))),
     "advantage": (advantages, "gae", changing(lambda x: x * 1.001 + 1e-6)),
-    "kl": (observe, "estimate", changing(lambda x: x * (1 + 1e-6))),
+    "kl": (scoring, "estimate", changing(lambda x: x * (1 + 1e-6))),
     "rate": (learner, "rate", changing(lambda x: x * (1 + 1e-6))),
     "moments": (Mastered, "move", forgetful),
     "digits of values": (ValueHead, "forward", rounded),
-    "digits of weights": (gradient, "token_weights", rounded),
+    "digits of weights": (update, "token_weights", rounded),
     "digits of the loss": (losses, "total", rounded),
 }
 

@@ -18,10 +18,10 @@ from operant.models.value_head import ValueOptions
 from operant.objectives import losses
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling, counter
+from operant.training.objective import Objective, minibatch_whitening
+from operant.training.optimizer import OptimizerOptions
+from operant.training.update import UpdateOptions, update
 from operant.types import Batch
-from operant.updates.gradient import UpdateOptions, update
-from operant.updates.objective import Objective, minibatch_whitening
-from operant.updates.optimizer import OptimizerOptions
 
 LENGTHS = [3, 16, 4, 9, 5, 12, 7, 3, 10]
 COEF, HORIZON = 0.1, 20

@@ -23,11 +23,11 @@ from toys import letters, lm
 import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.attempts import attempt, joined
-from operant.learner import Learner
 from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, LEVELS, Box, Limits
 from operant.tally import Tally
+from operant.training.learner import Learner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.guests import MARK, left

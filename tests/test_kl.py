@@ -8,18 +8,18 @@ import torch
 from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
-from operant.learner import Learner
 from operant.models.logprobs import divergence
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions, controller, estimate, loss_term
-from operant.observe import observe
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
+from operant.training.learner import Learner
+from operant.training.objective import Objective
+from operant.training.optimizer import OptimizerOptions
+from operant.training.scoring import observe
+from operant.training.update import UpdateOptions, update
 from operant.types import OperantError
-from operant.updates.gradient import UpdateOptions, update
-from operant.updates.objective import Objective
-from operant.updates.optimizer import OptimizerOptions
 
 # --- one token, enumerated (test 10) ----------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import torch
 from toys import lm
 
 from operant.algorithms import ALGORITHMS
-from operant.learner import Learner
 from operant.sampling import counter
+from operant.training.learner import Learner
 
 WANTED, PROMPTS, VOCABULARY = 7, [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]], 12
 OPTIONS = {"optimizer.lr": 1e-2, "max_tokens": 5, "fixed_length": True, "kl.coef": 0.0, "minibatch": 16}

@@ -11,8 +11,8 @@ from toys import lm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant.data.order import Order
-from operant.learner import Learner
 from operant.storage.checkpoint import RunState, about, newest_whole
+from operant.training.learner import Learner
 
 FIXTURE = Path(__file__).parent / "checkpoints" / "schema-1"
 PROMPTS = [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]]

@@ -7,8 +7,8 @@ import torch
 from test_gradient import batch_of, caught, gap, made_policy
 
 from operant.rollouts.collate import cut, units
+from operant.training.update import UpdateOptions
 from operant.types import Batch, OperantError
-from operant.updates.gradient import UpdateOptions
 
 
 def test_where_memory_runs_out_the_step_is_made_anew(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from operant.diagnosis.sampling import SETTINGS
-from operant.learner import Learner
+from operant.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -23,11 +23,11 @@ from toys import letters, lm
 
 from operant import Learner, OperantError
 from operant.api import runs
-from operant.finite import Fault
 from operant.models.loading import export
 from operant.objectives import losses
 from operant.replay import Replayed, replay
 from operant.storage.state_codec import Bag, encode
+from operant.training.nonfinite import Fault
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]

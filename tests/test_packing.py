@@ -12,7 +12,6 @@ from test_micro import partitions
 from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
-from operant.learner import Learner
 from operant.models import capabilities, packing
 from operant.models.loading import load_policy
 from operant.models.lora import LoraOptions
@@ -20,9 +19,10 @@ from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import Shadow
 from operant.models.value_head import ValueOptions
-from operant.observe import passed
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
+from operant.training.learner import Learner
+from operant.training.scoring import passed
 from operant.types import Batch, OperantError
 
 WIDE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL

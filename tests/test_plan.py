@@ -8,10 +8,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from operant import OperantError, machine
 from operant.cli import main
 from operant.config import configure
-from operant.learner import Learner
 from operant.plan import plan
 from operant.plan.phantom import Memory, phantoms
-from operant.updates.optimizer import Mastered
+from operant.training.learner import Learner
+from operant.training.optimizer import Mastered
 
 SMALL = {"tasks": [[3, 4, 5, 6]] * 8, "reward": len, "batch": 8, "max_tokens": 6, "minibatch": 4, "watch_every": 0}
 

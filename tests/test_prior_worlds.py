@@ -10,17 +10,17 @@ from toys import CAUSAL, letters, lm
 from operant import distributed
 from operant.data import DataOptions, load_tasks
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives import advantages
 from operant.objectives.advantages import whiten, with_gae
-from operant.observe import ends, with_ends
 from operant.rewards import NAMES, judge, resolve
 from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, processed
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling
+from operant.training.learner import Learner
+from operant.training.scoring import ends, with_ends
 from operant.types import OperantError, Step, Task
 
 

@@ -8,7 +8,6 @@ from rigs import on_ranks, said
 from toys import lm
 
 from operant import distributed
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
@@ -16,6 +15,7 @@ from operant.probes import Probes
 from operant.rewards import judge, weighted
 from operant.rewards.shaping import RunningMoments
 from operant.tally import Tally
+from operant.training.learner import Learner
 from operant.types import OperantError, Task
 
 SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]

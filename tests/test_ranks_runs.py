@@ -10,9 +10,9 @@ from toys import lm
 from operant import OperantError, Policy, Task
 from operant.attempts import attempt
 from operant.distributed import rank
-from operant.learner import Learner
 from operant.models.value_head import ValueOptions
 from operant.rewards import judge
+from operant.training.learner import Learner
 
 IDS = ["a", "b", "c", "d", "e"]
 TASKS = [Task(name, [5 + i, 6]) for i, name in enumerate(IDS)]

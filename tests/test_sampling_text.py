@@ -7,12 +7,12 @@ from test_sampling import KEYS, PROMPTS, replies
 from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
 
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling, reply_text, stop_table
+from operant.training.learner import Learner
 from operant.types import OperantError
 
 

@@ -13,13 +13,13 @@ from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
-from operant.learner import Learner
 from operant.models.logprobs import Sweep, Swept, _spread, _statistics, compiled, score
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives import losses
 from operant.rollouts.collate import collate, token_weights
 from operant.sampling import Sampling, uniforms
+from operant.training.learner import Learner
 from operant.types import Batch, OperantError, Task
 
 EOS = SPECIAL["eos_token_id"]

@@ -10,8 +10,8 @@ from toys import letters, lm
 
 from operant.data.order import Order
 from operant.data.tasks import DataOptions, load_tasks
-from operant.learner import Learner
 from operant.sampling import STREAMS, counter, task_key, uniforms
+from operant.training.learner import Learner
 
 WORD = (1 << 64) - 1
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from toys import lm
 
-from operant import Learner, Policy, observe
+from operant import Learner, Policy
 from operant.algorithms import ALGORITHMS
 from operant.models.value_head import ValueOptions
 from operant.objectives import advantages, losses
 from operant.sampling import counter
-from operant.updates import objective
+from operant.training import objective, scoring
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STEPS, EPOCHS, MINIBATCHES, RATE = 3, 3, 3, 5e-3
@@ -290,14 +290,14 @@ FAULTS = {
     ),
     "rloo: divided by the deviation": ("rloo", credit("rloo", lambda f, b: advantages.with_groups(b))),
     "rloo: others' advantages": ("rloo", credit("rloo", neighbours)),
-    "rloo: KL's sign": ("rloo", instead(observe, "estimate", negated)),
+    "rloo: KL's sign": ("rloo", instead(scoring, "estimate", negated)),
     "rloo: KL behind the comparison": ("rloo", credit("rloo", behind)),
     "ppo: a mean over episodes": ("ppo", row("ppo", per="episode")),
     "ppo: no whitening": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"whiten_scope": "none"}))),
     "ppo: the sample's deviation": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"unbiased": True}))),
     "ppo: a discount": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"gamma": 0.99}))),
     "ppo: lambda": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"lam": 1.0}))),
-    "ppo: KL's sign": ("ppo", instead(observe, "estimate", negated)),
+    "ppo: KL's sign": ("ppo", instead(scoring, "estimate", negated)),
     "ppo: values unclipped": ("ppo", row("ppo", loss=changed(value_clip=None)(losses.ppo))),
     "ppo: the whole squared error": ("ppo", row("ppo", loss=changed(value_coef=0.2)(losses.ppo))),
     "sft: a mean over replies": ("sft", row("sft", per="episode")),

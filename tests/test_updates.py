@@ -8,9 +8,9 @@ from toys import lm
 from operant import Learner, OperantError, Policy
 from operant.objectives import losses
 from operant.tally import Tally
+from operant.training.gradient_norms import Watch
+from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
 from operant.types import Batch, Outputs
-from operant.updates.blocks import Watch
-from operant.updates.optimizer import OptimizerOptions, apply, make_optimizer, rate
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]

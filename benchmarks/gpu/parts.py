@@ -38,7 +38,7 @@ PARTS = {
     "peers": Part("benchmarks.gpu.peers", 120),
 }
 PRELOADED = [
-    "operant.learner",
+    "operant.training.learner",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.gpt_neo.modeling_gpt_neo",

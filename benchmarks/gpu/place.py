@@ -56,7 +56,7 @@ class Place:
 
     def learner(self, model: Any, *, precision: str = "bfloat16", **options: Any) -> Any:
         """A learner around a model (or one of a named shape), on the device, with the options by name."""
-        from operant.learner import Learner
+        from operant.training.learner import Learner
 
         model = self.model(model, precision) if isinstance(model, str) else model
         reference = options.pop("reference", "copy")

@@ -10,7 +10,7 @@ from operant.engines.native import engine
 from operant.models import logprobs
 from operant.models import options as model_options
 from operant.sampling import Sampling
-from operant.updates import micro, optimizer
+from operant.training import microbatch, optimizer
 
 
 def activations() -> None:
@@ -25,7 +25,7 @@ def embedding() -> None:
     def never(on: bool = True):
         yield
 
-    micro.direct_gradients = never
+    microbatch.direct_gradients = never
 
 
 def clipping() -> None:
@@ -36,9 +36,9 @@ def clipping() -> None:
         torch._foreach_mul_(held, shrink)
         optimizer.apply(made, options)
 
-    from operant.updates import gradient
+    from operant.training import update
 
-    gradient.apply = apply
+    update.apply = apply
 
 
 def sweep() -> None:
@@ -101,7 +101,7 @@ def sorting() -> None:
             cuts[-1] += rows
         return cuts
 
-    micro.cut = as_they_come
+    microbatch.cut = as_they_come
 
 
 def attention() -> None:

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from operant.api import steps, train
     from operant.diagnosis import diagnose
-    from operant.learner import Learner
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
     from operant.running import Run
     from operant.sampling import Sampling
+    from operant.training.learner import Learner
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _HOME = {
     "Batch": "types",
     "Completion": "types",
-    "Learner": "learner",
+    "Learner": "training.learner",
     "OperantError": "types",
     "Outputs": "types",
     "Policy": "models.policy",

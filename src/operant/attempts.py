@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
 from operant.distributed import deal
-from operant.learner import Learner
 from operant.rewards import Judged, judge
 from operant.rollouts.demonstrations import Demonstrations
+from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
 
 

@@ -9,11 +9,11 @@ from operant.algorithms import find
 from operant.config import Config
 from operant.data import DataOptions, Order, load_tasks
 from operant.evaluate import Evaluator
-from operant.learner import Learner
 from operant.options import values
 from operant.probes import Probes
 from operant.rollouts.demonstrations import Demonstrations
 from operant.sampling import check_ids
+from operant.training.learner import Learner
 from operant.types import Env, OperantError, RewardFn, Task
 
 

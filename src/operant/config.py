@@ -18,8 +18,8 @@ from operant.evaluate import EvaluationOptions
 from operant.metrics.registry import METRICS
 from operant.metrics.registry import describe as describe_metric
 from operant.rewards import GuestOptions
-from operant.settings import learner_options, own_options, schema, usable
 from operant.storage.hub import BUILTIN, found
+from operant.training.options import learner_options, own_options, schema, usable
 from operant.types import OperantError, shown
 
 

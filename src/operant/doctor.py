@@ -89,7 +89,7 @@ def _self_test() -> int:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from operant.learner import Learner
+    from operant.training.learner import Learner
 
     start = time.perf_counter()
     torch.manual_seed(0)

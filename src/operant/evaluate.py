@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.learner import Learner
 from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
-from operant.observe import passed
 from operant.rewards import judge, totals
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling
 from operant.tally import Tally
+from operant.training.learner import Learner
+from operant.training.scoring import passed
 from operant.types import OperantError, RewardFn, Rollout, Task
 
 

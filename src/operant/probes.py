@@ -8,12 +8,12 @@ from typing import Any
 
 from operant import distributed
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.metrics import collect
 from operant.metrics.rollout_table import rows
 from operant.rewards import judge
 from operant.sampling import token_pieces
 from operant.tally import Tally
+from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
 
 

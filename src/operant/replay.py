@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from operant import bundle, origin
-from operant.finite import Fault, first, located, of_batch
-from operant.learner import Learner
+from operant import origin
 from operant.models.kept import Kept
 from operant.storage import manifest
+from operant.training import refused_step
+from operant.training.find_nonfinite import first_fault
+from operant.training.learner import Learner
+from operant.training.nonfinite import Fault, first, located, of_batch
 from operant.types import OperantError
-from operant.updates.retrace import first_fault
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Re
 
     Raises: OperantError where the bundle is damaged, or its models cannot be had.
     """
-    refusal, about, weights = bundle.read(path)
+    refusal, about, weights = refused_step.read(path)
     given = {name: thing for name, thing in (("policy", policy), ("reference", reference)) if thing is not None}
     named = {"policy": about["policy"], "reference": about["reference"], **about["options"]}
     named |= _kept(named, Path(path)) | given
@@ -78,7 +79,7 @@ def _kept(named: Mapping[str, Any], path: Path) -> dict[str, str]:
     return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 
-def _again(learner: Learner, refusal: bundle.Refusal, rank: int) -> Fault | None:
+def _again(learner: Learner, refusal: refused_step.Refusal, rank: int) -> Fault | None:
     batch, after = refusal.parts[rank]
     batch = batch.to(learner.policy.device)
     passes = learner.passes
@@ -117,7 +118,7 @@ class _watched:
 
 def tell(path: str | Path, say: Callable[[str], None] = print) -> bool:
     """Replay a bundle and say what came of it; whether it is what was recorded."""
-    refusal, about, _ = bundle.read(path)
+    refusal, about, _ = refused_step.read(path)
     where = "before the update" if refusal.stage == "observe" else "in an optimizer step"
     say(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
     say(f"recorded: {refusal.fault.says()}")

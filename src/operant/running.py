@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant import bundle, distributed, machine
+from operant import distributed, machine
 from operant.algorithms import left_out_says
 from operant.attempts import attempt, given
 from operant.build import Built
-from operant.bundle import Refusal
 from operant.config import Config
 from operant.evaluate import Evaluation
 from operant.looks import Looks
@@ -29,6 +28,8 @@ from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
 from operant.tally import Tally
 from operant.trackers.trackers import Trackers
+from operant.training import refused_step
+from operant.training.refused_step import Refusal
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
@@ -153,9 +154,9 @@ class Run:
         """A refused step leaves a bundle. Raises: OperantError where too many were refused in a row, all saved."""
         path = self.path / "refused" / atomic_io.step_name(step)
         if self.first:
-            told = _tried(lambda: bundle.keep(path, self.learner.bundle))
+            told = _tried(lambda: refused_step.keep(path, self.learner.bundle))
             self.trackers.warn(f"step {step}: {refusal.says()}; {told or f'operant replay {path}'}")
-        if self.learner.progress.refused < bundle.IN_A_ROW:
+        if self.learner.progress.refused < refused_step.IN_A_ROW:
             return
         self._save_what_is()
         self.observe(lambda observer: observer.at_end(self))

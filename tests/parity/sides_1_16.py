@@ -20,8 +20,8 @@ from operant import Learner
 from operant.distributed import Together
 from operant.rollouts.collate import token_weights
 from operant.rollouts.external import to_rollouts
+from operant.training.microbatch import accumulate
 from operant.types import Batch
-from operant.updates.micro import accumulate
 
 warnings.simplefilter("ignore")
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from operant.algorithms import preset
 from operant.models import logprobs as vocabulary
 from operant.objectives import advantages, kl, losses
-from operant.observe import pay
 from operant.rewards import shaping
 from operant.rollouts import collate
 from operant.sampling import Sampling
+from operant.training.scoring import pay
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 warnings.simplefilter("ignore")

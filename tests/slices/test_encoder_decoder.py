@@ -6,11 +6,11 @@ from toys import bare_logprobs, lm
 
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
+from operant.training.learner import Learner
 from operant.types import Rollout, Task, Turn
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [4, 11], [12, 13, 14], [3]]

@@ -7,8 +7,8 @@ from transformers import BertConfig, BertForMaskedLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from operant.engines.native.capabilities import try_decoding
-from operant.learner import Learner
 from operant.models.policy import Policy
+from operant.training.learner import Learner
 
 MASK, GREAT, TERRIBLE = len(PIECES), len(PIECES) + 1, len(PIECES) + 2
 

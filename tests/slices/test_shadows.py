@@ -7,13 +7,13 @@ import torch
 from toys import lm
 
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.reference import Shadow
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
-from operant.observe import observe
 from operant.rollouts.collate import collate
+from operant.training.learner import Learner
+from operant.training.scoring import observe
 
 QUERIES = [[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4
 TOP_P = {"top_p": 0.6, "truncation": "stored", "max_tokens": 5, "banned": (9,)}

@@ -4,10 +4,10 @@ import pytest
 import torch
 from toys import lm
 
-from operant.learner import Learner
 from operant.objectives.advantages import with_gae
 from operant.rewards.evaluate import judge
 from operant.rollouts.collate import collate
+from operant.training.learner import Learner
 from operant.types import OperantError, Rollout, Task, Turn
 
 

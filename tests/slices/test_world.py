@@ -5,13 +5,13 @@ import torch
 from toys import bare_logprobs, letters, lm
 
 from operant.engines.native.engine import NativeEngine
-from operant.learner import Learner
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import with_gae
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling, task_key, uniforms
+from operant.training.learner import Learner
 from operant.types import Step, Task
 
 DOORS = ["up", "go", "inn"]

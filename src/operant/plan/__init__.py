@@ -16,7 +16,7 @@ from operant.data import load_tasks
 from operant.plan.model import Sketch, config_of, tokenizer_of
 from operant.plan.phantom import phantoms
 from operant.rollouts.chat import encode_prompt
-from operant.settings import find_device
+from operant.training.options import find_device
 
 SAMPLED = 512
 """Tasks whose prompts are measured."""

@@ -20,7 +20,7 @@ from operant.models.safe_loading import load_config, load_tokenizer
 from operant.models.value_head import ValueOptions
 from operant.plan.phantom import Memory, solid
 from operant.storage.hub import find_config
-from operant.updates.blocks import SAMPLE
+from operant.training.gradient_norms import SAMPLE
 
 
 def config_of(name: Any) -> Any:

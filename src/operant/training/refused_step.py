@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from operant import distributed, machine
-from operant.finite import Fault, first, located
 from operant.options import values
 from operant.sampling import Sampling
 from operant.storage import atomic_io, manifest
 from operant.storage.state_codec import Bag, decode, encode, read_folder, write_folder
+from operant.training.nonfinite import Fault, first, located
 from operant.types import Batch, Choices, OperantError
 
 KEPT = 3

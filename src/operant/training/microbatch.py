@@ -10,8 +10,8 @@ from operant.models.embedding import direct_gradients
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally
+from operant.training.objective import Objective, backward
 from operant.types import Batch, OperantError
-from operant.updates.objective import Objective, backward
 from operant.watchdog import beat
 
 LEAST = 64

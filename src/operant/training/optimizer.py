@@ -63,7 +63,7 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
 
 
 def _kind(options: OptimizerOptions) -> type["Mastered"]:
-    from operant.updates.eight_bit import EightBit
+    from operant.training.eight_bit import EightBit
 
     return EightBit if options.states == "8bit" else Mastered
 

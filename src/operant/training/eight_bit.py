@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.updates.optimizer import Mastered
+from operant.training.optimizer import Mastered
 
 BLOCK = 256
 """Numbers that share a scale."""

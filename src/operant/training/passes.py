@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from operant.algorithms import Algorithm
-from operant.lessons import Lesson
 from operant.models.policy import Policy
 from operant.models.reference import Shadow
-from operant.observe import Ends, ends, observe, pay, with_ends, with_states
 from operant.options import values
 from operant.rollouts.collate import collate, nothing
 from operant.sampling import Sampling
+from operant.training.lessons import Lesson
+from operant.training.microbatch import Budget
+from operant.training.objective import Objective, minibatch_whitening
+from operant.training.scoring import Ends, ends, observe, pay, with_ends, with_states
 from operant.types import Batch
-from operant.updates.micro import Budget
-from operant.updates.objective import Objective, minibatch_whitening
 
 
 @dataclass

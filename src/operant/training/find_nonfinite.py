@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from operant.finite import Fault, at_actions
 from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
+from operant.training.nonfinite import Fault, at_actions
+from operant.training.objective import Objective, forward
 from operant.types import Batch
-from operant.updates.objective import Objective, forward
 
 
 @dataclass(frozen=True)

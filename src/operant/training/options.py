@@ -17,9 +17,9 @@ from operant.objectives.kl import OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
+from operant.training.optimizer import OptimizerOptions
+from operant.training.update import UpdateOptions
 from operant.types import Batch, OperantError, Outputs, shown
-from operant.updates.gradient import UpdateOptions
-from operant.updates.optimizer import OptimizerOptions
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from operant.models.policy import Policy
 from operant.rollouts.collate import token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
+from operant.training.find_nonfinite import Refused, first_fault
+from operant.training.gradient_norms import Watch
+from operant.training.microbatch import Budget, accumulate
+from operant.training.objective import FAULTS, Objective
+from operant.training.optimizer import OptimizerOptions, apply
 from operant.types import Batch, OperantError
-from operant.updates.blocks import Watch
-from operant.updates.micro import Budget, accumulate
-from operant.updates.objective import FAULTS, Objective
-from operant.updates.optimizer import OptimizerOptions, apply
-from operant.updates.retrace import Refused, first_fault
 
 
 @dataclass(frozen=True)

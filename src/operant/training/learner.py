@@ -21,29 +21,30 @@ from typing import Any
 
 import torch
 
-from operant import bundle, distributed, machine
+from operant import distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_says
 from operant.algorithms import preset as find_preset
-from operant.bundle import Refusal, refuse
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
-from operant.finite import of_batch
-from operant.lessons import Learnt, Lesson, Progress, choose, unjudged
 from operant.metrics import collect
 from operant.models.kept import Kept
 from operant.models.loading import load_policy, load_reference
 from operant.models.reference import Shadow
 from operant.objectives.kl import KLOptions, controller
-from operant.passes import Passes
 from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollouts.external import to_rollouts
 from operant.rollouts.generation_kwargs import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
 from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
-from operant.settings import LearnerOptions, find_device, learner_options
+from operant.training import refused_step
+from operant.training.lessons import Learnt, Lesson, Progress, choose, unjudged
+from operant.training.nonfinite import of_batch
+from operant.training.optimizer import make_optimizer, rate
+from operant.training.options import LearnerOptions, find_device, learner_options
+from operant.training.passes import Passes
+from operant.training.refused_step import Refusal, refuse
+from operant.training.update import UPDATES, Updated
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
-from operant.updates.gradient import UPDATES, Updated
-from operant.updates.optimizer import make_optimizer, rate
 
 HISTORY = 2000
 """Steps whose metrics `diagnose` can look back on."""
@@ -113,7 +114,11 @@ class Learner:
         self.attempts = Attempts()
         """Those that `generate` has made since the last step."""
         self.passes = Passes(self.policy, self.reference, self.algorithm, self.options, self.budget)
-        self.named = {"policy": bundle.name(policy), "reference": bundle.name(reference), "algorithm": algorithm}
+        self.named = {
+            "policy": refused_step.name(policy),
+            "reference": refused_step.name(reference),
+            "algorithm": algorithm,
+        }
         self.learnt: Learnt | None = None
         self.updating = False
         """True from the first optimizer step to the last; also after one of them has failed."""
@@ -423,7 +428,7 @@ class Learner:
     def bundle(self, path: str | Path) -> Path:
         """Write what `operant replay` needs to make the refused step again. Raises: OperantError where it cannot."""
         about = {"step": self.progress.step, "options": self.passes.given(), **self.named}
-        return bundle.write(path, self.refused, about, Kept(self.policy).state_dict())
+        return refused_step.write(path, self.refused, about, Kept(self.policy).state_dict())
 
     def _follow(self, metrics: dict[str, float]) -> None:
         """What follows an update: shadows, controller, engine, counters."""
