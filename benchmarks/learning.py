@@ -11,7 +11,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.driver import OURS, SIDES, Side, command_of
-from operant.config import configure
+from operant.runs.config import configure
 
 GOAL, OVER = 0.9, 3
 FULL, TRUNK, FASTER, PEER = f"{OURS} full", f"{OURS} trunk", f"{OURS} trunk at twice the rate", "trl-0.11.4"

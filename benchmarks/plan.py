@@ -65,8 +65,8 @@ def measured(name: str, folder: str) -> dict[str, Any]:
     """What was planned and what three steps took, in GB."""
     from benchmarks import peak
     from operant.api import steps
-    from operant.config import configure
     from operant.plan import lines, plan
+    from operant.runs.config import configure
 
     own = not name.startswith("reviews-lm")
     vocabulary = 50_000 if own else 3_000

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from operant.report.server import Serving, server
-from operant.run import RunFolder
+from operant.runs.folder import RunFolder
 
 STEPS, REPLIES, TOKENS = 200, 128, 20
 WORDS = "a film that was great and the story is a boring but moving account of love with no plot".split()

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from operant.algorithms import ALGORITHMS, PRESETS
-from operant.config import config_schema
 from operant.metrics import registry
 from operant.options import defaults, names
+from operant.runs.config import config_schema
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]

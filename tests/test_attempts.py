@@ -6,8 +6,8 @@ import pytest
 from toys import letters, lm
 
 from operant import OperantError, train
-from operant.attempts import attempt, cut, joined
 from operant.rewards import judge, resolve
+from operant.runs.attempts import attempt, cut, joined
 from operant.training.learner import Learner
 from operant.types import Task
 

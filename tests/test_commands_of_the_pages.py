@@ -8,7 +8,7 @@ import pytest
 
 from operant.arguments import parse
 from operant.cli import COMMANDS, main
-from operant.config import configure
+from operant.runs.config import configure
 from operant.sweep.points import divide, grid
 
 ROOT = Path(__file__).parents[1]

@@ -31,9 +31,9 @@ from operant import options as named
 from operant.algorithms import ALGORITHMS
 from operant.api import train
 from operant.cli import main
-from operant.config import config_schema, configure
 from operant.diagnosis import EXPLAINS
-from operant.run import read_config
+from operant.runs.config import config_schema, configure
+from operant.runs.folder import read_config
 from operant.training.learner import Learner
 from operant.types import OperantError
 

@@ -14,9 +14,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import operant
 from operant.algorithms import ALGORITHMS
-from operant.config import config_schema
 from operant.metrics.registry import METRICS
 from operant.options import names
+from operant.runs.config import config_schema
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/parity/*.md")])

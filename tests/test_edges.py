@@ -6,11 +6,11 @@ from rigs import said
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy
-from operant.evaluate import divergence
 from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.rollouts.external import to_rollouts
+from operant.runs.evaluate import divergence
 from operant.sampling import Sampling
 from operant.training.scoring import ends, with_ends
 

@@ -5,9 +5,9 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Task, train
-from operant.config import configure
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments
+from operant.runs.config import configure
 
 GIVEN = {"tasks": ["ab", "cde", "the end", "h"], "reward": "letters:a"}
 SMALL = {"steps": 2, "batch": 8, "probes": 0, "sampling.max_tokens": 4, "watch_every": 0}

@@ -22,8 +22,8 @@ from toys import letters, lm
 
 import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
-from operant.attempts import attempt, joined
 from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
+from operant.runs.attempts import attempt, joined
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, LEVELS, Box, Limits
 from operant.tally import Tally

@@ -67,7 +67,7 @@ def test_every_package_of_the_page_is_there() -> None:
         ("types", "from .learner import Learner", ()),
         ("data.tasks", "from operant import Task", ("data",)),
         ("run", "from operant.mystery import x", ()),
-        ("running", "from operant.report.run_report import write_report", ()),
+        ("runs.run", "from operant.report.run_report import write_report", ()),
     ],
 )
 def test_climbing_imports_are_seen(module: str, source: str, inside: tuple[str, ...]) -> None:
@@ -76,7 +76,7 @@ def test_climbing_imports_are_seen(module: str, source: str, inside: tuple[str, 
 
 def test_going_down_and_staying_in_the_package_are_fine() -> None:
     assert climbs("models.policy", "from .logprobs import f\nfrom operant.types import Batch", ("models",)) == []
-    assert climbs("running", "from operant.training import learner\nfrom operantx import y") == []
+    assert climbs("runs.run", "from operant.training import learner\nfrom operantx import y") == []
 
 
 # --- habits -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 import pytest
 from processes import Child, until
 
-from operant import lock
+from operant.runs import lock
 from operant.types import OperantError
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs the start times of processes")

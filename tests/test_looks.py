@@ -12,8 +12,8 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, load_policy, steps, train
-from operant.evaluate import EvaluationOptions, Evaluator
 from operant.metrics.collect import query_share
+from operant.runs.evaluate import EvaluationOptions, Evaluator
 from operant.sampling import token_pieces
 from operant.tally import Histogram
 from operant.types import Task

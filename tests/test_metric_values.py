@@ -19,11 +19,12 @@ from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watche
 from rigs import said
 from toys import letters, lm
 
-from operant import Learner, Policy, Task, evaluate, machine
+from operant import Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
 from operant.report import observer
 from operant.rewards import isolated, weighted
+from operant.runs import evaluate
 from operant.types import Rollout, Step, Turn
 
 V = 40

@@ -25,7 +25,7 @@ from operant import Learner, OperantError
 from operant.api import runs
 from operant.models.loading import export
 from operant.objectives import losses
-from operant.replay import Replayed, replay
+from operant.runs.replay import Replayed, replay
 from operant.storage.state_codec import Bag, encode
 from operant.training.nonfinite import Fault
 

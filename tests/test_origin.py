@@ -10,12 +10,12 @@ from test_hub import a_model, cache  # noqa: F401
 from toys import letters, lm
 
 from operant.api import train
-from operant.config import configure
 from operant.models import lora as adapters
 from operant.models.loading import export, load_policy
 from operant.models.lora import LoraOptions
 from operant.models.reference import fingerprint
-from operant.origin import keep, pinned, restored
+from operant.runs.config import configure
+from operant.runs.initial_models import keep, pinned, restored
 from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 

@@ -7,9 +7,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import OperantError, machine
 from operant.cli import main
-from operant.config import configure
 from operant.plan import plan
 from operant.plan.phantom import Memory, phantoms
+from operant.runs.config import configure
 from operant.training.learner import Learner
 from operant.training.optimizer import Mastered
 

@@ -11,9 +11,9 @@ from operant import distributed
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
-from operant.probes import Probes
 from operant.rewards import judge, weighted
 from operant.rewards.shaping import RunningMoments
+from operant.runs.probe_prompts import Probes
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.types import OperantError, Task

@@ -8,10 +8,10 @@ from rigs import on_ranks
 from toys import lm
 
 from operant import OperantError, Policy, Task
-from operant.attempts import attempt
 from operant.distributed import rank
 from operant.models.value_head import ValueOptions
 from operant.rewards import judge
+from operant.runs.attempts import attempt
 from operant.training.learner import Learner
 
 IDS = ["a", "b", "c", "d", "e"]

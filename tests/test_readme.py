@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from operant.arguments import parse
-from operant.config import configure
+from operant.runs.config import configure
 from operant.storage.hub import builtin_models
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from operant.report import parquet, replies
 from operant.report.html import as_json
-from operant.run import RunFolder
+from operant.runs.folder import RunFolder
 from operant.types import OperantError
 
 

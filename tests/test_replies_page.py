@@ -8,7 +8,7 @@ from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.report.run_report import write_report
 from operant.report.server import Serving, server
-from operant.run import RunFolder
+from operant.runs.folder import RunFolder
 
 
 def reply(i, step, text, reward, logprobs, end="length"):

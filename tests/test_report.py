@@ -16,7 +16,7 @@ from operant.metrics.registry import METRICS
 from operant.report import downsample, run_report
 from operant.report import html as pages
 from operant.report.server import Serving, server
-from operant.run import RunFolder
+from operant.runs.folder import RunFolder
 from operant.tally import Histogram
 
 PAGE = Path(run_report.__file__).parent / "page"

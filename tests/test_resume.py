@@ -139,7 +139,7 @@ def test_what_cannot_change_is_refused_before_anything_loads(tmp_path, given, se
     out = tmp_path / "run"
     cut(out, 1)
     held = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
-    monkeypatch.setattr("operant.trainer.build", lambda *a, **k: pytest.fail("it loads"))
+    monkeypatch.setattr("operant.runs.trainer.build", lambda *a, **k: pytest.fail("it loads"))
     with pytest.raises(OperantError, match=sentence.replace("(", "\\(")):
         again(out, **given)
     assert held == {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from operant.run import RunFolder, read_config
+from operant.runs.folder import RunFolder, read_config
 from operant.storage import atomic_io
 from operant.types import OperantError
 
@@ -71,7 +71,7 @@ def test_metrics_are_strict_json_with_null_for_what_is_not_finite(tmp_path):
 
 
 def test_a_line_is_on_disk_before_the_run_is_closed(tmp_path):
-    code = "import os, sys; from operant.run import RunFolder\n"
+    code = "import os, sys; from operant.runs.folder import RunFolder\n"
     code += "RunFolder.create(sys.argv[1], {}).log(1, {'a': 0.5}); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
     assert killed.returncode == -9
@@ -121,7 +121,7 @@ def test_a_live_process_keeps_others_out_and_is_named(tmp_path):
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
-    code = "import os, sys; from operant.run import RunFolder; RunFolder.create(sys.argv[1], {}); os._exit(1)"
+    code = "import os, sys; from operant.runs.folder import RunFolder; RunFolder.create(sys.argv[1], {}); os._exit(1)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
     dead = json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))
     folder = RunFolder.open(tmp_path / "x")

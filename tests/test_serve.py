@@ -14,7 +14,7 @@ import pytest
 from operant.cli import main
 from operant.report.search import Index
 from operant.report.server import Serving, serve, server
-from operant.run import RunFolder
+from operant.runs.folder import RunFolder
 from operant.types import OperantError
 
 SAID = {

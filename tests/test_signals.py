@@ -13,7 +13,7 @@ from processes import Child, until
 from toys import letters, lm
 
 from operant import train
-from operant.signals import asked_to_end
+from operant.runs.signals import asked_to_end
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
 
@@ -179,7 +179,7 @@ def test_a_signal_before_the_first_step_leaves_a_run_to_go_on_with(tmp_path, pha
 
 
 def test_an_interactive_session_survives_the_second(monkeypatch):
-    monkeypatch.setattr("operant.signals.interactive", lambda: True)
+    monkeypatch.setattr("operant.runs.signals.interactive", lambda: True)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), asked_to_end() as asked:
         os.kill(os.getpid(), signal.SIGINT)

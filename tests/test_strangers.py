@@ -24,7 +24,7 @@ from operant.models.safe_loading import check_finite
 from operant.models.value_head import ValueOptions
 from operant.report import run_report
 from operant.report.compare import write_comparison
-from operant.run import RunFolder, read_config
+from operant.runs.folder import RunFolder, read_config
 from operant.trackers.console import Console, before_after
 from operant.types import Task
 

@@ -13,8 +13,8 @@ from operant import Learner, OperantError, Policy, Task, diagnose, train
 from operant.algorithms import ALGORITHMS
 from operant.cli import main
 from operant.data import DataOptions, load_tasks
-from operant.evaluate import given_losses
 from operant.rollouts.demonstrations import Demonstrations
+from operant.runs.evaluate import given_losses
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}q{{ m.content }}.{% else %}a{{ m.content }}!{% endif %}"

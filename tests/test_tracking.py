@@ -12,7 +12,7 @@ import torch
 
 from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
 from operant.metrics.rollout_table import rows
-from operant.run import RunFolder
+from operant.runs.folder import RunFolder
 from operant.trackers.console import Console, before_after
 from operant.trackers.trackers import Trackers
 from operant.types import Batch, Rollout, Task, Turn

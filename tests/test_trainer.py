@@ -8,9 +8,9 @@ from toys import letters, lm
 
 from operant import OperantError, steps, train
 from operant.algorithms import PRESETS
-from operant.config import as_mapping, configure, recipes
 from operant.metrics.registry import describe
-from operant.run import read_config
+from operant.runs.config import as_mapping, configure, recipes
+from operant.runs.folder import read_config
 
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {

@@ -64,7 +64,7 @@ def job_of(folder: Path, steps: int = STEPS, **more: Any) -> Job:
 def _checkpoints() -> dict[str, Any]:
     from dataclasses import fields
 
-    from operant.config import TrainOptions
+    from operant.runs.config import TrainOptions
 
     known = {f.name for f in fields(TrainOptions)}
     wanted = {"checkpoint": "both", "checkpoint_every": 1, "checkpoint_minutes": 1e6, "keep": 2}

@@ -3,9 +3,9 @@
 from protocol import Pipe, Steps
 from shapes import trained
 
-from operant.build import build
-from operant.config import configure
 from operant.rewards import judge
+from operant.runs.build import build
+from operant.runs.config import configure
 
 
 def main() -> None:

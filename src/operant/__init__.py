@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
-    from operant.running import Run
+    from operant.runs.run import Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
@@ -22,7 +22,7 @@ _HOME = {
     "Outputs": "types",
     "Policy": "models.policy",
     "Rollout": "types",
-    "Run": "running",
+    "Run": "runs.run",
     "Sampling": "sampling",
     "Step": "types",
     "Task": "types",

@@ -7,10 +7,10 @@ for metrics in steps(...): ...          # the same, a step at a time
 from collections.abc import Iterator
 from typing import Any
 
-from operant import trainer
 from operant.diagnosis.observer import DiagnosisObserver
 from operant.report.observer import ReportObserver
-from operant.running import Run
+from operant.runs import trainer
+from operant.runs.run import Run
 
 
 def train(

@@ -47,7 +47,7 @@ def _finished(place: str, options: dict[str, Any], fresh: bool) -> bool:
     """Where nothing is left to do, say so."""
     from pathlib import Path
 
-    from operant.resume import finished
+    from operant.runs.resume import finished
 
     said = finished(Path(place), options, fresh_optimizer=fresh)
     if said is not None:
@@ -205,7 +205,7 @@ def report(arguments: Sequence[str]) -> int:
     from operant.options import compose
     from operant.report.run_report import write_report
     from operant.report.server import Serving, serve
-    from operant.run import read_config
+    from operant.runs.folder import read_config
 
     serving = compose({"": Serving}, options)[""]
     if not serving.serve and options:
@@ -237,7 +237,7 @@ def replay(arguments: Sequence[str]) -> int:
         return 0
     if len(words) != 1 or options:
         raise OperantError("say which refused step: operant replay runs/sentiment/refused/step-00012")
-    from operant.replay import tell
+    from operant.runs.replay import tell
 
     return 0 if tell(words[0]) else 1
 
@@ -263,8 +263,8 @@ watchdog ended (see silence_minutes); all of them can be resumed."""
 
 
 def _train_help() -> str:
-    from operant.config import config_schema, recipes
     from operant.options import defaults
+    from operant.runs.config import config_schema, recipes
 
     lines = ["operant train RECIPE [--option value ...]", f"recipes: {', '.join(recipes())}", ""]
     for group, made in config_schema("ppo").items():

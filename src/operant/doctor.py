@@ -43,8 +43,8 @@ def tell_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
 
     `recipe`: a recipe's name, a YAML file, or a run folder, whose configuration it is then.
     """
-    from operant.config import configure
     from operant.plan import lines, plan
+    from operant.runs.config import configure
 
     folder = Path(recipe) / "config.yaml" if recipe is not None else None
     if folder is not None and folder.is_file():

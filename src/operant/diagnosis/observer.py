@@ -1,7 +1,7 @@
 """Diagnoses a run while it goes on: new findings go to its log and its trackers."""
 
 from operant.diagnosis import diagnose
-from operant.running import Observer, Pace, Run
+from operant.runs.run import Observer, Pace, Run
 
 SECONDS = 2.0
 """A run in progress is diagnosed at most this often."""

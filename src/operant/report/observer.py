@@ -1,7 +1,7 @@
 """Keeps `report.html` up to date while a run goes on."""
 
 from operant.report.run_report import write_report
-from operant.running import Observer, Pace, Run
+from operant.runs.run import Observer, Pace, Run
 
 SECONDS = 20.0
 """The report of a run in progress is written at most this often."""

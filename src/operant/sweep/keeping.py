@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import yaml
 
-from operant import lock
-from operant.config import as_mapping, configure
 from operant.diagnosis.history import flat
 from operant.options import read, read_mapping
 from operant.report.runs import FILE
-from operant.run import read_config
+from operant.runs import lock
+from operant.runs.config import as_mapping, configure
+from operant.runs.folder import read_config
 from operant.storage import atomic_io
 from operant.sweep.points import Axis, Point, divide, draw, grid
 from operant.types import OperantError

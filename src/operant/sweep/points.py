@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from operant import options as named
-from operant.config import config_schema, load_recipe
+from operant.runs.config import config_schema, load_recipe
 from operant.sampling import counter
 from operant.types import OperantError
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from operant.config import Config
 from operant.models import lora as adapters
+from operant.runs.config import Config
 from operant.storage import atomic_io, hub, manifest
 from operant.types import OperantError
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from operant.config import TrainOptions
 from operant.models.loading import export
 from operant.models.policy import Policy
-from operant.run import RunFolder
+from operant.runs.config import TrainOptions
+from operant.runs.folder import RunFolder
 from operant.storage import atomic_io
 from operant.storage.checkpoint import OPTIMIZER, RunState
 from operant.storage.checkpoint_store import path_of

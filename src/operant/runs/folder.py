@@ -30,9 +30,9 @@ from typing import Any
 
 import yaml
 
-from operant import lock
-from operant.journal import Journal
 from operant.options import read_mapping
+from operant.runs import lock
+from operant.runs.journal import Journal
 from operant.storage import atomic_io
 from operant.types import OperantError
 

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from operant import __version__, distributed, machine
-from operant.build import build
-from operant.config import Config, as_mapping, configure
-from operant.origin import keep, pinned, restored
-from operant.resume import Change, changed_since, changes, in_force, stored
 from operant.rewards import isolated_parts
-from operant.run import RunFolder
-from operant.running import Observer, Run
-from operant.signals import Asked, asked_to_end
+from operant.runs.build import build
+from operant.runs.config import Config, as_mapping, configure
+from operant.runs.folder import RunFolder
+from operant.runs.initial_models import keep, pinned, restored
+from operant.runs.resume import Change, changed_since, changes, in_force, stored
+from operant.runs.run import Observer, Run
+from operant.runs.signals import Asked, asked_to_end
 from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.copies import make_trackers
 from operant.trackers.trackers import Tracker, Trackers

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from operant import origin
 from operant.models.kept import Kept
+from operant.runs import initial_models
 from operant.storage import manifest
 from operant.training import refused_step
 from operant.training.find_nonfinite import first_fault
@@ -52,7 +52,7 @@ def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Re
         if str(named[what]).startswith("<"):
             raise OperantError(
                 f"the {what} of {path} was a Python object, {named[what]}: "
-                f"operant.replay.replay({str(path)!r}, {what}=...) takes one as it was when the run began"
+                f"operant.runs.replay.replay({str(path)!r}, {what}=...) takes one as it was when the run began"
             )
     learner = Learner(named.pop("policy"), algorithm=about["algorithm"], total_steps=about["step"] + 1, **named)
     try:
@@ -69,13 +69,13 @@ def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Re
 
 def _kept(named: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Of models that were named by a folder, what the bundle's run has kept of them."""
-    start = path.resolve().parent.parent / origin.START
+    start = path.resolve().parent.parent / initial_models.START
     if not start.is_dir():
         return {}
     if wrong := manifest.wrong(start):
         raise OperantError(f"{start}, which the run began from, is damaged: {wrong}; put it back")
     called = manifest.read(start).get("models", {})
-    found = {option: folder for option, folder in origin.MODELS.items() if named.get(option) is not None}
+    found = {option: folder for option, folder in initial_models.MODELS.items() if named.get(option) is not None}
     return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 

@@ -13,17 +13,17 @@ from typing import Any
 
 from operant import distributed, machine
 from operant.algorithms import left_out_says
-from operant.attempts import attempt, given
-from operant.build import Built
-from operant.config import Config
-from operant.evaluate import Evaluation
-from operant.looks import Looks
 from operant.metrics.rollout_table import rows
-from operant.resume import decide, decided, guests
 from operant.rewards import Judged, isolated_parts
-from operant.run import RunFolder
+from operant.runs.attempts import attempt, given
+from operant.runs.build import Built
+from operant.runs.checkpoint_schedule import Saving, write_model
+from operant.runs.config import Config
+from operant.runs.evaluate import Evaluation
+from operant.runs.folder import RunFolder
+from operant.runs.periodic_eval import Looks
+from operant.runs.resume import decide, decided, guests
 from operant.sampling import token_pieces
-from operant.saving import Saving, write_model
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
 from operant.tally import Tally

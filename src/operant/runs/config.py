@@ -14,10 +14,10 @@ from typing import Any
 from operant import options as named
 from operant.algorithms import DEFAULT, find, fitting, preset
 from operant.data import DataOptions
-from operant.evaluate import EvaluationOptions
 from operant.metrics.registry import METRICS
 from operant.metrics.registry import describe as describe_metric
 from operant.rewards import GuestOptions
+from operant.runs.evaluate import EvaluationOptions
 from operant.storage.hub import BUILTIN, found
 from operant.training.options import learner_options, own_options, schema, usable
 from operant.types import OperantError, shown

@@ -6,12 +6,12 @@ from typing import Any
 
 from operant import rewards
 from operant.algorithms import find
-from operant.config import Config
 from operant.data import DataOptions, Order, load_tasks
-from operant.evaluate import Evaluator
 from operant.options import values
-from operant.probes import Probes
 from operant.rollouts.demonstrations import Demonstrations
+from operant.runs.config import Config
+from operant.runs.evaluate import Evaluator
+from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
 from operant.training.learner import Learner
 from operant.types import Env, OperantError, RewardFn, Task

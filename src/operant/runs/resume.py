@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from operant.config import Config, as_mapping, config_schema, configure
 from operant.options import is_none, resolve
-from operant.run import read_config
+from operant.runs.config import Config, as_mapping, config_schema, configure
+from operant.runs.folder import read_config
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from operant.build import Built
-from operant.config import TrainOptions
-from operant.evaluate import Evaluation
-from operant.run import RunFolder
+from operant.runs.build import Built
+from operant.runs.config import TrainOptions
+from operant.runs.evaluate import Evaluation
+from operant.runs.folder import RunFolder
 from operant.types import OperantError
 
 
