@@ -65,7 +65,7 @@ def measured(name: str, folder: str) -> dict[str, Any]:
     """What was planned and what three steps took, in GB."""
     from benchmarks import peak
     from operant.api import steps
-    from operant.plan import lines, plan
+    from operant.memory_plan import lines, plan
     from operant.runs.config import configure
 
     own = not name.startswith("reviews-lm")

@@ -10,8 +10,8 @@ import time
 import pytest
 from toys import letters, lm
 
-from operant.arguments import parse
 from operant.cli import main
+from operant.cli.arguments import parse
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from operant.arguments import parse
 from operant.cli import COMMANDS, main
+from operant.cli.arguments import parse
 from operant.runs.config import configure
-from operant.sweep.points import divide, grid
+from operant.sweep.grid import divide, grid
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -7,8 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import OperantError, machine
 from operant.cli import main
-from operant.plan import plan
-from operant.plan.phantom import Memory, phantoms
+from operant.memory_plan import plan
+from operant.memory_plan.phantom import Memory, phantoms
 from operant.runs.config import configure
 from operant.training.learner import Learner
 from operant.training.optimizer import Mastered

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.arguments import parse
+from operant.cli.arguments import parse
 from operant.runs.config import configure
 from operant.storage.hub import builtin_models
 

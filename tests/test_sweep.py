@@ -17,9 +17,9 @@ from toys import letters, lm
 from operant import OperantError
 from operant.cli import main
 from operant.sweep import SweepOptions, sweep
-from operant.sweep.children import environment
-from operant.sweep.keeping import make_plan, progress, remember
-from operant.sweep.points import LONGEST, Axis, Point, Range, divide, draw, grid, split
+from operant.sweep.grid import LONGEST, Axis, Point, Range, divide, draw, grid, split
+from operant.sweep.processes import environment
+from operant.sweep.state import make_plan, progress, remember
 
 
 def axes_of(**given):

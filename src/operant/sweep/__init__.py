@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 from operant.report.compare import comparison, write_comparison
 from operant.report.outcomes import brief, table
-from operant.sweep.children import Ended, Job, run_all
-from operant.sweep.keeping import Plan, make_plan, progress, remember, steps_done
+from operant.sweep.processes import Ended, Job, run_all
+from operant.sweep.state import Plan, make_plan, progress, remember, steps_done
 from operant.types import OperantError
 
 _STATUS_SECONDS = 1.0

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _recipes() -> list[str]:
     from pathlib import Path
 
-    return sorted(p.stem for p in (Path(__file__).parent / "builtin").glob("*.yaml"))
+    return sorted(p.stem for p in (Path(__file__).parents[1] / "builtin").glob("*.yaml"))
 
 
 def _command(name: str):
@@ -73,7 +73,7 @@ def _command(name: str):
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`operant --help` lists them"
         raise OperantError(f"command {name!r} is unknown; {hint}")
-    from operant import commands
+    from operant.cli import commands
 
     return getattr(commands, name)
 

@@ -43,7 +43,7 @@ def tell_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
 
     `recipe`: a recipe's name, a YAML file, or a run folder, whose configuration it is then.
     """
-    from operant.plan import lines, plan
+    from operant.memory_plan import lines, plan
     from operant.runs.config import configure
 
     folder = Path(recipe) / "config.yaml" if recipe is not None else None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from operant.algorithms import find
+from operant.memory_plan.phantom import Memory, solid
 from operant.models import lora as adapters
 from operant.models.capabilities import Modes
 from operant.models.frozen_trunk import Trunk
@@ -17,7 +18,6 @@ from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy
 from operant.models.safe_loading import load_config, load_tokenizer
 from operant.models.value_head import ValueOptions
-from operant.plan.phantom import Memory, solid
 from operant.runs.config import Config
 from operant.storage.hub import find_config
 from operant.training.gradient_norms import SAMPLE

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from operant.arguments import parse, typed
+from operant.cli.arguments import parse, typed
 from operant.options import convert
 from operant.types import OperantError
 
@@ -252,7 +252,7 @@ def doctor(arguments: Sequence[str]) -> int:
         return 0
     if recipe is None and (words or options):
         raise OperantError("`operant doctor` takes no arguments but --plan: operant doctor --plan sentiment")
-    from operant.doctor import examine, tell_plan
+    from operant.cli.doctor import examine, tell_plan
 
     return examine() if recipe is None else tell_plan(None if recipe is True else recipe, options)
 

@@ -20,7 +20,7 @@ from operant.runs import lock
 from operant.runs.config import as_mapping, configure
 from operant.runs.folder import read_config
 from operant.storage import atomic_io
-from operant.sweep.points import Axis, Point, divide, draw, grid
+from operant.sweep.grid import Axis, Point, divide, draw, grid
 from operant.types import OperantError
 
 _ABSENT = object()

@@ -12,8 +12,8 @@ import torch
 
 from operant import machine
 from operant.data import load_tasks
-from operant.plan.model import Sketch, config_of, tokenizer_of
-from operant.plan.phantom import phantoms
+from operant.memory_plan.model import Sketch, config_of, tokenizer_of
+from operant.memory_plan.phantom import phantoms
 from operant.rollouts.chat import encode_prompt
 from operant.runs.config import Config
 from operant.training.options import find_device
