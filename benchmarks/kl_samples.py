@@ -54,7 +54,7 @@ def summary(name: str) -> dict:
         "kl_per_reply": held["after"]["kl"],
         "reward": [m["reward/mean"] for m in metrics],
         "kl": [m["kl/per_reply"] for m in metrics],
-        "findings": [f.says for f in diagnose(read_history(RUNS / name))],
+        "findings": [f.message for f in diagnose(read_history(RUNS / name))],
         "replies": rows,
     }
 

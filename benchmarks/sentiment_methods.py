@@ -47,7 +47,7 @@ def summary(name: str) -> dict:
     held = json.loads((place(name) / "evaluation.json").read_text(encoding="utf-8"))
     history = read_history(place(name))
     found = diagnose(history)
-    said = {"verdict": verdict(history, found), "findings": [f.says for f in found if f.level != "note"]}
+    said = {"verdict": verdict(history, found), "findings": [f.message for f in found if f.level != "note"]}
     return {
         "run": name,
         "before": held["before"]["mean"],

@@ -163,7 +163,7 @@ def explain(title: str, found: Iterable[Finding]) -> None:
     """What is said, or that nothing is."""
     print(f"  {title}:" if found else f"  {title}: silent")
     for finding in found:
-        print(f"    {finding.says}\n    cause: {finding.cause}\n    do: {finding.remedy}")
+        print(f"    {finding.message}\n    cause: {finding.cause}\n    do: {finding.remedy}")
 
 
 def main() -> None:

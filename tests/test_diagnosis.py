@@ -56,7 +56,7 @@ def negative(**more) -> History:
 
 def test_a_kl_below_zero_is_told_with_its_error_and_noise_is_not():
     told = diagnose(negative(config={"sampling.top_k": 5, "sampling.truncation": "stored"}))[0]
-    assert told.name == "negative_kl" and "-1.00" in told.says and "0.11" in told.says  # 2 / sqrt(64 * 5)
+    assert told.name == "negative_kl" and "-1.00" in told.message and "0.11" in told.message  # 2 / sqrt(64 * 5)
     assert told.cause.startswith("sampling.top_k=5")
     noisy = [m | {"kl/per_reply_std": 20.0} for m in negative().metrics]
     assert diagnose(History(noisy)) == []
@@ -85,7 +85,7 @@ def test_empty_replies_that_the_reward_prefers():
     learner = run(toy(stop_tokens=(2,)), lambda r, _: -float(len(r.reply)), 8)
     assert "silence" in found(learner, "empty").cause
     run(learner, lambda r, _: -float(len(r.reply)), 10)
-    assert found(learner, "empty").says == "100 % of the replies are empty."
+    assert found(learner, "empty").message == "100 % of the replies are empty."
 
 
 def test_a_constant_reward():

@@ -404,7 +404,7 @@ def empties(told: Told) -> str:
 
 
 CASES = {
-    # name of the finding: run, numbers in `says`, a piece of the cause, a piece of the remedy, twin wholly silent
+    # name of the finding: run, numbers in `message`, a piece of the cause, a piece of the remedy, twin wholly silent
     "critic": (critic, explained, "cannot follow", "--score.normalise true", True),
     "query_decides": (query_decides, decided, "what was asked", "minus_query", True),
     "abstains": (abstains, lambda t: percent(average(average(s is None for s in x) for x in t.scores[-5:])),
@@ -443,7 +443,7 @@ def test_the_fault_is_told_with_its_numbers_and_its_remedy(name):
     found = told.findings[name]
     held = numbers(told)
     for number in (held,) if isinstance(held, str) else held:
-        assert number in found.says
+        assert number in found.message
     assert cause in found.cause and remedy in found.remedy
     assert 1 <= found.step <= len(told.replies)
 
@@ -470,7 +470,7 @@ def test_every_rule_has_a_run():
 def test_a_gradient_that_is_none_is_told_with_its_step(what):
     told = not_finite(what)
     found = told.findings["not_finite"]
-    assert found.says == "1 step was refused: a number was not finite."
+    assert found.message == "1 step was refused: a number was not finite."
     assert found.step == 2 and found.level == "problem"
     assert set(told.findings) == {"not_finite"}  # the same step is not told again as refused for its ratio
     assert "--optimizer.lr" in found.remedy and "operant replay" in found.remedy
@@ -480,7 +480,7 @@ def test_a_gradient_that_is_none_is_told_with_its_step(what):
 
 def test_silence_that_kl_makes():
     told, found = silenced(True), silenced(True).findings["empty"]
-    assert f"{empties(told)} of the replies are empty" in found.says
+    assert f"{empties(told)} of the replies are empty" in found.message
     most = max(m["reward/kl_penalty"] for m in told.learner.history)
     assert f"paid up to {most:.3g} where scores differ by {spread(told.scores[0]):.3g}" in found.cause
     assert found.cause.startswith("the KL coefficient is too high") and "--kl.coef 0.75" in found.remedy
@@ -490,7 +490,7 @@ def test_silence_that_kl_makes():
 
 def test_silence_that_the_reward_likes():
     told, found = silent(True), silent(True).findings["empty"]
-    assert f"{empties(told)} of the replies are empty" in found.says
+    assert f"{empties(told)} of the replies are empty" in found.message
     spoken = [x for r, x in zip(told.replies[-1], told.scores[-1]) if r.reply.strip(" .")]
     silences = [x for r, x in zip(told.replies[-1], told.scores[-1]) if not r.reply.strip(" .")]
     assert f"empty replies score {average(silences):.3g}, the others {average(spoken):.3g}" in found.cause
@@ -504,13 +504,13 @@ def test_a_reward_that_is_full():
     now, first = average(spread(s) for s in told.scores[-5:]), spread(told.scores[0])
     assert found.level == "note" and "--steps" in found.remedy
     most = max(x for s in told.scores[-5:] for x in s)
-    assert f"{now:.3g} only ({first:.3g} at first), all near {most:.3g}:" in found.says
+    assert f"{now:.3g} only ({first:.3g} at first), all near {most:.3g}:" in found.message
     assert "saturated" not in saturated(False).findings
 
 
 def test_a_reward_that_was_nearly_full_at_the_start_is_full_and_not_blind():
     found = soon_full(True).findings
-    assert "constant" not in found and "Every reply now scores 1:" in found["saturated"].says
+    assert "constant" not in found and "Every reply now scores 1:" in found["saturated"].message
     assert not {"constant", "saturated"} & set(soon_full(False).findings)
 
 
@@ -524,7 +524,7 @@ def test_a_reward_that_was_nearly_full_at_the_start_is_full_and_not_blind():
 def test_lengths_that_the_reward_pays_for(make, cause, remedy):
     told, found = make(True), make(True).findings["length"]
     first, last = lengths(told)[0], average(lengths(told)[-5:])
-    assert f"from {first:.1f} to {last:.1f} tokens" in found.says
+    assert f"from {first:.1f} to {last:.1f} tokens" in found.message
     assert cause in found.cause and remedy.format(round(first)) in found.remedy
     assert (f"`length:<={round(first)}`" if last > first else f"`length:{round(first)}`") in found.remedy
     assert "length" not in make(False).findings
@@ -534,8 +534,8 @@ def test_a_spammed_sign_is_spelled():
     """No word shows it; the token does, with its text."""
     told, found = signs(True), signs(True).findings["one_word"]
     ids = [i for r in told.replies[-1] for i in r.ids]
-    assert f"{percent(Counter(ids).most_common(1)[0][1] / len(ids))} of the tokens are '!'." in found.says
-    assert "one_word" not in signs(False).findings or "'d" in signs(False).findings["one_word"].says
+    assert f"{percent(Counter(ids).most_common(1)[0][1] / len(ids))} of the tokens are '!'." in found.message
+    assert "one_word" not in signs(False).findings or "'d" in signs(False).findings["one_word"].message
 
 
 @cache
@@ -554,7 +554,7 @@ def test_a_high_coefficient_that_is_not_enough_is_named():
     """A target that KL leaves behind: the controller's own number is told."""
     steered = toy(**{"kl.coef": 0.02, "kl.control": "adaptive", "kl.target": 0.5})
     found = run(steered, grouped, 14).findings["high_kl"]
-    assert "far above its target of 0.5" in found.says and "--kl.coef" in found.remedy
+    assert "far above its target of 0.5" in found.message and "--kl.coef" in found.remedy
 
 
 @pytest.mark.parametrize("declared", [{"temperature": 0.5}, {"min_new_tokens": 3}])
@@ -566,7 +566,7 @@ def test_a_declared_setting_that_differs_is_a_note(declared):
         learner.step([QUERY] * 32, [r.ids for r in made], [share(r) for r in made], generation=declared)
     (found,) = learner.diagnose()
     assert found.name == "declared_otherwise" and found.level == "note"
-    assert f"{name}={value} (here {own[name]})" in found.says
+    assert f"{name}={value} (here {own[name]})" in found.message
     assert f"--sampling.{'min_tokens' if value == 3 else name} {value}" in found.remedy
     same = {name: own[name]}
     made = learner.generate([QUERY] * 32)
@@ -589,7 +589,7 @@ def test_probes_see_that_the_query_decides(tmp_path):
     made = told("fault", 1.0)
     assert "reward/query_share" not in made.metrics[-1]
     found = next(f for f in made.diagnose() if f.name == "query_decides")
-    assert percent(made.metrics[-1]["probe/query_share"]) in found.says and "minus_query" in found.remedy
+    assert percent(made.metrics[-1]["probe/query_share"]) in found.message and "minus_query" in found.remedy
     assert made.metrics[-1]["probe/query_share"] > 0.95
     first = pq.read_table(made.path / "probes" / "step-00000.parquet").to_pylist()
     score = progress(History(made.metrics))  # against the answers before training, not the first ones after

@@ -245,4 +245,4 @@ def test_a_step_whose_advantages_are_all_zero_is_a_finding():
     learner = Learner(lm(), algorithm="rloo", reference=None, max_tokens=4)
     learner.step(learner.generate([Task("a", [5]), Task("b", [6])] * 4), [1.0, 2.0] * 4)
     found = next(f for f in learner.diagnose() if f.name in ("no_advantage", "constant"))
-    assert found.name == "no_advantage" and "every advantage" in found.says
+    assert found.name == "no_advantage" and "every advantage" in found.message

@@ -48,7 +48,7 @@ def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     (told,) = NEGATIVE.findings(learner)
     assert below_zero(learner)
     assert (told.name, told.level) == ("negative_kl", "problem")
-    assert f"KL is {NEGATIVE.kl(learner)[0]:.2f} nats a reply" in told.says
+    assert f"KL is {NEGATIVE.kl(learner)[0]:.2f} nats a reply" in told.message
     assert told.cause.startswith(f"{cause}={NEGATIVE.CAUSES[cause].declared[cause]!r}, as declared: ")
     assert not any(f"{other}=" in told.cause for other in SETTINGS if other != cause)
     assert SETTINGS[cause].remedy in told.remedy

@@ -424,13 +424,13 @@ def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
 def test_many_findings_are_folded(browser, tmp_path):
     path = write_run(tmp_path / "x")
     data = run_report.page_data(path)
-    finding = {"level": "warning", "says": "`a` -> <b>", "cause": "c", "remedy": "`--d`", "metrics": [], "step": 1}
+    finding = {"level": "warning", "message": "`a` -> <b>", "cause": "c", "remedy": "`--d`", "metrics": [], "step": 1}
     for count, shown, label in ((4, 4, None), (6, 3, "3 more")):
         html = run_report.page(data | {"replies": None, "findings": [finding | {"name": str(i)} for i in range(count)]})
         (tmp_path / "page.html").write_text(html, encoding="utf-8")
         with visit(browser, (tmp_path / "page.html").as_uri()) as page:
             assert page.locator("#diagnosis li:visible").count() == shown
-            assert page.locator("#diagnosis .says").first.inner_text() == "a → <b>"
+            assert page.locator("#diagnosis .message").first.inner_text() == "a → <b>"
             assert f"{count} warnings" in page.locator(".status").inner_text()
             if label:
                 page.get_by_text(label).click()

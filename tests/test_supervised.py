@@ -203,7 +203,7 @@ def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     run = train(str(files / "model"), **given, **options)
     held = [m["evaluate/loss"] for m in run.metrics if "evaluate/loss" in m]
     (found,) = diagnose(run)
-    assert found.name == "overfits" and f"{min(held):.3g}" in found.says and f"{held[-1]:.3g} now" in found.says
+    assert found.name == "overfits" and f"{min(held):.3g}" in found.message and f"{held[-1]:.3g} now" in found.message
     assert held[-1] > min(held) and run.metrics[-1]["supervised/loss"] < run.metrics[0]["supervised/loss"]
 
 

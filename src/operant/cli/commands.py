@@ -99,7 +99,7 @@ def _tell_diagnosis(path: Any) -> None:
     findings = diagnose(history)
     print(plain(verdict(history, findings)))
     for finding in findings:
-        print(plain(f"  {finding.level}: {finding.says}"))
+        print(plain(f"  {finding.level}: {finding.message}"))
         print(plain(f"    cause:  {finding.cause}"))
         print(plain(f"    remedy: {finding.remedy}"))
 

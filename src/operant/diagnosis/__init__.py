@@ -4,7 +4,7 @@
     findings = diagnose(history)              # or diagnose(learner)
     print(verdict(history, findings))
     for finding in findings:
-        print(finding.says, finding.cause, finding.remedy)
+        print(finding.message, finding.cause, finding.remedy)
 
 A rule is a small pure function from a `History` to a `Finding` or None. Its thresholds stand at the head of its file,
 with the reason; all are silent on the healthy demo, over five seeds and at every step.

@@ -25,7 +25,7 @@ class Finding:
     name: str
     level: Literal["problem", "warning", "note"]
     """A problem: do not trust the run. A warning: look. A note: good to know."""
-    says: str
+    message: str
     """One plain sentence with the numbers of the evidence."""
     cause: str
     """The likeliest one, and how sure that is."""

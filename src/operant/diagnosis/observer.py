@@ -25,7 +25,7 @@ class DiagnosisObserver(Observer):
         for finding in found:
             if finding.name not in self._reported and finding.level != "note":
                 self._reported.add(finding.name)
-                text = f"{finding.level}: {finding.says} {finding.remedy}"
+                text = f"{finding.level}: {finding.message} {finding.remedy}"
                 run.folder.say(text)
                 run.trackers.note(text)
 

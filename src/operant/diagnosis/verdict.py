@@ -18,7 +18,7 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         return "No step is finished yet."
     if steps < EARLY:
         early = f"Too early to say ({steps} step{'s' * (steps != 1)})."
-        return f"{early} {worst.says}" if worst is not None else early
+        return f"{early} {worst.message}" if worst is not None else early
     told = f"{score.what} {number(score.before)} -> {number(score.after)} in {steps} steps"
     kl = history.recent("kl/per_reply")
     told += f" at {kl:.1f} nats of KL" if kl is not None else ""
@@ -31,12 +31,12 @@ def _learned(told: str, worst: Finding | None) -> str:
     if worst is None:
         return f"It learned: {told}, and nothing looks wrong."
     if worst.level == "problem":
-        return f"{told[0].upper()}{told[1:]}, but do not trust it: {_within(worst.says)}"
-    return f"It learned: {told}, but look at this: {_within(worst.says)}"
+        return f"{told[0].upper()}{told[1:]}, but do not trust it: {_within(worst.message)}"
+    return f"It learned: {told}, but look at this: {_within(worst.message)}"
 
 
 def _not_learned(score: Progress, told: str, steps: int, worst: Finding | None) -> str:
-    also = f" {worst.says}" if worst is not None else ""
+    also = f" {worst.message}" if worst is not None else ""
     if score.beyond_noise and score.rise > 0:
         return f"It learned a little: {told}; a run without a signal may drift as far, so watch it longer.{also}"
     if score.beyond_noise and -score.rise > score.spread / 4:

@@ -34,7 +34,7 @@ def run_row(run: Told, group: int, held_out: bool, base: str | Path) -> dict[str
         "steps": [run.history.step, run.config.get("steps")],
         "before": short(run.before),
         "word": run.held_out.get("word"),
-        "findings": [{"name": f.name, "level": f.level, "says": f.says} for f in run.findings],
+        "findings": [{"name": f.name, "level": f.level, "message": f.message} for f in run.findings],
         "report": Path(os.path.relpath(report, base)).as_posix() if report.is_file() else None,
     } | {name: short(run.final(name, held_out)) for name in FINALS}
 
@@ -68,10 +68,10 @@ def _named(group: Group) -> list[dict[str, Any]]:
     counts: dict[tuple[str, str], list[str]] = {}
     for run in group.runs:
         for finding in run.findings:
-            counts.setdefault((finding.name, finding.level), []).append(finding.says)
+            counts.setdefault((finding.name, finding.level), []).append(finding.message)
     order = {"problem": 0, "warning": 1, "note": 2}
     found = sorted(counts.items(), key=lambda item: (order[item[0][1]], -len(item[1])))
-    return [{"name": name, "level": level, "runs": len(said), "says": said[0]} for (name, level), said in found]
+    return [{"name": name, "level": level, "runs": len(said), "message": said[0]} for (name, level), said in found]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

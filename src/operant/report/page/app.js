@@ -144,13 +144,13 @@
     );
   }
 
-  function finding({ level, says, cause, remedy, metrics }) {
+  function finding({ level, message, cause, remedy, metrics }) {
     const chip = (metric) => make("button", { type: "button", onclick: () => scrollTo(metric) }, metric);
     return make(
       "li",
       { class: level },
       make("p", { class: "level" }, level),
-      make("p", { class: "says" }, marked(arrows(says))),
+      make("p", { class: "message" }, marked(arrows(message))),
       make("p", { class: "soft" }, "Cause: ", marked(cause)),
       make("p", {}, "Remedy: ", marked(remedy)),
       make("div", { class: "chips" }, metrics.map(chip)),

@@ -67,7 +67,7 @@
 
   function found(findings, many) {
     if (!findings.length) return [make("span", { class: "fine" }, "nothing")];
-    return findings.map((f) => make("span", { class: f.level, title: f.says },
+    return findings.map((f) => make("span", { class: f.level, title: f.message },
       f.name.replaceAll("_", " ") + (many > 1 && f.runs < many ? ` (${f.runs} of ${many})` : "")));
   }
 
