@@ -5,7 +5,7 @@ options.md   whole, from the dataclasses and functions that the options belong t
 ppo.md       what stands between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
-fast.md, how-to-train.md, guests.md, checkpoints.md  the tables of what was measured, from measured.py
+fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of what was measured, from measured.py
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -74,7 +74,7 @@ def pages() -> dict[str, str]:
         "kl.md": {"kl": kl_table.table()},
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
-        "guests.md": {"hostile": measured.hostile()},
+        "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
         "fast.md": {

@@ -26,7 +26,7 @@ def peers() -> str:
 
 def hostile() -> str:
     """One row a reward that misbehaves: at the strong level and the weak one."""
-    told: Any = _read("guests.json")
+    told: Any = _read("isolated.json")
     if not told:
         return NOTHING
     names = dict.fromkeys(row["reward"] for row in told["rows"])

@@ -1,4 +1,4 @@
-"""Rewards that misbehave, for tests/test_guests.py and benchmarks/guests.py. One sample is the one that breaks them.
+"""Rewards that misbehave on one sample of a batch, for tests/test_isolated.py and benchmarks/isolated.py.
 
 Each gives every other sample the number in its task's name, so that what is kept can be told from what is not.
 """

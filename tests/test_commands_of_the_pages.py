@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from operant.cli import COMMANDS, main
+from operant.cli import main
 from operant.cli.arguments import parse
+from operant.cli.commands import COMMANDS
 from operant.runs.config import configure
 from operant.sweep.grid import divide, grid
 
@@ -19,7 +20,7 @@ PAGES = [
     "docs/trackers.md",
     "docs/ppo.md",
     "docs/lora.md",
-    "docs/guests.md",
+    "docs/isolated-rewards.md",
     "docs/checkpoints.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}

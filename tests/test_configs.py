@@ -47,7 +47,7 @@ MOST = {
     "evaluation.samples": 2,
     "sampling.max_tokens": 6,
     "lora.rank": 8,
-    "guests.workers": 2,
+    "isolation.workers": 2,
 }
 """Options whose size costs time and nothing else, and the largest that is tried; what does not fit at all is tried."""
 TOO_LARGE = {"sampling.max_tokens": 64, "lora.rank": 100_000}

@@ -64,7 +64,7 @@ def generate() -> ModuleType:
         "kl.md",
         "from-trl.md",
         "fast.md",
-        "guests.md",
+        "isolated-rewards.md",
         "checkpoints.md",
         "how-to-train.md",
         "../README.md",

@@ -674,7 +674,7 @@ CHOSEN = {
 }
 
 
-def guests(folder, patch):
+def outcomes(folder, patch):
     """A reward in a process of its own, which fails, hangs and abstains; where it abstains, it is given a score."""
     tasks = [Task(name, "ab") for name in ("0/k", "1/t", "2/a", "3/e", "4/k", "5/e")]
     moody = isolated(f"{TESTS}/hostile.py:moody", each=True, sample_timeout=0.5, on_abstain=0.25)
@@ -684,7 +684,7 @@ def guests(folder, patch):
     return [SimpleNamespace(logged=run.metrics[0])]
 
 
-GUESTS = {
+OUTCOMES = {
     "reward/outcome/ok": lambda s: 2,
     "reward/outcome/error": lambda s: 2,
     "reward/outcome/timeout": lambda s: 1,
@@ -822,7 +822,7 @@ RUNS |= {
     "truncated": (truncated, TRUNCATED),
     "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED}),
     "chosen": (chosen, CHOSEN),
-    "guests": (guests, GUESTS),
+    "outcomes": (outcomes, OUTCOMES),
     "clock": (clock, CLOCK),
 }
 

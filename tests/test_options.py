@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 from operant import OperantError
-from operant.options import compose, convert
+from operant.options import compose, convert, names
+from operant.runs.config import config_schema, configure
+from operant.storage import old_names
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,35 @@ def test_mistakes_are_sentences(given, sentence):
 )
 def test_values(value, kind, expected):
     assert convert(value, kind, "x") == expected
+
+
+# --- names of earlier versions ----------------------------------------------------------------------------------------
+
+
+def test_names_of_earlier_versions_are_read_with_todays(monkeypatch):
+    monkeypatch.setattr(old_names, "SCHEMA", 3)
+    monkeypatch.setattr(old_names, "RENAMED", {1: {"guests": "isolation"}, 2: {"kl.coef": "kl.price"}})
+    old = {"guests": {"timeout": 3}, "guests.workers": 2, "kl": {"coef": 0.1, "kind": "k1"}, "steps": 4}
+    new = {"isolation": {"timeout": 3}, "isolation.workers": 2, "kl": {"price": 0.1, "kind": "k1"}, "steps": 4}
+    assert old_names.current(old, "x") == new
+    assert old_names.current({"schema": 2, "kl.coef": 0.1}, "x") == {"kl.price": 0.1}
+    assert old_names.current({"schema": 3, "kl.coef": 0.1}, "x") == {"kl.coef": 0.1}, "a name of today's own"
+
+
+@pytest.mark.parametrize("schema", [0, 99, "2", True, None])
+def test_a_configuration_of_an_unknown_schema_is_refused(schema):
+    with pytest.raises(OperantError, match="has schema"):
+        old_names.current({"schema": schema}, "run/config.yaml")
+
+
+@pytest.mark.parametrize("given", [{"guests.timeout": 3}, {"guests": {"timeout": 3}}])
+def test_an_old_name_that_somebody_gives_is_refused_with_todays(given):
+    with pytest.raises(OperantError, match="is called 'isolation"):
+        configure({"tasks": "builtin:openings/train", "reward": "letters:e", **given})
+
+
+def test_every_renamed_option_exists_today():
+    known = config_schema("ppo")
+    for old, new in [pair for table in old_names.RENAMED.values() for pair in table.items()]:
+        assert new in known or new in names(known)
+        assert old not in known and old not in names(known)

@@ -333,7 +333,7 @@ def test_a_world_and_a_source_register_too_and_a_module_does_not(tmp_path):
 
     given = options(reward=Fixed(1, 1), env=World(), tasks=Source(TASKS))
     for run in runs(tmp_path / "run", policy=model(), **given):
-        assert run.guests == ["env", "source"]
+        assert run.stateful == ["env", "source"]
         run.save()
         break
     given["env"].asked = given["tasks"].asked = 0

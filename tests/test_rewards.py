@@ -265,10 +265,10 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "the", "film", "was"
 
 
 def tokenizer_of(words, **special):
-    from tokenizers import Tokenizer, pre_tokenizers, processors
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    inner = Tokenizer(classifier.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     if "cls_token" in special:
         ends = [("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]

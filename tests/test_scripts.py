@@ -47,7 +47,7 @@ RUN = {
     "benchmarks/kl_table.py": [],
     "benchmarks/checkpoint_size.py": ["--shape", "tiny", "--rounds", "1"],
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
-    "benchmarks/guests.py": ["raises"],
+    "benchmarks/isolated.py": ["raises"],
     "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
     "benchmarks/plan.py": ["--only", "one reply"],
     "benchmarks/replies.py": ["--steps", "3"],

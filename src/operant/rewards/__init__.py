@@ -17,8 +17,8 @@ from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, check, judge, name_of, totals
-from operant.rewards.failure_policy import GuestOptions, Tolerant
-from operant.rewards.isolated import Guest, isolated
+from operant.rewards.failure_policy import IsolationOptions, Tolerant
+from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
 from operant.types import OperantError, RewardFn
 
@@ -26,8 +26,8 @@ __all__ = [
     "NAMES",
     "OUTCOMES",
     "Classifier",
-    "Guest",
-    "GuestOptions",
+    "IsolatedReward",
+    "IsolationOptions",
     "Judged",
     "Outcome",
     "Vader",
@@ -52,7 +52,7 @@ def _classifier(argument: str) -> RewardFn:
 NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "builtin": (lambda argument: _classifier(f"builtin:{argument}"), "NAME, as in builtin:sentiment"),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
-    "isolated": (lambda spec: Guest(spec), "a function in processes of its own: isolated:my_rewards:politeness"),
+    "isolated": (IsolatedReward, "a function in processes of its own: isolated:my_rewards:politeness"),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (lambda spec: minus_query(resolve(spec)), "another reward: minus_query:builtin:sentiment"),
@@ -96,22 +96,22 @@ def _sum(spec: Mapping[Any, float]) -> RewardFn:
     return weighted({name: (rewards[part], spec[part]) for name, part in zip(called, rewards)})
 
 
-def under(reward: RewardFn, options: GuestOptions) -> RewardFn:
+def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
     """`reward` with the options of a run: for isolated parts without options of their own, and for what others do."""
     if isinstance(reward, Weighted):
         return Weighted({name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()})
     if isinstance(reward, MinusQuery):
         return MinusQuery(under(reward.reward, options))
-    if isinstance(reward, Guest):
+    if isinstance(reward, IsolatedReward):
         return reward.under(options)
     strict = options.fate("error", "stop") == "stop" and options.on_abstain == "drop"
     return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
 
 
-def isolated_parts(reward: RewardFn | None) -> list[Guest]:
+def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
     """The isolated ones among its parts."""
     if isinstance(reward, Weighted):
-        return [guest for part, _ in reward.rewards.values() for guest in isolated_parts(part)]
+        return [inner for part, _ in reward.rewards.values() for inner in isolated_parts(part)]
     if isinstance(reward, MinusQuery):
         return isolated_parts(reward.reward)
-    return [reward] if isinstance(reward, Guest) else []
+    return [reward] if isinstance(reward, IsolatedReward) else []

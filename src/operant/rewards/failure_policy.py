@@ -1,7 +1,7 @@
 """What came of each sample, and what is done about it: drop the sample, give it a score, or stop the run.
 
 A reward may answer (ok), not wish to judge (abstain), fail (error) or not come back (timeout). An isolated reward
-(`guests.py`) drops what failed unless told otherwise; any other stops the run, and `Tolerant` is what changes that.
+(`isolation.py`) drops what failed unless told otherwise; any other stops the run, and `Tolerant` is what changes that.
 """
 
 import math
@@ -18,7 +18,7 @@ Fate = str | float
 
 
 @dataclass(frozen=True)
-class GuestOptions:
+class IsolationOptions:
     """Of rewards that may misbehave. What is said of time, memory and processes is for `isolated:` rewards."""
 
     timeout: float = 60.0
@@ -54,7 +54,7 @@ class GuestOptions:
         checks += [(n, getattr(self, n) >= 1, "at least 1") for n in ("workers", "processes")]
         for name, good, rule in checks:
             if not good:
-                raise OperantError(f"guests.{name}={getattr(self, name)!r}: it must be {rule}")
+                raise OperantError(f"isolation.{name}={getattr(self, name)!r}: it must be {rule}")
 
     def fate(self, outcome: Outcome, unless: Fate) -> Fate:
         """What happens to a sample with this outcome; `unless` it is said, for an error."""
@@ -90,7 +90,9 @@ def checked(answer: Any, rollout: Rollout, name: str) -> Said:
     return Said("abstain" if total is None else "ok", total, parts)
 
 
-def settled(said: Sequence[Said], rollouts: list[Rollout], name: str, options: GuestOptions, unless: Fate) -> Judged:
+def settled(
+    said: Sequence[Said], rollouts: list[Rollout], name: str, options: IsolationOptions, unless: Fate
+) -> Judged:
     """Each sample's fate as a score. Raises: OperantError where one of them is to stop the run."""
     scores = [_score(one, rollout, name, options, unless) for one, rollout in zip(said, rollouts, strict=True)]
     named: dict[str, None] = {part: None for one in said for part in one.parts}
@@ -98,7 +100,7 @@ def settled(said: Sequence[Said], rollouts: list[Rollout], name: str, options: G
     return Judged(scores, parts, [one.outcome for one in said], _notes(said, rollouts, name, options, unless))
 
 
-def _score(one: Said, rollout: Rollout, name: str, options: GuestOptions, unless: Fate) -> Total:
+def _score(one: Said, rollout: Rollout, name: str, options: IsolationOptions, unless: Fate) -> Total:
     if one.outcome == "ok":
         return one.total
     fate = options.fate(one.outcome, unless)
@@ -115,7 +117,9 @@ def _told(one: Said, rollout: Rollout) -> str:
     return why if sample in why else f"{why} while judging {sample}"
 
 
-def _notes(said: Sequence[Said], rollouts: list[Rollout], name: str, options: GuestOptions, unless: Fate) -> list[str]:
+def _notes(
+    said: Sequence[Said], rollouts: list[Rollout], name: str, options: IsolationOptions, unless: Fate
+) -> list[str]:
     """A sentence for each kind of failure, with its first sample."""
     notes, failures = [], ("error", "timeout")
     for outcome in failures:
@@ -131,7 +135,7 @@ def _notes(said: Sequence[Said], rollouts: list[Rollout], name: str, options: Gu
 class Tolerant:
     """A reward of this process whose failures have a fate other than to stop the run. It cannot be timed out."""
 
-    def __init__(self, reward: RewardFn, options: GuestOptions):
+    def __init__(self, reward: RewardFn, options: IsolationOptions):
         self.reward, self.options = reward, options
         self.__name__ = name_of(reward)
 

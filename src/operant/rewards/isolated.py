@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from operant.rewards.evaluate import Judged, Total
-from operant.rewards.failure_policy import GuestOptions, Said, checked, settled
+from operant.rewards.failure_policy import IsolationOptions, Said, checked, settled
 from operant.sandbox import worker
 from operant.sandbox.pool import Job, Pool, Reply
 from operant.sandbox.process import Limits
@@ -41,18 +41,18 @@ def isolated(
     on_timeout: float | str = "drop",
     on_abstain: float | str = "drop",
     level: str = "auto",
-) -> "Guest":
+) -> "IsolatedReward":
     """A reward that is judged by `workers` processes of its own, which live until `close` or the end of the run.
 
     `reward`: `module:function`, `file.py:function`, or a function that can be found again by its name. `timeout`:
     seconds for a whole batch, which is judged within `timeout` + 2 s; `sample_timeout`: for a sample that is judged
-    alone. `memory`: GB of address space a process, None for no limit. All options: `GuestOptions`, where `memory` is
-    `memory_gb`. What cannot be undone is not prevented: this is no security boundary.
+    alone. `memory`: GB of address space a process, None for no limit (`memory_gb` in `IsolationOptions`, which explains
+    the others). No level of isolation is a security boundary: what cannot be undone is not prevented.
     Raises: OperantError for a function that no other process can find, or an option out of range.
     """
-    return Guest(
+    return IsolatedReward(
         reward,
-        GuestOptions(
+        IsolationOptions(
             timeout=timeout,
             sample_timeout=sample_timeout,
             memory_gb=memory,
@@ -68,20 +68,20 @@ def isolated(
     )
 
 
-class Guest:
+class IsolatedReward:
     """A reward in other processes; `isolated` makes it."""
 
-    def __init__(self, reward: str | Callable[..., Any], options: GuestOptions | None = None):
+    def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, those of the run that it is used in."""
-        self.spec, self.options, self.own = _spec_of(reward), options or GuestOptions(), options is not None
+        self.spec, self.options, self.own = _spec_of(reward), options or IsolationOptions(), options is not None
         self.__name__ = self.spec.rpartition(":")[2]
         memory = None if self.options.memory_gb is None else int(self.options.memory_gb * (1 << 30))
         limits = Limits(memory, self.options.processes, self.options.level)
         self._pool = Pool(Job("operant.sandbox.reward_job:reward", self.spec), limits, self.options.workers)
 
-    def under(self, options: GuestOptions) -> "Guest":
+    def under(self, options: IsolationOptions) -> "IsolatedReward":
         """With the run's options, unless it has its own."""
-        return self if self.own else Guest(self.spec, options)
+        return self if self.own else IsolatedReward(self.spec, options)
 
     @property
     def level(self) -> str:

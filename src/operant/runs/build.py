@@ -37,7 +37,7 @@ class Built:
 def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> Built:
     """Load what the configuration names. Raises: OperantError in a sentence for whatever cannot be had."""
     train, sampling = config.train, config.learner["sampling"]
-    reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.guests)
+    reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.isolation)
     given = find(train.algorithm).source == "data"
     for source in (train.tasks, train.evaluate):
         _peek(source, config.data, given)

@@ -16,8 +16,9 @@ from operant.algorithms import DEFAULT, find, fitting, preset
 from operant.data import DataOptions
 from operant.metrics.registry import METRICS
 from operant.metrics.registry import describe as describe_metric
-from operant.rewards import GuestOptions
+from operant.rewards import IsolationOptions
 from operant.runs.evaluate import EvaluationOptions
+from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.training.options import learner_options, own_options, schema, usable
 from operant.types import OperantError, shown
@@ -112,13 +113,13 @@ class Config:
     train: TrainOptions
     data: DataOptions
     evaluation: EvaluationOptions
-    guests: GuestOptions
+    isolation: IsolationOptions
     learner: dict[str, Any]
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
     """Options of a recipe or preset, by its name, that belong to another method and were left out."""
 
 
-OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "guests": GuestOptions}
+OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "isolation": IsolationOptions}
 
 
 def config_schema(algorithm: str) -> dict[str, Any]:
@@ -147,10 +148,10 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
     if named.is_none((composed | own).get("reference", "copy")):  # nothing to measure a default's KL to
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     built = named.compose(known, composed | own)
-    train, data, evaluation, guests = [built.pop(group) for group in OWN]
+    train, data, evaluation, isolation = [built.pop(group) for group in OWN]
     flat = {f"{g}.{k}": v for g, made in built.items() for k, v in _plain(made).items()}
     train = replace(train, algorithm=chosen)
-    config = Config(train, data, evaluation, guests, learner_options(chosen, None, flat)[0], left_out)
+    config = Config(train, data, evaluation, isolation, learner_options(chosen, None, flat)[0], left_out)
     _sensible(config, pays)
     return config
 
@@ -205,14 +206,14 @@ def load_recipe(name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(str(name)[:100], recipes(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipes())}, and any YAML file"
         raise OperantError(f"recipe {shown(name)} is unknown; {hint}")
-    return named.read_mapping(path)
+    return old_names.current(named.read_mapping(path), path)
 
 
 def as_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data, for config.yaml; what is no plain data is told by its description."""
     out = {k: describe(v) for k, v in named.values(config.train).items()}
     out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
-    out["guests"] = _plain(config.guests)
+    out["isolation"] = _plain(config.isolation)
     return out | {group: _plain(made) for group, made in config.learner.items()}
 
 

@@ -33,7 +33,7 @@ import yaml
 from operant.options import read_mapping
 from operant.runs import lock
 from operant.runs.journal import Journal
-from operant.storage import atomic_io
+from operant.storage import atomic_io, old_names
 from operant.types import OperantError
 
 _PROBE = 1 << 20  # bytes: a disk with less room than this could not hold a report
@@ -225,12 +225,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
         runs = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))
         have = f"runs in {path.parent}: {', '.join(runs)}" if runs else f"no run lies in {path.parent}"
         raise OperantError(f"{path} is no run folder: it has no config.yaml; {have}")
-    return read_mapping(file)
+    return old_names.current(read_mapping(file), file)
 
 
 def _dump(config: Mapping[str, Any]) -> str:
     try:
-        return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=120)
+        return yaml.safe_dump({"schema": old_names.SCHEMA, **config}, sort_keys=False, allow_unicode=True, width=120)
     except yaml.YAMLError as error:
         raise OperantError(
             f"the configuration cannot be written: {error}; use numbers, strings, lists, mappings"

@@ -1,4 +1,4 @@
-"""What a run goes on with: its configuration and what may change in it, its guests' state, what was found by measuring.
+"""Resuming a run: its configuration and what may change in it, the state of the user's own parts, what was measured.
 
 An option that is given beside `--resume` is a changed one: checked, recorded in `changes.jsonl`, in force from the next
 step. What the checkpoint was made of cannot change, and is refused before anything loads.
@@ -14,7 +14,7 @@ import torch
 from operant.options import is_none, resolve
 from operant.runs.config import Config, as_mapping, config_schema, configure
 from operant.runs.folder import read_config
-from operant.storage import atomic_io
+from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
 from operant.types import OperantError
@@ -66,6 +66,7 @@ def stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("algorithm", began) != began:  # whose options have other names
         raise _refused(Change("algorithm", began, given["algorithm"]), FIXED["algorithm"])
     known = config_schema(began)
+    old_names.refuse(given)
     whole, own = resolve(known, held), resolve(known, given)
     if is_none(whole.get("reference", "copy")):  # earlier versions wrote down a price that nothing was charged
         whole = {name: value for name, value in whole.items() if name not in ("kl.coef", "kl.loss_coef")}
@@ -144,7 +145,7 @@ def finished(out: Path, given: Mapping[str, Any], *, fresh_optimizer: bool = Fal
 # --- state of the run's own ------------------------------------------------------------------------------------------
 
 
-def guests(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """Whatever has `state_dict` and `load_state_dict`, by name: a reward (or parts of one), a world, a task source.
 
     One without is taken as stateless. A torch module is taken as fixed, as a reward model is.
@@ -156,9 +157,9 @@ def guests(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         return
     inside = getattr(thing, "rewards", None)
     for part, held in inside.items() if isinstance(inside, Mapping) else ():
-        yield from guests(f"{name}/{part}", held[0] if isinstance(held, tuple) else held)
+        yield from stateful_parts(f"{name}/{part}", held[0] if isinstance(held, tuple) else held)
     if getattr(thing, "reward", None) is not None:
-        yield from guests(name, thing.reward)
+        yield from stateful_parts(name, thing.reward)
 
 
 def decided(learner: Learner) -> dict[str, Any]:

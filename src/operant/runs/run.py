@@ -22,7 +22,7 @@ from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import Looks
-from operant.runs.resume import decide, decided, guests
+from operant.runs.resume import decide, decided, stateful_parts
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
@@ -89,7 +89,7 @@ class Run:
             self.state.register(name, part)
         self.state.register("tasks", built.order)
         sources = {"reward": built.reward, "env": self.learner.env, "source": config.train.tasks}
-        self.guests = [name for source, thing in sources.items() for name, _ in self._registered(source, thing)]
+        self.stateful = [name for source, thing in sources.items() for name, _ in self._registered(source, thing)]
         """Names of those parts of the state that are the user's own: a reward, a world or a source that changes."""
         self.saving = Saving(self.state, folder, config.train, trackers.warn)
         self.observers: Sequence[Observer] = ()
@@ -97,7 +97,7 @@ class Run:
         self._best_moved = False
 
     def _registered(self, source: str, thing: Any) -> list[tuple[str, Any]]:
-        return [(name, self.state.register(name, guest)) for name, guest in guests(source, thing)]
+        return [(name, self.state.register(name, part)) for name, part in stateful_parts(source, thing)]
 
     @contextmanager
     def watched(self, item: str) -> Iterator[None]:
@@ -122,7 +122,7 @@ class Run:
     @contextmanager
     def _aside(self) -> Iterator[None]:
         """A look beside the training: a reward that changes is afterwards what it was before."""
-        held = self.state.snapshot(only=self.guests)
+        held = self.state.snapshot(only=self.stateful)
         try:
             yield
         finally:
@@ -133,7 +133,7 @@ class Run:
     def step(self) -> dict[str, float]:
         """Play, judge, learn, track. Raises: OperantError with the state from before the step saved."""
         start, learner = time.perf_counter(), self.learner
-        before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.guests))
+        before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.stateful))
         try:
             rollouts, judged = self._attempt()
             for note in judged.notes:
@@ -208,7 +208,7 @@ class Run:
 
     def tell_isolation(self) -> None:
         """How isolated rewards are ended and limited on this machine, in the log and for the report."""
-        levels = {guest.__name__: guest.level for guest in isolated_parts(self.built.reward)}
+        levels = {reward.__name__: reward.level for reward in isolated_parts(self.built.reward)}
         for name, level in levels.items():
             self.folder.say(f"isolation of reward {name!r}: {level}")
             self.folder.know(isolation="; ".join(f"{n}: {text}" for n, text in levels.items()))

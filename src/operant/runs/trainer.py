@@ -67,8 +67,8 @@ def runs(
         models = restored(config, out, folder.say) if resume else config
         run = _made(config, models, folder, resume, tokenizer=tokenizer, env=env, show=show)
         run.observers = observers
-        for guest in isolated_parts(run.built.reward):
-            during.callback(guest.close)
+        for reward in isolated_parts(run.built.reward):
+            during.callback(reward.close)
         run.tell_isolation()
         run.tell_crowded()
         if not resume:

@@ -17,17 +17,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from operant.types import OperantError
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from operant.sandbox.supervisor import main; main(sys.argv[2])"
+
+
+class Level(NamedTuple):
+    """How far a program is isolated from the run that started it."""
+
+    ends: str
+    """How it is ended, for a log."""
+    boundary: bool = False
+    """Whether it is a security boundary: without one, the program reads and writes what the run may."""
+
+
 LEVELS = {
-    "pid namespace": "ended by the kernel, with every process that it has started",
-    "sub-reaper": "every process that it has started is looked for and killed",
-    "process group": "its process group is killed; what leaves the group may be left",
+    "pid namespace": Level("ended by the kernel, with every process that it has started"),
+    "sub-reaper": Level("every process that it has started is looked for and killed"),
+    "process group": Level("its process group is killed; what leaves the group may be left"),
 }
-"""How a guest is ended, from strong to weak. None is a boundary: a guest reads and writes what the run may."""
+"""The levels of isolation by name, from strong to weak."""
 FORCED = "OPERANT_ISOLATION"
 """The environment variable that asks for a weaker level than the machine allows."""
 
@@ -90,7 +101,9 @@ class Box:
         """The level in force and the limits, for a log."""
         most = f"at most {self.limits.processes} processes" if self.counted else "nothing counts its processes"
         memory = f", {self.limits.memory / (1 << 30):g} GB each" if self.limits.memory else ""
-        return f"{self.level}: {LEVELS[self.level]}; {most}{memory}; no security boundary"
+        level = LEVELS[self.level]
+        security = "a security boundary" if level.boundary else "no security boundary"
+        return f"{self.level}: {level.ends}; {most}{memory}; {security}"
 
     def hear(self) -> None:
         """Take in what the keeper has said; call it when `control` can be read."""

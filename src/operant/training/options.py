@@ -17,6 +17,7 @@ from operant.objectives.kl import OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
+from operant.storage import old_names
 from operant.training.optimizer import OptimizerOptions
 from operant.training.update import UpdateOptions
 from operant.types import Batch, OperantError, Outputs, shown
@@ -110,6 +111,7 @@ def learner_options(
 
 def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's options under their full names. Raises: OperantError for an unknown one; it says whose it is."""
+    old_names.refuse(given)
     try:
         return resolve(known, given)
     except OperantError as error:

@@ -1,4 +1,4 @@
-"""Rewards that misbehave, one after the other: what each costs a batch of 64. `python -m benchmarks.guests`.
+"""Rewards that misbehave, one after the other: what each costs a batch of 64. `python -m benchmarks.isolated`.
 
 Each reward of `tests/hostile.py` judges 64 samples, one of which breaks it, in an isolated worker with a deadline.
 Told are what came of that sample, how many of the other scores were right, the seconds until the batch was judged, the
@@ -6,7 +6,7 @@ largest memory that its processes held together, and how many processes are left
 mark in the environment, among all processes of the machine. Everything is done at both levels: in a PID namespace, and
 by a sub-reaper where none is allowed.
 
-Writes `benchmarks/results/guests.json`; the exit status is 0 where every reward was held: the outcome that it should
+Writes `benchmarks/results/isolated.json`; the exit status is 0 where every reward was held: the outcome that it should
 have, 63 scores, within the deadline + 2 s, nobody left.
 """
 
@@ -29,7 +29,7 @@ from operant.types import Rollout, Task, Turn
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = ROOT / "tests/hostile.py"
-RESULTS = ROOT / "benchmarks/results/guests.json"
+RESULTS = ROOT / "benchmarks/results/isolated.json"
 MARK = "OPERANT_GUEST_MARK"
 LEVELS = ("pid namespace", "sub-reaper")
 BATCH, GRACE = 64, 2.0
@@ -120,7 +120,7 @@ def measured(hostile: Any, name: str, wanted: str, level: str, deadline: float) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.guests", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.isolated", description=__doc__)
     parser.add_argument("rewards", nargs="*", help="which; all without any, and only then the results are written")
     parser.add_argument("--deadline", type=float, default=10.0, help="seconds for a batch")
     args = parser.parse_args(argv)
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     if not args.rewards:
-        told = {"command": "python -m benchmarks.guests", "machine": about(), "rows": [asdict(row) for row in rows]}
+        told = {"command": "python -m benchmarks.isolated", "machine": about(), "rows": [asdict(row) for row in rows]}
         RESULTS.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(f"{sum(row.held for row in rows)} of {len(rows)}")
     return 0 if all(row.held for row in rows) else 1

@@ -22,7 +22,7 @@ from toys import letters, lm
 
 import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
-from operant.rewards import GuestOptions, judge, minus_query, resolve, under, weighted
+from operant.rewards import IsolationOptions, judge, minus_query, resolve, under, weighted
 from operant.runs.attempts import attempt, joined
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, LEVELS, Box, Limits
@@ -30,7 +30,7 @@ from operant.tally import Tally
 from operant.training.learner import Learner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.guests import MARK, left
+from benchmarks.isolated import MARK, left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left over is looked for in /proc")
 TESTS = Path(__file__).parent
@@ -64,26 +64,26 @@ def rollouts(count: int = 64, **more) -> list[Rollout]:
 @pytest.fixture
 def mark(monkeypatch):
     """Everything that is started from here on carries it."""
-    made = f"guest-{uuid.uuid4()}"
+    made = f"reward-{uuid.uuid4()}"
     monkeypatch.setenv(MARK, made)
     return made
 
 
 def held_to_the_promise(reward, outcome, mark, level, *, timeout=8.0, **options):
     """63 scores, one outcome, the deadline, and nobody left."""
-    guest = isolated(reward, timeout=timeout, memory=1, processes=32, level=level, **options)
-    guest.check()
-    assert guest.level.startswith(level)
+    reward = isolated(reward, timeout=timeout, memory=1, processes=32, level=level, **options)
+    reward.check()
+    assert reward.level.startswith(level)
     begun = time.monotonic()
-    judged = judge(guest, rollouts())
+    judged = judge(reward, rollouts())
     seconds = time.monotonic() - begun
     assert judged.outcomes[17] == outcome, judged.notes
     assert [s for i, s in enumerate(judged.scores) if i != 17] == KEPT
     assert judged.scores[17] == (17.0 if outcome == "ok" else None)
     assert seconds < timeout + 2
     assert bool(judged.notes) == (outcome not in ("ok", "abstain") or reward is hostile.daemonises)
-    assert len(left(mark)) <= 3, "a worker is a keeper, the first of its namespace, and the guest"
-    guest.close()
+    assert len(left(mark)) <= 3, "a worker is a supervisor, the first of its namespace, and the reward"
+    reward.close()
     assert left(mark, patience=1.0) == []
     return judged
 
@@ -139,26 +139,26 @@ def test_memory_and_processes_have_a_limit(mark):
 
 
 def test_what_a_reward_prints_is_kept_for_the_message_and_is_no_answer():
-    guest = isolated(hostile.exits_at_once, again=False)
+    reward = isolated(hostile.exits_at_once, again=False)
     judged = judge(isolated(hostile.chatters), rollouts(4))
     assert judged.scores == [0.0, 1.0, 2.0, 3.0]
     talks = resolve(f"isolated:{TESTS}/hostile.py:chatters_and_dies")
     assert "it printed ...'the last words'" in judge(talks, rollouts(18)).notes[-1]
-    guest.close()
+    reward.close()
 
 
 # --- what crosses -----------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_has_no_torch_and_lives_from_batch_to_batch(mark):
-    guest = isolated(hostile.knows_torch)
-    assert judge(guest, rollouts(2)).scores == [0.0, 0.0]
+    reward = isolated(hostile.knows_torch)
+    assert judge(reward, rollouts(2)).scores == [0.0, 0.0]
     stays = isolated(hostile.process)
     first, second = judge(stays, rollouts(2)).scores, judge(stays, rollouts(2)).scores
     assert first == second
     stays.close()
     assert judge(stays, rollouts(2)).scores != first
-    for each in (guest, stays):
+    for each in (reward, stays):
         each.close()
     assert left(mark, patience=1.0) == []
 
@@ -233,11 +233,11 @@ def test_a_function_of_the_script_itself(tmp_path, guard, says):
             return [2.0 for _ in rollouts]
 
         {guard}
-            guest = operant.isolated(twice)
+            reward = operant.isolated(twice)
             try:
-                guest.check()
+                reward.check()
                 sample = operant.Rollout(operant.Task("t", "x"), 0, [operant.Turn([1], [2])], ["y"])
-                print("scored", guest([sample]))
+                print("scored", reward([sample]))
             except operant.OperantError as error:
                 print(error)
     """
@@ -262,19 +262,19 @@ def test_each_outcome_has_its_fate():
     late = isolated(hostile.endless_sum, on_timeout=0.5, each=True, sample_timeout=0.2)
     judged = judge(late, both)
     assert judged.scores[17] == 0.5 and judged.outcomes[17] == "timeout"
-    for guest in (given, late):
-        guest.close()
+    for reward in (given, late):
+        reward.close()
 
 
 @pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
 def test_a_plain_reward_stops_the_run_unless_it_is_said_otherwise(reward):
     with pytest.raises(OperantError, match=reward.__name__):
-        judge(under(reward, GuestOptions()), rollouts())
-    judged = judge(under(reward, GuestOptions(on_error="drop")), rollouts())
+        judge(under(reward, IsolationOptions()), rollouts())
+    judged = judge(under(reward, IsolationOptions(on_error="drop")), rollouts())
     assert [s for i, s in enumerate(judged.scores) if i != 17] == KEPT
     assert judged.outcomes.count("error") == 1 and judged.outcomes.count("ok") == 63
     assert "1 of 64 samples left out" in judged.notes[0]
-    assert judge(under(reward, GuestOptions(on_error=2.5)), rollouts()).scores[17] == 2.5
+    assert judge(under(reward, IsolationOptions(on_error=2.5)), rollouts()).scores[17] == 2.5
 
 
 def test_a_part_that_failed_is_no_part_that_abstained():
@@ -292,13 +292,13 @@ def test_a_part_that_failed_is_no_part_that_abstained():
 
 
 def test_options_of_the_run_reach_those_without_their_own():
-    options = GuestOptions(timeout=7, on_error=0.0, workers=2)
+    options = IsolationOptions(timeout=7, on_error=0.0, workers=2)
     named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
     own = under(isolated(hostile.good, timeout=9), options)
     assert own.options.timeout == 9
-    inside = [guest.options for guest in operant.rewards.isolated_parts(named)]
+    inside = [reward.options for reward in operant.rewards.isolated_parts(named)]
     assert inside == [options, options]
-    assert under(hostile.good, GuestOptions()) is hostile.good
+    assert under(hostile.good, IsolationOptions()) is hostile.good
 
 
 @pytest.mark.parametrize(
@@ -314,11 +314,11 @@ def test_options_out_of_range_are_refused(wrong):
 
 
 def test_outcomes_are_counted_also_in_chunks():
-    guest = isolated(hostile.raises)
-    whole = judge(guest, rollouts())
-    parts = joined([judge(guest, rollouts()[:20]), judge(guest, rollouts()[20:])])
+    reward = isolated(hostile.raises)
+    whole = judge(reward, rollouts())
+    parts = joined([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
     assert (parts.scores, parts.outcomes) == (whole.scores, whole.outcomes)
-    mixed = joined([judge(guest, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
+    mixed = joined([judge(reward, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
     tally = Tally()
     mixed.report(tally)
     counts = {k.removeprefix("reward/outcome/"): v for k, v in tally.result().items() if k.startswith("reward/outcome")}
@@ -343,7 +343,7 @@ def test_a_run_goes_on_and_tells_what_failed(tmp_path, chunks, mark):
         max_tokens=12,
         probes=2,
         reward_chunks=chunks,
-        guests={"timeout": 60, "workers": 2},
+        isolation={"timeout": 60, "workers": 2},
     )
     counted = [sum(m[f"reward/outcome/{o}"] for o in ("ok", "error", "timeout", "abstain")) for m in run.metrics]
     assert counted == [12.0] * 3
@@ -367,15 +367,15 @@ def _failing_on_one(rank: int, world: int, fate: str) -> str:
     """What a step runs into where rank 1 has the bad sample."""
     tasks = [Task("t/16", "ab"), Task(hostile.BAD, "ab")]
     learner = Learner(lm("gpt2", vocab=len(letters())), tokenizer=letters(), **{"max_tokens": 4, "watch_every": 0})
-    guest = isolated(hostile.raises, on_error=fate)
+    reward = isolated(hostile.raises, on_error=fate)
     try:
-        rollouts, judged = distributed.together(lambda: attempt(learner, tasks, guest))
+        rollouts, judged = distributed.together(lambda: attempt(learner, tasks, reward))
         assert judged.outcomes == ["error" if rank else "ok"]
         learner.learn(rollouts, judged.scores)
     except OperantError as error:
         return str(error)
     finally:
-        guest.close()
+        reward.close()
     return "nothing"
 
 
@@ -389,7 +389,7 @@ def test_what_one_rank_runs_into_keeps_no_other_waiting(fate, says):
 
 
 def test_the_snippet_of_the_page_says_what_it_says(tmp_path, monkeypatch, capsys):
-    page = (TESTS.parent / "docs/guests.md").read_text(encoding="utf-8")
+    page = (TESTS.parent / "docs/isolated-rewards.md").read_text(encoding="utf-8")
     [snippet] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     code = "def politeness(rollouts):\n    return [float(r.reply[0] in 'pt') for r in rollouts]\n"
     (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")
@@ -409,10 +409,10 @@ import hostile, operant
 from operant.rewards import judge
 
 sample = operant.Rollout(operant.Task(hostile.BAD, "x"), 0, [operant.Turn([1], [2])], ["y"])
-guest = operant.isolated(hostile.daemonises_and_hangs, level=sys.argv[1], timeout=500, sample_timeout=400)
-guest.check()
+reward = operant.isolated(hostile.daemonises_and_hangs, level=sys.argv[1], timeout=500, sample_timeout=400)
+reward.check()
 print("ready", flush=True)
-judge(guest, [sample])
+judge(reward, [sample])
 """
 
 
@@ -423,7 +423,7 @@ def test_a_run_that_is_killed_leaves_nobody(level, mark):
         assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
         many = 4 + (
             level == "pid namespace"
-        )  # the parent, the keeper, the guest and its daemon; the first of the namespace
+        )  # the parent, the keeper, the reward and its daemon; the first of the namespace
         end = time.monotonic() + 30
         while len(left(mark)) < many and time.monotonic() < end:
             time.sleep(0.02)
@@ -434,20 +434,20 @@ def test_a_run_that_is_killed_leaves_nobody(level, mark):
 
 def test_a_weaker_level_can_be_forced_and_no_other_word(monkeypatch):
     monkeypatch.setenv(FORCED, WEAK)
-    guest = isolated(hostile.good)
-    guest.check()
-    assert guest.level.startswith(WEAK)
-    guest.close()
+    reward = isolated(hostile.good)
+    reward.check()
+    assert reward.level.startswith(WEAK)
+    reward.close()
     monkeypatch.setenv(FORCED, "jail")
     with pytest.raises(OperantError, match="isolation level 'jail' is unknown: say auto, pid namespace"):
-        guest.check()
+        reward.check()
 
 
 def test_threads_and_forked_copies_share_no_worker(mark):
-    guest = isolated(hostile.process)
-    mine = judge(guest, rollouts(2)).scores
+    reward = isolated(hostile.process)
+    mine = judge(reward, rollouts(2)).scores
     heard: list = []
-    threads = [threading.Thread(target=lambda: heard.append(judge(guest, rollouts(2)).scores)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: heard.append(judge(reward, rollouts(2)).scores)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -456,14 +456,14 @@ def test_threads_and_forked_copies_share_no_worker(mark):
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:  # a copy: it starts its own, and its end is not the end of ours
-        theirs = judge(guest, rollouts(2)).scores
+        theirs = judge(reward, rollouts(2)).scores
         os.write(send, b"other" if theirs != mine and None not in theirs else b"same")
-        guest.close()
+        reward.close()
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(receive, 10) == b"other"
-    assert judge(guest, rollouts(2)).scores == mine
-    guest.close()
+    assert judge(reward, rollouts(2)).scores == mine
+    reward.close()
     assert left(mark, patience=1.0) == []
 
 

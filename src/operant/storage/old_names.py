@@ -1,0 +1,47 @@
+"""Names that options had in earlier versions: run folders and sweeps that those versions wrote are read with them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from operant.types import OperantError
+
+SCHEMA = 2
+"""Of the names in `config.yaml`, where it stands as `schema`; a file without one has schema 1."""
+RENAMED: dict[int, dict[str, str]] = {1: {"guests": "isolation"}}
+"""By schema: an option's full name, or a group's, and its name in the next schema."""
+
+
+def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The options of a `config.yaml` under today's names, without `schema`.
+
+    Raises: OperantError for a schema that this version does not know; `where` names the file.
+    """
+    options = dict(config)
+    schema = options.pop("schema", 1)
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise OperantError(
+            f"{where} has schema {schema!r}, and this operant reads 1 to {SCHEMA}: use the version that wrote it"
+        )
+    for version in range(schema, SCHEMA):
+        for old, new in RENAMED[version].items():
+            _rename(options, old, new)
+    return options
+
+
+def _rename(options: dict[str, Any], old: str, new: str) -> None:
+    """Rename an option or a group in place, whether it is written `group.name` or as a mapping inside its group."""
+    for full in [name for name in options if name == old or name.startswith(f"{old}.")]:
+        options[new + full.removeprefix(old)] = options.pop(full)
+    group, _, name = old.rpartition(".")
+    inside = options.get(group)
+    if group and isinstance(inside, Mapping) and name in inside:
+        options[group] = {new.rpartition(".")[2] if key == name else key: value for key, value in inside.items()}
+
+
+def refuse(given: Mapping[str, Any]) -> None:
+    """Raises: OperantError for an option that somebody gives by an old name, with today's."""
+    renamed = [pair for table in RENAMED.values() for pair in table.items()]
+    for name in map(str, given):
+        for old, new in renamed:
+            if name == old or name.startswith(f"{old}."):
+                raise OperantError(f"option {name!r} is called {new + name.removeprefix(old)!r} now")
