@@ -20,7 +20,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.algorithms import ALGORITHMS, PRESETS
+from operant.algorithms import ALGORITHMS, METHODS, PRESETS
 from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema
@@ -70,7 +70,7 @@ def pages() -> dict[str, str]:
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics()},
-        "algorithms.md": {"methods": methods(), "runs": measured.methods()},
+        "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "kl.md": {"kl": kl_table.table()},
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
@@ -151,6 +151,12 @@ def methods() -> str:
         table += f"| `{name}` | {source} | `{row.loss.__name__}`, {row.per} | {credit} | {', '.join(needs)} "
         table += f"| {', '.join(row.kl)} | {own} |\n"
     return table
+
+
+def sections() -> str:
+    """The page of each method: the docstring of its file behind the first line."""
+    pages = {name.upper(): inspect.getdoc(module) or "" for name, module in METHODS.items()}
+    return "\n".join(f"## {name}\n\n{page.partition(chr(10) * 2)[2]}\n" for name, page in pages.items())
 
 
 def options() -> str:

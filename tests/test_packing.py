@@ -17,7 +17,7 @@ from operant.models.loading import load_policy
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
-from operant.models.reference import Shadow
+from operant.models.reference import PolicyCopy
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
@@ -195,7 +195,7 @@ def test_beside_an_adapter_and_against_a_reference():
     for on in ("on", "off"):
         torch.manual_seed(0)
         made = load_policy(MADE["llama"](), options=ModelOptions(packing=on), lora=LoraOptions(rank=2)).double()
-        reference = Shadow(made).policy
+        reference = PolicyCopy(made).policy
         assert made.modes.packed == reference.modes.packed == (on == "on")
         moved = torch.Generator().manual_seed(1)
         for p in made.trainable():

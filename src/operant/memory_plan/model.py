@@ -97,7 +97,7 @@ class Sketch:
 
     def _reference(self) -> float:
         given = self.run.train.reference
-        if given in (None, "none") or "reference" not in find(self.run.train.algorithm).shadows:
+        if given in (None, "none") or "reference" not in find(self.run.train.algorithm).copies:
             return 0.0
         if given == "copy":
             return _bytes(p for p in self.policy.model.parameters() if p.requires_grad)

@@ -17,7 +17,7 @@ from operant.models import quantised
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
-from operant.models.reference import Shadow, shared
+from operant.models.reference import PolicyCopy, shared
 from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io
@@ -97,22 +97,22 @@ def _found_base(folder: Path) -> str:
         ) from error
 
 
-def load_reference(given: Any, policy: Policy) -> Shadow | None:
-    """What KL is measured against: `copy` of the policy as it is now, None, a name, a Policy or a Shadow.
+def load_reference(given: Any, policy: Policy) -> PolicyCopy | None:
+    """What KL is measured against: `copy` of the policy as it is now, None, a name, a Policy or a PolicyCopy.
 
     Raises: OperantError where its vocabulary is not the policy's.
     """
-    if given is None or isinstance(given, Shadow):
+    if given is None or isinstance(given, PolicyCopy):
         return given
     if isinstance(given, str) and given == "copy":
-        return Shadow(policy)
+        return PolicyCopy(policy)
     held = load_policy(given, options=ModelOptions(precision=policy.options.precision)).to(policy.device)
     if held.vocabulary != policy.vocabulary:
         raise OperantError(
             f"the reference has a vocabulary of {held.vocabulary}, the policy one of {policy.vocabulary}: "
             "they score the same ids, so the two must be the same"
         )
-    return Shadow(held, copy=False)
+    return PolicyCopy(held, copy=False)
 
 
 def _with_critic(

@@ -1,6 +1,6 @@
 """Named copies of the policy that no optimizer moves: reference, target network, mask model. One kind, three rules.
 
-A shadow copies what is trained and shares the rest with the policy: below a frozen trunk, or under an adapter, it costs
+A copy holds what is trained and shares the rest with the policy: below a frozen trunk, or under an adapter, it costs
 only what is trained.
 """
 
@@ -16,17 +16,17 @@ from operant.models.policy import Policy
 from operant.types import OperantError
 
 
-class Shadow:
-    """A frozen copy of a policy, and the rule by which it follows. What the policy does not train, the two share.
+class PolicyCopy:
+    """A copy of a policy that no optimizer moves, and the rule by which it is updated. Frozen weights are shared.
 
-    `"frozen"`: never, the reference. `("polyak", tau)`: shadow += tau * (policy - shadow), a target network.
+    `"frozen"`: never, the reference. `("polyak", tau)`: copy += tau * (policy - copy), a target network.
     `("every", n)`: copied every n updates, NLPO's mask model.
     """
 
     def __init__(self, policy: Policy, rule: str | tuple[str, float] = "frozen", *, copy: bool = True):
         name = rule if isinstance(rule, str) else rule[0]
         if name not in ("frozen", "polyak", "every"):
-            raise OperantError(f"shadow rule {rule!r} is unknown: 'frozen', ('polyak', tau) or ('every', n)")
+            raise OperantError(f"rule {rule!r} of a policy copy is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
         held = shared(policy.model) if copy else {}
         self._shared = set(held)
@@ -56,12 +56,12 @@ class Shadow:
         return {name: weight.detach() for name, weight in held.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:
-        """A frozen shadow is told by its fingerprint; one that follows carries the weights that it does not share."""
+        """The fingerprint; where the copy is updated, also the weights that it does not share."""
         weights = {} if self.rule == "frozen" else self._own()
         return {"fingerprint": self.fingerprint, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: OperantError where a frozen shadow is not the one that the run began with."""
+        """Raises: OperantError where a frozen copy is not the one that the run began with."""
         if state["weights"]:
             _put(state["weights"], self._own())
             self.fingerprint = fingerprint(self.policy)
@@ -76,7 +76,7 @@ class Shadow:
 def _put(weights: dict[str, Any], own: dict[str, Any]) -> None:
     if set(weights) != set(own):
         odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
-        raise OperantError(f"the shadow's weights are not those of this run ({odd} ...): resume with its own options")
+        raise OperantError(f"the policy copy has other weights than this run ({odd} ...): resume with its own options")
     for name, weight in own.items():
         weight.copy_(weights[name])
 
@@ -98,7 +98,7 @@ def _memory(weight: torch.Tensor) -> int:
 
 
 def _bare_copy(policy: Policy, held: dict[int, Any]) -> Policy:
-    """Without value head and critic: a shadow only ever scores."""
+    """A copy without value head and critic: it only ever scores."""
     head, critic = policy.value_head, policy.critic
     policy.value_head = policy.critic = None
     try:

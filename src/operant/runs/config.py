@@ -190,7 +190,7 @@ def _sensible(config: Config, pays: bool) -> None:
         raise OperantError(f"{given[0]}: algorithm {train.algorithm} learns from replies of its own; leave it out")
     if algorithm.source == "data" and train.samples > 1:
         raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it trains on given replies")
-    if "reference" not in algorithm.shadows and train.reference not in ("copy", None):
+    if "reference" not in algorithm.copies and train.reference not in ("copy", None):
         raise OperantError(f"reference={shown(train.reference)}: algorithm {train.algorithm} keeps none; leave it out")
 
 

@@ -46,10 +46,10 @@ class Probes:
 
     def ask_reference(self) -> Answers | None:
         """The reference's answers; None where there is none."""
-        shadow = self.learner.reference
-        if shadow is None:
+        reference = self.learner.reference
+        if reference is None:
             return None
-        answers = self._judged(self.learner.play(self.tasks, stream="probe", engine=NativeEngine(shadow.policy)))
+        answers = self._judged(self.learner.play(self.tasks, stream="probe", engine=NativeEngine(reference.policy)))
         tally = Tally()
         tally.mean("probe/reference_reward", _scores(answers))
         return replace(answers, metrics=tally.result())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import distributed, machine
-from operant.algorithms import left_out_says
+from operant.algorithms import left_out_message
 from operant.metrics.rollout_table import rows
 from operant.rewards import Judged, isolated_parts
 from operant.runs.attempts import attempt, given
@@ -225,7 +225,7 @@ class Run:
     def tell_left_out(self) -> None:
         """Which options of recipe and preset do not go with the chosen method, in the log and on the console."""
         for source, names in self.config.left_out.items():
-            text = left_out_says(source, names, self.config.train.algorithm)
+            text = left_out_message(source, names, self.config.train.algorithm)
             self.folder.say(text)
             self.trackers.note(text)
 

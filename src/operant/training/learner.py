@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from operant import distributed, machine
-from operant.algorithms import DEFAULT, find, left_out_says
+from operant.algorithms import DEFAULT, find, left_out_message
 from operant.algorithms import preset as find_preset
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.kept import Kept
 from operant.models.loading import load_policy, load_reference
-from operant.models.reference import Shadow
+from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
 from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollouts.external import to_rollouts
@@ -78,13 +78,13 @@ class Learner:
         unmeasured = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
         self.options, left_out = learner_options(algorithm, preset, options, above=unmeasured)
         if left_out:
-            warnings.warn(left_out_says(f"preset {preset}", left_out, algorithm), stacklevel=2)
+            warnings.warn(left_out_message(f"preset {preset}", left_out, algorithm), stacklevel=2)
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         value = self.options["value"] if self.algorithm.needs.critic else None
         self._check_length(total_steps)
         prices = [name for name in ("coef", "loss_coef") if getattr(self.kl, name)]
-        if prices and (reference is None or "reference" not in self.algorithm.shadows):
+        if prices and (reference is None or "reference" not in self.algorithm.copies):
             what = "reference=None" if reference is None else f"algorithm {algorithm!r}, which keeps no reference"
             price = f"kl.{prices[0]}={getattr(self.kl, prices[0])}"
             raise OperantError(f"{price} with {what}: there is nothing to measure KL to; leave one of them out")
@@ -100,9 +100,9 @@ class Learner:
             raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
         distributed.align(self.policy.trainable())
         self.sampling = self._sampling()
-        self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.shadows else None
-        self.shadows = {
-            name: Shadow(self.policy, rule) for name, rule in self.algorithm.shadows.items() if name != "reference"
+        self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
+        self.copies = {
+            name: PolicyCopy(self.policy, rule) for name, rule in self.algorithm.copies.items() if name != "reference"
         }
         self.engine = engine or NativeEngine(self.policy)
         self.env = env or SingleTurn()
@@ -431,7 +431,7 @@ class Learner:
         return refused_step.write(path, self.refused, about, Kept(self.policy).state_dict())
 
     def _follow(self, metrics: dict[str, float]) -> None:
-        """What follows an update: shadows, controller, engine, counters."""
+        """Update what depends on the new weights: the engine, the copies, the KL controller, the counters."""
         self.progress.step += 1
         self.attempts = Attempts()
         self.progress.refused = self.progress.refused + 1 if self.refused is not None else 0
@@ -440,8 +440,8 @@ class Learner:
         if self.refused is not None and self.refused.whole:
             return
         self.progress.episodes += int(metrics.get("rollout/count", 0))
-        for shadow in self.shadows.values():
-            shadow.update(self.policy, self.progress.step)
+        for copied in self.copies.values():
+            copied.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
             self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies)
@@ -463,7 +463,7 @@ class Learner:
 
     def parts(self) -> dict[str, Any]:
         """Everything that changes, by the name under which it registers in `RunState`."""
-        shadows = {f"shadow/{name}": shadow for name, shadow in self.shadows.items()}
+        copies = {f"shadow/{name}": copied for name, copied in self.copies.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
         return {
             "policy": Kept(self.policy),
@@ -473,7 +473,7 @@ class Learner:
             "progress": self.progress,
             "budget": self.budget,
             **reference,
-            **shadows,
+            **copies,
         }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from operant.algorithms import Algorithm
 from operant.models.policy import Policy
-from operant.models.reference import Shadow
+from operant.models.reference import PolicyCopy
 from operant.options import values
 from operant.rollouts.collate import collate, nothing
 from operant.sampling import Sampling
@@ -26,7 +26,7 @@ class Passes:
     """Under the options of a learner, by group."""
 
     policy: Policy
-    shadow: Shadow | None
+    reference_copy: PolicyCopy | None
     """What KL is measured against."""
     algorithm: Algorithm
     options: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Passes:
 
     @property
     def reference(self) -> Policy | None:
-        return None if self.shadow is None else self.shadow.policy
+        return None if self.reference_copy is None else self.reference_copy.policy
 
     def given(self) -> dict[str, Any]:
         """The options by name."""

@@ -1,4 +1,4 @@
-"""What a shadow copies and what it shares: counted in memory, and held to stay where it was while the policy moves."""
+"""What a twin copies and what it shares: counted in memory, and held to stay where it was while the policy moves."""
 
 from copy import deepcopy
 
@@ -8,7 +8,7 @@ from toys import lm
 
 from operant import Learner, OperantError, ValueOptions
 from operant.models.policy import Policy
-from operant.models.reference import Shadow, fingerprint
+from operant.models.reference import PolicyCopy, fingerprint
 from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
@@ -44,80 +44,80 @@ def move(policy):
 @pytest.mark.parametrize("kind, top", [("gpt2", ".h.1."), ("llama", "layers.1."), ("gpt_neox", "layers.1.")])
 def test_only_what_is_trained_is_copied(kind, top, rule):
     policy = frozen_below(kind, trained=[top])
-    shadow = Shadow(policy, rule)
-    mine, theirs = memory(policy.model), memory(shadow.policy.model)
+    twin = PolicyCopy(policy, rule)
+    mine, theirs = memory(policy.model), memory(twin.policy.model)
     assert {n for n in mine if mine[n] != theirs[n]} == {n for n in mine if top in n} != set()
-    assert {b.data_ptr() for b in shadow.policy.model.buffers()} == {b.data_ptr() for b in policy.model.buffers()}
-    assert not any(p.requires_grad for p in shadow.policy.parameters())
+    assert {b.data_ptr() for b in twin.policy.model.buffers()} == {b.data_ptr() for b in policy.model.buffers()}
+    assert not any(p.requires_grad for p in twin.policy.parameters())
     assert [n for n, p in policy.model.named_parameters() if p.requires_grad] == [n for n in mine if top in n]
 
 
 def test_without_a_frozen_part_every_weight_is_copied():
     policy = Policy(lm("gpt2"), value=ValueOptions())
-    shadow = Shadow(policy)
-    assert not set(memory(policy.model).values()) & set(memory(shadow.policy.model).values())
-    assert policy.value_head is not None and shadow.policy.value_head is None
+    twin = PolicyCopy(policy)
+    assert not set(memory(policy.model).values()) & set(memory(twin.policy.model).values())
+    assert policy.value_head is not None and twin.policy.value_head is None
 
 
 @pytest.mark.parametrize("trained, shared", [(["wte", ".h.1."], False), ([".h.1."], True)])
 def test_a_tied_head_is_copied_where_it_is_trained(trained, shared):
     policy = frozen_below("gpt2", trained=trained)
-    shadow = Shadow(policy)
-    mine, theirs = memory(policy.model), memory(shadow.policy.model)
+    twin = PolicyCopy(policy)
+    mine, theirs = memory(policy.model), memory(twin.policy.model)
     assert mine["lm_head.weight"] == mine["transformer.wte.weight"]
     assert theirs["lm_head.weight"] == theirs["transformer.wte.weight"]
     assert (mine["lm_head.weight"] == theirs["lm_head.weight"]) is shared
-    before = scores(shadow.policy)
+    before = scores(twin.policy)
     move(policy)
-    assert torch.equal(scores(shadow.policy), before) and not torch.allclose(scores(policy), before, atol=1e-2)
+    assert torch.equal(scores(twin.policy), before) and not torch.allclose(scores(policy), before, atol=1e-2)
 
 
 def test_a_frozen_weight_in_the_memory_of_a_trained_one_is_copied():
     policy = Policy(lm("llama", tie_word_embeddings=False))
     head, embedding = policy.model.lm_head, policy.model.get_input_embeddings()
     head.weight = torch.nn.Parameter(embedding.weight.data, requires_grad=False)  # two parameters, one memory
-    shadow = Shadow(policy)
-    before = scores(shadow.policy)
+    twin = PolicyCopy(policy)
+    before = scores(twin.policy)
     move(policy)
-    assert torch.equal(scores(shadow.policy), before)
+    assert torch.equal(scores(twin.policy), before)
 
 
 def test_training_leaves_the_shared_reference_where_it_was():
     learner = Learner(frozen_below(trained=[".h.1."]), **{"optimizer.lr": 1e-2, "kl.coef": 0.1})
-    before, shadow = scores(learner.policy), learner.reference
+    before, twin = scores(learner.policy), learner.reference
     alone = deepcopy(learner.policy.model)
     first = learner.step(*REPLIES)
     assert abs(first["kl/per_reply"]) < 1e-5
     assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3
-    assert torch.equal(scores(shadow.policy), before)
+    assert torch.equal(scores(twin.policy), before)
     assert not torch.allclose(scores(learner.policy), before, atol=1e-3)
-    assert shadow.fingerprint == fingerprint(shadow.policy) == fingerprint(Policy(alone)) != fingerprint(learner.policy)
+    assert twin.fingerprint == fingerprint(twin.policy) == fingerprint(Policy(alone)) != fingerprint(learner.policy)
 
 
 def test_the_fingerprint_covers_what_is_shared_too():
     policy = frozen_below(trained=[".h.1."])
-    shadow = Shadow(policy)
+    twin = PolicyCopy(policy)
     with torch.no_grad():
         policy.model.transformer.h[0].ln_1.bias[3] += 1e-3  # somebody writes into the shared base
-    assert fingerprint(shadow.policy) != shadow.fingerprint
+    assert fingerprint(twin.policy) != twin.fingerprint
 
 
 @pytest.mark.parametrize("rule", RULES[1:], ids=str)
 def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule):
     policy = frozen_below(trained=[".h.1.", "wte"])
-    shadow, begun = Shadow(policy, rule), deepcopy(policy.model)
+    twin, begun = PolicyCopy(policy, rule), deepcopy(policy.model)
     move(policy)
-    shadow.update(policy, 1)
+    twin.update(policy, 1)
     share = {"polyak": 0.25, "every": 1.0}[rule[0]]
-    for name, p in shadow.policy.model.named_parameters():
+    for name, p in twin.policy.model.named_parameters():
         old, new = begun.get_parameter(name), policy.model.get_parameter(name)
         assert torch.allclose(p, old + share * (new - old), atol=1e-6), name
-    state = shadow.state_dict()
+    state = twin.state_dict()
     assert set(state["weights"]) == {n for n in memory(policy.model) if ".h.1." in n or "wte" in n or "lm_head" in n}
 
-    other = Shadow(frozen_below(trained=[".h.1.", "wte"]), rule)
+    other = PolicyCopy(frozen_below(trained=[".h.1.", "wte"]), rule)
     other.load_state_dict(deepcopy(state))
-    assert torch.equal(scores(other.policy), scores(shadow.policy)) and other.fingerprint == shadow.fingerprint
+    assert torch.equal(scores(other.policy), scores(twin.policy)) and other.fingerprint == twin.fingerprint
     state["weights"].popitem()
     with pytest.raises(OperantError, match="lm_head"):
         other.load_state_dict(state)
@@ -129,6 +129,6 @@ def test_the_state_of_a_quantised_layer_is_shared():
     policy = frozen_below(trained=["ln_f"])
     policy.model.transformer.h[0].mlp.state = kind()
     policy.model.transformer.h[1].mlp.state = "of another kind"
-    other = Shadow(policy).policy.model.transformer.h
+    other = PolicyCopy(policy).policy.model.transformer.h
     assert other[0].mlp.state is policy.model.transformer.h[0].mlp.state
     assert other[1].mlp.state == "of another kind"

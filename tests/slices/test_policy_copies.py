@@ -8,7 +8,7 @@ from toys import lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
-from operant.models.reference import Shadow
+from operant.models.reference import PolicyCopy
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate
@@ -35,12 +35,12 @@ def nucleus(model, prefix):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_one_kind_three_rules(kind):
     policy = Policy(lm(kind), value=ValueOptions())
-    frozen, target, masks = Shadow(policy), Shadow(policy, ("polyak", 0.25)), Shadow(policy, ("every", 2))
+    frozen, target, masks = PolicyCopy(policy), PolicyCopy(policy, ("polyak", 0.25)), PolicyCopy(policy, ("every", 2))
     first, closed = flat(policy.model), flat(policy.model)
     learner = Learner(
         policy, reference=frozen, engine=NativeEngine(policy, mask_model=masks.policy), **{"lr": 3e-2, **TOP_P}
     )
-    learner.shadows = {"target": target, "mask": masks}
+    learner.copies = {"target": target, "mask": masks}
     begun = deepcopy(policy.model)
     history = [begun]
     for step in range(4):
@@ -61,7 +61,7 @@ def test_one_kind_three_rules(kind):
 
     assert float((flat(policy.model) - first).abs().max()) > 0.05
     assert torch.equal(flat(frozen.policy.model), first)
-    assert frozen.fingerprint == Shadow(Policy(begun)).fingerprint != Shadow(policy).fingerprint
+    assert frozen.fingerprint == PolicyCopy(Policy(begun)).fingerprint != PolicyCopy(policy).fingerprint
     assert torch.allclose(flat(target.policy.model), closed, atol=1e-6)
     assert torch.equal(flat(masks.policy.model), flat(policy.model))
     assert not [p for s in (frozen, target, masks) for p in s.policy.parameters() if p.grad is not None]
