@@ -252,7 +252,7 @@ def test_a_server_for_everyone_knows_addresses_but_no_strange_names(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["report"], "say which run"),
+        (["report"], "expected a run folder"),
         (["report", "a", "--sreve"], "did you mean 'serve'"),
         (["report", "a", "--port", "80"], "--serve"),
         (["report", "--serve", "nowhere"], "nowhere is no run folder"),

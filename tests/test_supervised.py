@@ -175,7 +175,7 @@ def test_a_run_from_the_command_line_learns_evaluates_reports_and_resumes(files,
     before_after = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     before, after = before_after["before"]["loss"], before_after["after"]["loss"]
     assert before > 3 and after < 0.5 * before and before_after["after"]["bits_per_byte"] < 4
-    assert f"loss on 13 held-out replies: {before:.3f} -> {after:.3f} nats a token" in told
+    assert f"loss on 13 held-out replies: {before:.3f} -> {after:.3f} nats per token" in told
     assert "It learned: held-out loss" in told and "nothing looks wrong" in told
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "supervised/loss" in page and "evaluate/loss" in page

@@ -118,8 +118,8 @@ def test_a_name_does_not_depend_on_the_order_of_the_options():
         (["--kl.coef", "0,1", "--random", "5"], "only 2 different"),
         (["--kl.coef", "0,1", "--at-once", "0"], "at_once=0"),
         (["--kl.coef", "0,1", "--reward", "none"], "reward is not given"),
-        (["--kl.coef", "0,1", "extra"], "one word too many"),
-        ([], "say what to sweep"),
+        (["--kl.coef", "0,1", "extra"], "unexpected argument 'extra'"),
+        ([], "nothing to sweep: name a recipe"),
     ],
 )
 def test_all_is_checked_before_anything_starts(words, sentence, capsys, monkeypatch, tmp_path):
@@ -152,7 +152,7 @@ def test_a_sweep_may_grow_but_not_change(tmp_path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
-    with pytest.raises(OperantError, match="holds something that is no sweep"):
+    with pytest.raises(OperantError, match=r"is not empty and has no sweep\.yaml"):
         remember(tmp_path, make_plan({"kl.coef": "0,1"}, "letters"))
 
 
@@ -241,7 +241,7 @@ def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, cap
     written = (fine / "metrics.jsonl").stat().st_mtime_ns
     assert sweep(given, "tiny.yaml", options) == 0
     said = capfd.readouterr().out
-    assert "1 done, 1 to go on with" in said and "2/2" in said
+    assert "1 done, 1 to resume" in said and "2/2" in said
     assert steps_of(broken) == [1, 2, 3] and (fine / "metrics.jsonl").stat().st_mtime_ns == written
     assert sorted(p.name for p in (place / "sweep").iterdir() if p.is_dir()) == sorted([broken.name, fine.name, "logs"])
 
@@ -265,7 +265,11 @@ def test_an_interrupt_ends_the_step_and_says_how_to_go_on(place):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "seed=1: stopped after step" in said and "go on with the same command" in said and "Traceback" not in said
+    assert (
+        "seed=1: stopped after step" in said
+        and "the same command resumes the sweep" in said
+        and "Traceback" not in said
+    )
     first = place / "sweep/seed=1"
     assert list(first.glob("checkpoints/step-*")) and not (first / "lock").exists()
     assert not (place / "sweep/seed=2").exists(), "what had not begun does not begin"
@@ -281,7 +285,7 @@ def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
-    assert process.returncode == 0 and "go on with the same command" in said, said
+    assert process.returncode == 0 and "the same command resumes the sweep" in said, said
     process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "200")
     for seed in (1, 2):
         wait_for_steps(process, place / f"sweep/seed={seed}", 2)

@@ -1,4 +1,4 @@
-"""What stands behind a command: words, and options by name."""
+"""Split the words after a command into plain arguments and options by name."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,16 +8,17 @@ from operant.types import OperantError
 
 
 def parse(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
-    """Words and options: `--name value`, `--name=value`, or `--name` alone for true.
+    """Return the plain arguments and the options: `--name value`, `--name=value`, or `--name` alone for true.
 
-    flags: options that never take the word behind them as their value.
+    flags: options that take no value, so that the word after one of them is a plain argument.
+    Raises: OperantError for an option that appears twice, or a mapping that is not valid YAML.
     """
-    words, options = typed(arguments, flags)
+    words, options = parse_text(arguments, flags)
     return words, {name: read(text) for name, text in options.items()}
 
 
-def typed(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
-    """As `parse`, with the options' values as they were typed."""
+def parse_text(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
+    """Do the same as `parse`, but leave the values of the options as text."""
     words: list[str] = []
     options: dict[str, Any] = {}
     rest = list(arguments)
@@ -30,7 +31,7 @@ def typed(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str
             name = name.replace("-", "_")
             alone = not equals and (name in flags or not rest or rest[0].startswith("--"))
             if name in options:
-                raise OperantError(f"option --{name} is given twice")
+                raise OperantError(f"option --{name} appears twice: remove one of the two")
             options[name] = True if alone else value if equals else rest.pop(0)
         else:
             words.append(word)

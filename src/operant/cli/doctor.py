@@ -1,4 +1,4 @@
-"""What this machine has, and whether the core works on it: `operant doctor`."""
+"""`operant doctor`: the versions and devices of this machine, a self-test of the core, and the memory of a run."""
 
 import importlib.util
 import os
@@ -19,73 +19,63 @@ EXTRAS = {
     "wandb": ("wandb",),
     "trackio": ("trackio",),
 }
-"""Extra -> the packages that it brings; `pip install 'operant[NAME]'`."""
+"""Extra -> the packages that `pip install 'operant[EXTRA]'` installs."""
 
 
 def examine() -> int:
-    """Print the findings; returns 0 where all is well, 1 where the self-test fails."""
+    """Print what this machine has and run the self-test; returns 0 if that passes, else 1."""
     from operant import __version__
+    from operant.storage.hub import builtin_models, offline
 
     print(f"operant {__version__}, Python {platform.python_version()}, {platform.platform()}")
     for name in CORE:
-        print(f"  {name:14} {_version(name)}")
-    _devices()
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            found = "missing: reinstall operant"
+        print(f"  {name:14} {found}")
+    _print_devices()
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if importlib.util.find_spec(p) is None]
-        state = f"missing: pip install 'operant[{extra}]'" if missing else "present"
+        state = f"missing: pip install 'operant[{extra}]'" if missing else "installed"
         print(f"  extra {extra:11} {state}")
-    _hub()
+    print(f"  built-in       {', '.join(f'builtin:{n}' for n in builtin_models()) or 'none'}")
+    print(f"  hub            {'off (HF_HUB_OFFLINE)' if offline() else 'used if --policy is not a local folder'}")
     return _self_test()
 
 
-def tell_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
-    """Print how much memory a run would take; returns 0 where it fits, 1 where it does not.
+def print_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
+    """Print how much memory a run would take; returns 0 if it fits this machine, else 1.
 
-    `recipe`: a recipe's name, a YAML file, or a run folder, whose configuration it is then.
+    recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used.
     """
     from operant.memory_plan import lines, plan
     from operant.runs.config import configure
 
-    folder = Path(recipe) / "config.yaml" if recipe is not None else None
-    if folder is not None and folder.is_file():
-        recipe = str(folder)
-    made = plan(configure(options, recipe))
-    print("\n".join(lines(made)))
-    return 0 if made.fits else 1
+    if recipe is not None and (Path(recipe) / "config.yaml").is_file():
+        recipe = str(Path(recipe) / "config.yaml")
+    memory = plan(configure(options, recipe))
+    print("\n".join(lines(memory)))
+    return 0 if memory.fits else 1
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "missing: reinstall operant"
-
-
-def _devices() -> None:
+def _print_devices() -> None:
     import torch
 
     from operant import machine
 
     print(f"  processor      {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
-    if crowd := machine.crowded():
-        print(f"  busy           {crowd}: --threads 1")
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            held = torch.cuda.get_device_properties(i)
-            print(f"  gpu {i}          {held.name}, {held.total_memory / 2**30:.0f} GiB")
-    else:
-        print("  gpu            none that torch can use")
-
-
-def _hub() -> None:
-    from operant.storage.hub import builtin_models, offline
-
-    print(f"  built-in       {', '.join(f'builtin:{n}' for n in builtin_models()) or 'none'}")
-    print(f"  hub            {'off (HF_HUB_OFFLINE)' if offline() else 'asked when a name is no folder'}")
+    if warning := machine.crowded():
+        print(f"  busy           {warning}: --threads 1")
+    for i in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        print(f"  gpu {i}          {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
+    if not torch.cuda.is_available():
+        print("  gpu            none available to torch")
 
 
 def _self_test() -> int:
-    """PPO on a tiny model: sampling and scoring agree, and a token that is rewarded becomes likelier."""
+    """Run PPO on a tiny model: sampling and scoring must agree, and a rewarded token must become more likely."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -97,14 +87,14 @@ def _self_test() -> int:
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     options = {"optimizer.lr": 3e-3, "sampling.max_tokens": 6, "kl.coef": 0.0, "update.minibatch": 16}
     learner = Learner(model, **options)
-    told = []
+    metrics = []
     for _ in range(8):
         replies = learner.generate([[1, 2, 3]] * 32)
-        told.append(learner.step(replies, [sum(i == 7 for i in r.ids) / len(r.ids) for r in replies]))
-    gap = max(m["rollout/logprob_gap"] for m in told)
-    first, last = told[0]["reward/mean"], told[-1]["reward/mean"]
-    good = gap < 1e-4 and last > first + 0.2
+        metrics.append(learner.step(replies, [sum(i == 7 for i in r.ids) / len(r.ids) for r in replies]))
+    gap = max(m["rollout/logprob_gap"] for m in metrics)
+    first, last = metrics[0]["reward/mean"], metrics[-1]["reward/mean"]
+    passed = gap < 1e-4 and last > first + 0.2
     seconds = time.perf_counter() - start
-    verdict = "well" if good else "NOT well: please report this page"
-    print(f"  self-test      {verdict} ({seconds:.1f} s: log-prob gap {gap:.1e}, reward {first:.2f} -> {last:.2f})")
-    return 0 if good else 1
+    result = "passed" if passed else "FAILED, please report this output"
+    print(f"  self-test      {result} ({seconds:.1f} s: log-prob gap {gap:.1e}, reward {first:.2f} -> {last:.2f})")
+    return 0 if passed else 1

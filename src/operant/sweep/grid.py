@@ -1,11 +1,11 @@
-"""What a sweep runs: options with several values are axes, and a point has one value of each.
+"""The combinations of a sweep: an option with several values is an axis, and a point has one value for each axis.
 
     axes, fixed = divide({"kl.coef": "0,0.1", "seed": "1,2,3", "steps": "40"}, recipe="letters")
     [point.name for point in grid(axes)]      # ["kl.coef=0,seed=1", "kl.coef=0,seed=2", ...]
-    draw(axes, 20, seed=0)                    # random search: always the same 20
+    draw(axes, 20, seed=0)                    # random search; the same seed draws the same 20
 
-Values stay texts, as they were typed but in one spelling (0.10 is 0.1), because they name folders and are handed to
-other processes.
+Values stay text, because they name folders and are passed to other processes. Each is written in one canonical form, so
+that 0.10 is 0.1.
 """
 
 import itertools
@@ -24,15 +24,19 @@ from operant.sampling import counter
 from operant.types import OperantError
 
 LONGEST = 120
-"""Characters of a folder's name; what is longer is cut and ends in a hash."""
+"""Maximum length of a folder's name in characters; a longer one is cut and ends in a hash."""
 _TRIES = 1000
+"""Draws for each combination that is wanted, before `draw` gives up."""
 _DIGITS = 3
-"""Of a number drawn from a range: names stay readable."""
+"""Significant digits of a number drawn from a range, so that names stay readable."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`: log-uniform over a decade or more of positive numbers, else uniform."""
+    """Numbers from `low` to `high`, drawn log-uniformly if they are positive and span a decade or more, else uniformly.
+
+    whole: draw integers only.
+    """
 
     low: float
     high: float
@@ -40,11 +44,11 @@ class Range:
 
     @property
     def text(self) -> str:
-        """As it is written: `1e-05..0.001`."""
+        """The range as text: `1e-05..0.001`."""
         return f"{number(self.low)}..{number(self.high)}"
 
     def at(self, share: float) -> str:
-        """The number below which `share` of the draws lie, 0 <= share < 1."""
+        """The quantile of `share`, 0 <= share < 1, as text."""
         low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
         if self.low > 0 and self.high >= 10 * self.low:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
@@ -56,28 +60,34 @@ class Range:
 
 @dataclass(frozen=True)
 class Axis:
-    """One option and what it may be: listed values, or a range to draw from."""
+    """An option and its possible values: a list, or a range to draw from."""
 
     name: str
     values: tuple[str, ...] | Range
 
     @property
     def text(self) -> str | list[str]:
-        """For sweep.yaml."""
+        """The values as sweep.yaml stores them."""
         return self.values.text if isinstance(self.values, Range) else list(self.values)
+
+    def at(self, share: float) -> str:
+        """The value at `share` of the way through the possible ones, 0 <= share < 1."""
+        if isinstance(self.values, Range):
+            return self.values.at(share)
+        return self.values[int(share * len(self.values))]
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of each axis: `Point({"kl.coef": "0.1", "learner.seed": "1"}).name == "kl.coef=0.1,seed=1"`."""
+    """One value for each axis: `Point({"kl.coef": "0.1", "learner.seed": "1"}).name == "kl.coef=0.1,seed=1"`."""
 
     values: Mapping[str, str]
 
     @property
     def name(self) -> str:
-        """Its folder: no slashes, at most `LONGEST` characters, different for different points."""
-        said = sorted((short(name), value.replace(",", "+")) for name, value in self.values.items())
-        full = ",".join(f"{name}={value}" for name, value in said)
+        """The name of its folder: no slashes, at most `LONGEST` characters, different for different points."""
+        pairs = sorted((name.removeprefix("learner."), value.replace(",", "+")) for name, value in self.values.items())
+        full = ",".join(f"{name}={value}" for name, value in pairs)
         safe = re.sub(r"[^\w.,=+-]+", "-", full, flags=re.ASCII).strip(".")
         if safe == full and len(safe) <= LONGEST:
             return safe
@@ -85,51 +95,44 @@ class Point:
         return f"{safe[: LONGEST - len(digest) - 1]}-{digest}"
 
 
-def short(name: str) -> str:
-    """The name of an option as a person says it: seed, kl.coef."""
-    return name.removeprefix("learner.")
-
-
 # --- from the command line --------------------------------------------------------------------------------------------
 
 
-def divide(given: Mapping[str, Any], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
-    """Options into axes and fixed ones, by full name. given: texts as typed; True for an option without a value.
+def divide(options: Mapping[str, Any], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
+    """Split options into axes and those with one value, both by full name.
 
-    Raises: OperantError for an unknown option, a value of a wrong type, or where nothing has several values.
+    options: values as text; True for an option without a value.
+    Raises: OperantError for an unknown option, a value of the wrong type, or if no option has several values.
     """
-    schema = config_schema(_algorithm(given, recipe))
+    # The names of the options depend on the algorithm. If several are compared, the first one counts.
+    default = (load_recipe(recipe) if recipe else {}).get("algorithm", "ppo")
+    schema = config_schema(split(str(options.get("algorithm", default)))[0])
     kinds = named.kinds(schema)
     axes, fixed = [], {}
-    for name, text in named.resolve(schema, given).items():
-        found = _read(name, "true" if text is True else str(text).strip(), kinds[name])
-        if isinstance(found, Axis):
-            axes.append(found)
+    for name, text in named.resolve(schema, options).items():
+        values = _read(name, "true" if text is True else str(text).strip(), kinds[name])
+        if isinstance(values, Axis):
+            axes.append(values)
         else:
-            fixed[name] = found
+            fixed[name] = values
     if not axes:
-        raise OperantError("there is nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
+        raise OperantError("nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
     return axes, fixed
 
 
-def _algorithm(given: Mapping[str, Any], recipe: str | None) -> str:
-    """The one whose options are meant; where several are compared, the first."""
-    own = (load_recipe(recipe) if recipe else {}).get("algorithm", "ppo")
-    return split(str(given.get("algorithm", own)))[0]
-
-
 def _read(name: str, text: str, kind: Any) -> Axis | str:
-    """An axis, or the one value."""
+    """Return an axis, or the one value in canonical form."""
     if ends := _range(name, text, kind):
         return Axis(name, ends)
     items = split(text)
     listed = all(item.startswith("[") for item in items)
     if len(items) == 1 or (_is_tuple(kind) and not listed):
-        return spelt(name, unwrapped(text), kind)
-    return Axis(name, tuple(dict.fromkeys(spelt(name, unwrapped(item), kind) for item in items)))
+        return canonical(name, text, kind)
+    return Axis(name, tuple(dict.fromkeys(canonical(name, item, kind) for item in items)))
 
 
 def _range(name: str, text: str, kind: Any) -> Range | None:
+    """Read `low..high` for an option that takes numbers; None for any other text."""
     low, dots, high = text.partition("..")
     if not dots or not {int, float} & {kind, *typing.get_args(kind)}:
         return None
@@ -141,12 +144,13 @@ def _range(name: str, text: str, kind: Any) -> Range | None:
 
 
 def _is_tuple(kind: Any) -> bool:
+    """Whether an option of this type takes several numbers at once."""
     inside = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     return any(typing.get_origin(one) is tuple for one in inside)
 
 
 def split(text: str) -> list[str]:
-    """At the commas that stand in no bracket: `split("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]`."""
+    """Split at the commas outside brackets: `split("[0.9,0.95],[0.9,0.99]") == ["[0.9,0.95]", "[0.9,0.99]"]`."""
     items, depth = [""], 0
     for sign in text:
         depth += (sign in "[{(") - (sign in ")}]")
@@ -157,30 +161,30 @@ def split(text: str) -> list[str]:
     return [item.strip() for item in items]
 
 
-def unwrapped(text: str) -> str:
-    """Without the brackets that only keep its commas together."""
-    return text[1:-1].strip() if text.startswith("[") and text.endswith("]") else text
+def canonical(name: str, text: str, kind: Any) -> str:
+    """Return a value in its canonical form, without brackets around it.
 
-
-def spelt(name: str, text: str, kind: Any) -> str:
-    """A value in its one spelling. Raises: OperantError for a wrong type, or for nothing at all."""
+    Raises: OperantError for an empty value, or one of the wrong type.
+    """
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1].strip()
     if not text and not _is_tuple(kind):
-        raise OperantError(f"{name} has an empty value: write its values with one comma between two")
-    made = named.convert(named.read(text), kind, name)
-    return text if isinstance(made, Mapping) else written(made)
+        raise OperantError(f"{name} has an empty value: put a single comma between two values")
+    value = named.convert(named.read(text), kind, name)
+    return text if isinstance(value, Mapping) else written(value)
 
 
-def written(made: Any) -> str:
-    """A value as the command line takes it."""
-    if made is None or isinstance(made, bool):
-        return str(made).lower()
-    if isinstance(made, (list, tuple)):
-        return ",".join(written(part) for part in made)
-    return number(made) if isinstance(made, (int, float)) else str(made)
+def written(value: Any) -> str:
+    """A value as text that the command line accepts."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(written(part) for part in value)
+    return number(value) if isinstance(value, (int, float)) else str(value)
 
 
 def number(value: float) -> str:
-    """The shortest text that means this number: 2, 0.02, 1e-05."""
+    """The shortest text for a number: 2, 0.02, 1e-05."""
     return repr(value).removesuffix(".0")
 
 
@@ -188,35 +192,29 @@ def number(value: float) -> str:
 
 
 def grid(axes: Sequence[Axis]) -> list[Point]:
-    """Every combination; the last axis changes fastest. Raises: OperantError for a range: it has no end of values."""
+    """List every combination; the last axis changes fastest. Raises: OperantError for a range, which has no list."""
     for axis in axes:
         if isinstance(axis.values, Range):
-            raise OperantError(f"{axis.name}={axis.values.text} is a range: say with --random N how many to draw")
+            raise OperantError(f"{axis.name}={axis.values.text} is a range: give the number of draws with --random N")
     listed = [axis.values for axis in axes if not isinstance(axis.values, Range)]
     return [_point(axes, values) for values in itertools.product(*listed)]
 
 
 def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
-    """`count` different combinations. The first ten of twenty are the ten of ten, whatever was run before.
+    """Draw `count` different combinations. A larger count draws the same ones first.
 
-    Raises: OperantError where there are not so many.
+    Raises: OperantError if there are fewer than `count`.
     """
-    made: dict[tuple[str, ...], None] = {}
-    for number_of_draw in range(count * _TRIES):
-        if len(made) == count:
+    drawn: dict[tuple[str, ...], None] = {}
+    for attempt in range(count * _TRIES):
+        if len(drawn) == count:
             break
-        made[tuple(_drawn(axis, seed, number_of_draw) for axis in axes)] = None
+        shares = [(counter(seed, "sweep", attempt, axis.name) >> 11) * 2.0**-53 for axis in axes]
+        drawn[tuple(axis.at(share) for axis, share in zip(axes, shares))] = None
     else:
-        raise OperantError(f"--random {count}: the axes have only {len(made)} different combinations; ask for fewer")
-    return [_point(axes, values) for values in made]
+        raise OperantError(f"--random {count}: the axes have only {len(drawn)} different combinations; draw fewer")
+    return [_point(axes, values) for values in drawn]
 
 
 def _point(axes: Sequence[Axis], values: Sequence[str]) -> Point:
     return Point(dict(zip((axis.name for axis in axes), values)))
-
-
-def _drawn(axis: Axis, seed: int, number_of_draw: int) -> str:
-    share = (counter(seed, "sweep", number_of_draw, axis.name) >> 11) * 2.0**-53
-    if isinstance(axis.values, Range):
-        return axis.values.at(share)
-    return axis.values[int(share * len(axis.values))]

@@ -1,10 +1,11 @@
-"""Runs as processes of their own: what kills one of them does not end the others.
+"""Run each run of a sweep in a process of its own, so that one that is killed does not end the others.
 
-    jobs = [Job("seed=1", Path("runs/x/seed=1"), ["letters", "--seed=1"]), ...]
-    ended = run_all(jobs, at_once=2, logs=Path("runs/x/logs"), watcher=...)    # {"seed=1": Ended(0, "...")}
+    commands = [RunCommand("seed=1", Path("runs/x/seed=1"), ["letters", "--seed=1"]), ...]
+    ended, interrupted = run_all(commands, at_once=2, logs=Path("runs/x/logs"), on_exit=..., on_wait=...)
 
-The first Ctrl-C lets every run end its step and save, the second kills. Children stand in sessions of their own, so the
-terminal's Ctrl-C reaches them through here alone: two of them would end a run in the middle of its step.
+The first Ctrl-C makes every run finish its step and save; the second kills them. Each process has a session of its own,
+so Ctrl-C in the terminal reaches it only through `RunProcess.poll`: a second signal, directly from the terminal, would
+end the run in the middle of its step.
 """
 
 import os
@@ -14,11 +15,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from operant.storage import atomic_io
 
@@ -27,8 +27,8 @@ _LAST_LINES = 5
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run to make: its name, its folder and the words after `operant train`."""
+class RunCommand:
+    """A run to start: its name in the sweep, its folder and the words after `operant train`."""
 
     name: str
     folder: Path
@@ -36,124 +36,117 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a process ended: its exit code (negative: the signal that killed it) and its last lines."""
+class Exit:
+    """How the process of a run ended."""
 
     code: int
-    said: str
+    """Exit code; negative for the signal that killed the process."""
+    seconds: float
+    last_lines: list[str]
+    """The end of its output, without empty lines."""
 
     @property
-    def why(self) -> str:
-        """In words."""
+    def reason(self) -> str:
+        """The exit code in words."""
         if self.code == -signal.SIGKILL:
-            return "it was killed, as a system does that is out of memory; fewer at once may help"
+            return "it was killed, possibly because memory ran out; a smaller --at-once may help"
         return f"signal {-self.code} ended it" if self.code < 0 else f"it ended with exit code {self.code}"
 
 
-class Watcher(Protocol):
-    """Who is told what happens."""
-
-    def begun(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, how: Ended, stopping: bool) -> None: ...
-
-    def waiting(self, running: Sequence[Job]) -> None:
-        """Some times a second."""
-        ...
-
-
 @dataclass
-class Child:
-    """A run that goes on."""
+class RunProcess:
+    """The process of a run, and the file that its output goes to."""
 
-    job: Job
+    command: RunCommand
     process: subprocess.Popen
     log: Path
-    told: bool = field(default=False)
+    started: float
+    interrupted: bool = False
 
-    def ask_to_stop(self) -> None:
-        """Let it end its step and save; asking again would end it at once."""
-        if not self.told:
-            self.told = True
+    def poll(self, interrupts: int) -> Exit | None:
+        """Pass Ctrl-C on; returns how the process ended, or None while it runs.
+
+        interrupts: how often Ctrl-C was pressed. The process gets only one SIGINT, as a second would end it at once.
+        """
+        if interrupts > 1:
+            self.process.kill()
+            self.process.wait()
+        elif interrupts and not self.interrupted:
+            self.interrupted = True
             self.process.send_signal(signal.SIGINT)
-
-    def last_lines(self) -> str:
-        """What it said at the end."""
+        code = self.process.poll()
+        if code is None:
+            return None
         text = self.log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join([line for line in text.splitlines() if line.strip()][-_LAST_LINES:])
+        lines = [line for line in text.splitlines() if line.strip()]
+        return Exit(code, time.monotonic() - self.started, lines[-_LAST_LINES:])
 
 
-def run_all(jobs: Sequence[Job], at_once: int, logs: Path, watcher: Watcher) -> tuple[dict[str, Ended], bool]:
-    """Run them, `at_once` at a time. Returns how each that was begun has ended, and whether Ctrl-C was pressed."""
-    waiting, running, ended = deque(jobs), list[Child](), dict[str, Ended]()
-    with atomic_io.explained(logs):
-        logs.mkdir(exist_ok=True)
-    with _interrupts() as asked:
+def run_all(
+    commands: Sequence[RunCommand],
+    at_once: int,
+    logs: Path,
+    on_exit: Callable[[RunCommand, Exit, bool], None],
+    on_wait: Callable[[Sequence[RunCommand]], None],
+) -> tuple[list[str], bool]:
+    """Run the commands, `at_once` in parallel; returns the names of those that ended, and whether Ctrl-C was pressed.
+
+    on_exit: called with each run that ends, and with whether that was after Ctrl-C.
+    on_wait: called several times a second with the runs in progress.
+    """
+    waiting, running, ended = deque(commands), list[RunProcess](), list[str]()
+    if waiting:
+        with atomic_io.explained(logs):
+            logs.mkdir(exist_ok=True)
+    with _counted_interrupts() as interrupts:
         try:
-            while running or (waiting and not asked):
-                while waiting and len(running) < at_once and not asked:
+            while running or (waiting and not interrupts):
+                while waiting and len(running) < at_once and not interrupts:
                     running.append(_start(waiting.popleft(), at_once, logs))
-                    watcher.begun(running[-1].job)
                 time.sleep(_POLL)
-                running = [child for child in running if not _gone(child, asked, ended, watcher)]
-                watcher.waiting([child.job for child in running])
+                for run in [*running]:
+                    if (end := run.poll(len(interrupts))) is not None:
+                        running.remove(run)
+                        ended.append(run.command.name)
+                        on_exit(run.command, end, bool(interrupts))
+                on_wait([run.command for run in running])
         finally:
-            for child in running:
-                child.process.kill()
-    return ended, bool(asked)
+            for run in running:
+                run.process.kill()
+    return ended, bool(interrupts)
 
 
-def _start(job: Job, at_once: int, logs: Path) -> Child:
-    log = logs / f"{job.name}.txt"
-    words = [sys.executable, "-m", "operant", "train", *job.words]
+def _start(command: RunCommand, at_once: int, logs: Path) -> RunProcess:
+    log = logs / f"{command.name}.txt"
     with atomic_io.explained(log), open(log, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            words,
+            [sys.executable, "-m", "operant", "train", *command.words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment(at_once),
             start_new_session=True,
         )
-    return Child(job, process, log)
+    return RunProcess(command, process, log, time.monotonic())
 
 
 def environment(at_once: int) -> dict[str, str]:
-    """Of each child: its share of the cores, unless the caller has said how many threads there shall be."""
-    threads = max(1, _cores() // at_once)
-    return {"OMP_NUM_THREADS": str(threads)} | os.environ | {"PYTHONIOENCODING": "utf-8"}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gone(child: Child, asked: Sequence[int], ended: dict[str, Ended], watcher: Watcher) -> bool:
-    """Whether it has ended; until then it hears of each Ctrl-C."""
-    if len(asked) > 1:
-        child.process.kill()
-        child.process.wait()
-    elif asked:
-        child.ask_to_stop()
-    code = child.process.poll()
-    if code is None:
-        return False
-    ended[child.job.name] = how = Ended(code, child.last_lines())
-    watcher.ended(child.job, how, bool(asked))
-    return True
+    """The environment of each process: an equal share of the cores, unless OMP_NUM_THREADS is already set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cores // at_once))} | os.environ | {"PYTHONIOENCODING": "utf-8"}
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """The signals that came, SIGINT and SIGTERM, while the block runs."""
-    asked: list[int] = []
+def _counted_interrupts() -> Iterator[list[int]]:
+    """Collect the SIGINT and SIGTERM signals that arrive during the block instead of acting on them."""
+    interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield interrupts
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    old = {number: signal.signal(number, lambda number, frame: asked.append(number)) for number in numbers}
+    old = {number: signal.signal(number, lambda number, frame: interrupts.append(number)) for number in numbers}
     try:
-        yield asked
+        yield interrupts
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

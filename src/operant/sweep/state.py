@@ -1,7 +1,7 @@
-"""A sweep's folder: `sweep.yaml` says what was asked, and each point's own folder how far it has come.
+"""The folder of a sweep: `sweep.yaml` records what was asked for, and the folder of each run how far it is.
 
-plan = make_plan({"kl.coef": "0,0.1", "seed": "1,2"}, "letters")    # every point's options are checked
-remember(Path("runs/letters-sweep"), plan)                          # or a sentence: what is different now
+plan = make_plan({"kl.coef": "0,0.1", "seed": "1,2"}, "letters")    # checks the options of every run
+remember(Path("runs/letters-sweep"), plan)                          # an error if the recorded sweep is another
 progress(Path("runs/letters-sweep") / plan.points[0].name)          # "missing" | "begun" | "done"
 """
 
@@ -23,38 +23,38 @@ from operant.storage import atomic_io
 from operant.sweep.grid import Axis, Point, divide, draw, grid
 from operant.types import OperantError
 
-_ABSENT = object()
 _LEFT_BY_A_START = {"lock", "probe"}
-"""What stands in a folder whose run was killed before it wrote its configuration."""
+"""Files in the folder of a run that was killed before it wrote its configuration."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is asked for: the points, and what they have in common."""
+class SweepPlan:
+    """The points of a sweep, and the options that all of them share."""
 
     recipe: str | None
     axes: Sequence[Axis]
     fixed: Mapping[str, str]
-    """Options that were given one value, as texts."""
+    """Options on the command line with one value, as text."""
     points: Sequence[Point]
     common: Mapping[str, Any]
-    """Every other option that is the same at every point, by full name."""
+    """Every option that has the same value at every point, defaults included, by full name."""
     drawn: Mapping[str, int]
-    """Of a random search: `random` and `sweep_seed`."""
+    """`random` and `sweep_seed` of a random search, else empty."""
 
 
-def make_plan(given: Mapping[str, Any], recipe: str | None, random: int = 0, seed: int = 0) -> Plan:
-    """Points from options as they were typed. Raises: OperantError for the first that no run would accept."""
-    axes, fixed = divide(given, recipe)
+def make_plan(options: Mapping[str, Any], recipe: str | None, random: int = 0, seed: int = 0) -> SweepPlan:
+    """Make the points from options as text. Raises: OperantError for the first point that a run would refuse."""
+    axes, fixed = divide(options, recipe)
     points = draw(axes, random, seed) if random else grid(axes)
-    whole = [_checked(point, fixed, recipe) for point in points]
-    axed = {axis.name for axis in axes}
-    common = {k: v for k, v in whole[0].items() if k not in axed and all(o.get(k, _ABSENT) == v for o in whole)}
+    configs = [_config_of(point, fixed, recipe) for point in points]
+    swept = {axis.name for axis in axes}
+    common = {k: v for k, v in configs[0].items() if k not in swept and all(k in c and c[k] == v for c in configs)}
     drawn = {"random": random, "sweep_seed": seed} if random else {}
-    return Plan(recipe, axes, fixed, points, common, drawn)
+    return SweepPlan(recipe, axes, fixed, points, common, drawn)
 
 
-def _checked(point: Point, fixed: Mapping[str, str], recipe: str | None) -> dict[str, Any]:
+def _config_of(point: Point, fixed: Mapping[str, str], recipe: str | None) -> dict[str, Any]:
+    """The complete configuration of a point's run, by full name."""
     options = {name: read(text) for name, text in {**fixed, **point.values}.items()}
     try:
         return flat(as_mapping(configure(options, recipe)))
@@ -65,53 +65,50 @@ def _checked(point: Point, fixed: Mapping[str, str], recipe: str | None) -> dict
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-def remember(folder: Path, plan: Plan) -> None:
-    """Write sweep.yaml. Raises: OperantError where the sweep that lies there had other options in common."""
-    kept = recorded(folder)
-    if kept is None and folder.is_dir() and any(folder.iterdir()):
-        raise OperantError(f"{folder} holds something that is no sweep; choose another folder with --out")
-    _same(folder, kept or {}, plan)
-    axes = dict((kept or {}).get("axes", {}))
+def remember(folder: Path, plan: SweepPlan) -> None:
+    """Write sweep.yaml, with the axes that it already records.
+
+    Raises: OperantError if the folder holds something else, or a sweep whose shared options differ.
+    """
+    path = folder / FILE
+    recorded = read_mapping(path) if path.is_file() else {}
+    if not path.is_file() and folder.is_dir() and any(folder.iterdir()):
+        raise OperantError(f"{folder} is not empty and has no {FILE}; choose another folder with --out")
+    _check_unchanged(folder, recorded, plan)
+    axes = dict(recorded.get("axes", {}))
     for axis in plan.axes:
-        axes[axis.name] = _union(axes.get(axis.name), axis.text)
+        old, new = axes.get(axis.name), axis.text
+        lists = isinstance(old, list) and isinstance(new, list)
+        axes[axis.name] = [*old, *(value for value in new if value not in old)] if lists else new
     common = {k: v for k, v in plan.common.items() if k not in axes}
-    told = {"recipe": plan.recipe, "axes": axes, **plan.drawn, "fixed": common}
+    record = {"recipe": plan.recipe, "axes": axes, **plan.drawn, "fixed": common}
     with atomic_io.explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    atomic_io.write(folder / FILE, yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=120))
+    atomic_io.write(path, yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=120))
 
 
-def recorded(folder: Path) -> dict[str, Any] | None:
-    """What sweep.yaml says; None where there is none."""
-    path = folder / FILE
-    return read_mapping(path) if path.is_file() else None
-
-
-def _same(folder: Path, kept: Mapping[str, Any], plan: Plan) -> None:
+def _check_unchanged(folder: Path, recorded: Mapping[str, Any], plan: SweepPlan) -> None:
+    """Raises: OperantError if the recipe or a shared option differs from the recorded one."""
     changed = {
         name: (value, plan.common[name])
-        for name, value in kept.get("fixed", {}).items()
+        for name, value in recorded.get("fixed", {}).items()
         if name in plan.common and plan.common[name] != value
     }
-    if kept and kept.get("recipe") != plan.recipe:
-        changed = {"recipe": (kept.get("recipe"), plan.recipe)} | changed
+    if recorded and recorded.get("recipe") != plan.recipe:
+        changed = {"recipe": (recorded.get("recipe"), plan.recipe)} | changed
     if changed:
-        told = ", ".join(f"{name} {old!r}, now {new!r}" for name, (old, new) in list(changed.items())[:3])
+        pairs = ", ".join(f"{name} {old!r}, now {new!r}" for name, (old, new) in list(changed.items())[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise OperantError(f"{folder} was made with {told}{more}: give the same, or another folder with --out")
+        raise OperantError(f"{folder} was made with {pairs}{more}: use the same values, or another folder with --out")
 
 
-def _union(old: Any, new: Any) -> Any:
-    return [*old, *(v for v in new if v not in old)] if isinstance(old, list) and isinstance(new, list) else new
-
-
-# --- how far a point is -----------------------------------------------------------------------------------------------
+# --- how far a run is -------------------------------------------------------------------------------------------------
 
 
 def progress(folder: Path) -> Literal["missing", "begun", "done"]:
-    """Of one run: done when its last step is logged and everything that its end writes is there.
+    """How far a run is; it is done once its last step is logged and its evaluation and export are written.
 
-    Raises: OperantError for a folder that is no run.
+    Raises: OperantError for a folder that is not a run.
     """
     if not folder.exists():
         return "missing"
@@ -119,22 +116,22 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
         _clear(folder)
         return "missing"
     config = read_config(folder)
-    told = config.get("evaluate") is None or (folder / "evaluation.json").is_file()
-    # A process that was killed while it exported leaves its lock.
+    evaluated = config.get("evaluate") is None or (folder / "evaluation.json").is_file()
+    # A process that was killed during the export leaves its lock.
     exported = (folder / "export" / "config.json").is_file() and not (folder / "lock").exists()
-    return "done" if told and exported and steps_done(folder) >= int(config.get("steps") or 0) else "begun"
+    return "done" if evaluated and exported and steps_done(folder) >= int(config.get("steps") or 0) else "begun"
 
 
 def steps_done(folder: Path) -> int:
-    """The last step that was logged; 0 before the first."""
+    """The last logged step; 0 before the first."""
     metrics = atomic_io.records(folder / "metrics.jsonl")
     return int(metrics[-1]["step"]) if metrics else 0
 
 
 def _clear(folder: Path) -> None:
-    """Remove a folder in which nothing had begun."""
+    """Remove a folder in which no run had begun. Raises: OperantError if it holds other files."""
     left = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
     if any(name not in _LEFT_BY_A_START and not name.endswith(".tmp") for name in left):
-        raise OperantError(f"{folder} is in the way and is no run: move it elsewhere, or choose another --out")
-    lock.take(folder / "lock")  # somebody may be about to begin there
+        raise OperantError(f"{folder} is in the way and is not a run: move it elsewhere, or choose another --out")
+    lock.take(folder / "lock")  # another process may be about to start a run here
     shutil.rmtree(folder)
