@@ -19,9 +19,8 @@ from toys import letters, lm
 from operant import OperantError, train
 from operant.tally import Histogram
 from operant.trackers import base
-from operant.trackers.copies import TRACKERS, make_trackers
 from operant.trackers.tensorboard import markdown
-from operant.trackers.trackers import Trackers
+from operant.trackers.trackers import TRACKERS, Trackers, make_trackers
 
 CONFIG = {"steps": 9, "samples_every": 2, "kl": {"coef": 0.1}}
 HISTOGRAM = {"width": 0.25, "start": -1, "counts": [3, 0, 7]}  # 3 in -0.25..0, 7 in 0.25..0.5
@@ -81,7 +80,7 @@ def drive(folder, names, steps, said=None):
         trackers.distributions(step, DISTRIBUTIONS)
         metrics = {"step": step, "reward/mean": step / 10, "kl/coef": None, "value/mean": float("nan")}
         trackers.log(step, metrics)
-    alive = list(trackers.copies)
+    alive = list(trackers.active)
     trackers.close()
     return alive, said
 
@@ -275,9 +274,9 @@ def test_wandb_whose_service_dies_is_left_out(tmp_path):
     for step in range(2, 200):
         trackers.log(step, {"a": 1.0})
         threading.Event().wait(0.05)  # until the broken pipe is seen
-        if not trackers.copies:
+        if not trackers.active:
             break
-    assert trackers.copies == [] and "tracker WandB failed" in said[-1]
+    assert trackers.active == [] and "tracker WandB failed" in said[-1]
     trackers.close()
     drive(tmp_path / "next", ["wandb"], [1])  # the next run of this process has a service again
     assert len(history(tmp_path / "next", 1)[1]) == 1
@@ -297,9 +296,9 @@ def logs(folder):
     """What trackio's own storage holds of the run in a folder, by step."""
     from trackio.sqlite_storage import SQLiteStorage
 
-    from operant.trackers.trackio import _place
+    from operant.trackers.trackio import use_folder
 
-    _place(folder / "trackio")
+    use_folder(folder / "trackio")
     (run,) = SQLiteStorage.get_runs("operant")
     return run, SQLiteStorage.get_logs("operant", run), SQLiteStorage.get_run_config("operant", run)
 
@@ -344,9 +343,9 @@ def test_trackio_whose_disk_fails_is_left_out(tmp_path, recwarn, capfd):
     for step in range(1, 200):
         trackers.log(step, {"a": 1.0})
         threading.Event().wait(0.05)
-        if not trackers.copies:
+        if not trackers.active:
             break
-    assert trackers.copies == [] and "tracker Trackio failed (OperantError: trackio could not keep" in said[-1]
+    assert trackers.active == [] and "tracker Trackio failed (OperantError: trackio could not write" in said[-1]
     assert capfd.readouterr() == ("", "")
 
 

@@ -63,7 +63,7 @@ def test_a_kl_below_zero_is_told_with_its_error_and_noise_is_not():
 
 
 def test_min_length_is_named_where_it_was_declared():
-    told = diagnose(negative(foreign=True, declared={"min_length": 9, "top_k": 0}))[0]
+    told = diagnose(negative(external=True, declared={"min_length": 9, "top_k": 0}))[0]
     assert told.cause.startswith("min_length=9") and "top_k" not in told.cause
 
 
@@ -83,7 +83,7 @@ def test_the_healthy_twin_is_silent():
 
 def test_empty_replies_that_the_reward_prefers():
     learner = run(toy(stop_tokens=(2,)), lambda r, _: -float(len(r.reply)), 8)
-    assert "silence" in found(learner, "empty").cause
+    assert "prefers empty replies" in found(learner, "empty").cause
     run(learner, lambda r, _: -float(len(r.reply)), 10)
     assert found(learner, "empty").message == "100 % of the replies are empty."
 

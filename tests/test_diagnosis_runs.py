@@ -406,7 +406,7 @@ def empties(told: Told) -> str:
 CASES = {
     # name of the finding: run, numbers in `message`, a piece of the cause, a piece of the remedy, twin wholly silent
     "critic": (critic, explained, "cannot follow", "--score.normalise true", True),
-    "query_decides": (query_decides, decided, "what was asked", "minus_query", True),
+    "query_decides": (query_decides, decided, "more on the query", "minus_query", True),
     "abstains": (abstains, lambda t: percent(average(average(s is None for s in x) for x in t.scores[-5:])),
                  "returned None", "low score", True),
     "scoring": (scoring, gap, "other weights", "`sync`", True),
@@ -420,14 +420,14 @@ CASES = {
                                 f"({percent(exclaimed(t.texts(-1)[0]))} before)"),
               "the reward likes them", "--kl.coef 0.1", False),
     "repetition": (repetition, lambda t: (percent(by_steps(t, 3, repeated)), percent(repeated(t.texts(-1)[0]))),
-                   "does not mind", "--kl.coef 0.1", True),
+                   "does not punish it", "--kl.coef 0.1", True),
     "diversity": (diversity, lambda t: (percent(by_steps(t, 3, distinct)), percent(distinct(t.texts(-1)[0]))),
-                  "does not mind", "--kl.coef 0.1", True),
-    "unlikely_text": (unlikely_text, fallen, "hardly write", "--kl.coef 0.1", True),
+                  "does not punish it", "--kl.coef 0.1", True),
+    "unlikely_text": (unlikely_text, fallen, "very unlikely", "--kl.coef 0.1", True),
     "entropy": (diversity, entropies, "too large or KL too cheap", "--loss.entropy_coef", True),
     "one_word": (one_word, lambda t: f"{percent(by_steps(t, 3, top))} of the words are 'dddddddd'",
                  "kl.coef is 0", "--kl.coef 0.1", True),
-    "constant": (constant, lambda t: "0.25", "does not see the reply", "read replies", True),
+    "constant": (constant, lambda t: "0.25", "does not depend on the reply", "read replies", True),
     "no_advantage": (no_advantage, lambda t: "In 4 of the last 4 steps", "the same score", "--samples", True),
     "ratio": (ratio, ratios, "too far", "--optimizer.lr", True),
     "clipping": (clipping, lambda t: percent(t.mean("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
@@ -470,7 +470,7 @@ def test_every_rule_has_a_run():
 def test_a_gradient_that_is_none_is_told_with_its_step(what):
     told = not_finite(what)
     found = told.findings["not_finite"]
-    assert found.message == "1 step was refused: a number was not finite."
+    assert found.message == "1 step was refused because of NaN or infinity."
     assert found.step == 2 and found.level == "problem"
     assert set(told.findings) == {"not_finite"}  # the same step is not told again as refused for its ratio
     assert "--optimizer.lr" in found.remedy and "operant replay" in found.remedy
@@ -494,7 +494,7 @@ def test_silence_that_the_reward_likes():
     spoken = [x for r, x in zip(told.replies[-1], told.scores[-1]) if r.reply.strip(" .")]
     silences = [x for r, x in zip(told.replies[-1], told.scores[-1]) if not r.reply.strip(" .")]
     assert f"empty replies score {average(silences):.3g}, the others {average(spoken):.3g}" in found.cause
-    assert "prefers silence" in found.cause and "lowest score" in found.remedy and "kl" not in found.remedy
+    assert "prefers empty replies" in found.cause and "lowest score" in found.remedy and "kl" not in found.remedy
     assert "signs" not in told.findings  # of the two or three characters that are left
     assert "empty" not in silent(False).findings
 
@@ -588,12 +588,12 @@ def test_probes_see_that_the_query_decides(tmp_path):
 
     made = told("fault", 1.0)
     assert "reward/query_share" not in made.metrics[-1]
-    found = next(f for f in made.diagnose() if f.name == "query_decides")
+    found = next(f for f in diagnose(made) if f.name == "query_decides")
     assert percent(made.metrics[-1]["probe/query_share"]) in found.message and "minus_query" in found.remedy
     assert made.metrics[-1]["probe/query_share"] > 0.95
     first = pq.read_table(made.path / "probes" / "step-00000.parquet").to_pylist()
     score = progress(History(made.metrics))  # against the answers before training, not the first ones after
-    assert (score.what, score.after) == ("probe reward", made.metrics[-1]["probe/reward"])
+    assert (score.label, score.after) == ("probe reward", made.metrics[-1]["probe/reward"])
     assert score.before == pytest.approx(average(r["reward"] for r in first))
     assert score.before != made.metrics[0]["probe/reward"]
     twin = told("twin", 0.0)

@@ -85,7 +85,7 @@ def test_what_can_be_scored_is_scored_as_declared(scored):
     metrics = learner.step([[5, 6]] * 128, list(replies), [0.0] * 128, generation=scored)
     if "temperature" in scored:
         assert abs(metrics["rollout/likelihood_z"]) < 4
-    assert latest(learner).foreign and latest(learner).declared == scored
+    assert latest(learner).external and latest(learner).declared == scored
 
 
 def test_what_cannot_be_scored_is_declared_with_a_warning():
@@ -93,7 +93,7 @@ def test_what_cannot_be_scored_is_declared_with_a_warning():
     with pytest.warns(UserWarning, match=r"top_k=5, min_length=8, dropout=True are scored as pure sampling"):
         learner.step(["ab"], ["cd"], [1.0], generation={"top_k": 5, "min_length": 8, "dropout": True, "num_beams": 1})
     history = latest(learner)
-    assert history.foreign and history.declared["top_k"] == 5 and history.rows[0]["reply"] == "cd"
+    assert history.external and history.declared["top_k"] == 5 and history.rows[0]["reply"] == "cd"
     learner.step(learner.generate(["ab"]), [1.0])
-    assert not latest(learner).foreign and latest(learner).declared == {}
+    assert not latest(learner).external and latest(learner).declared == {}
     assert latest(learner).config["kl.coef"] == learner.kl.coef

@@ -70,7 +70,7 @@ def test_undeclared_it_is_one_candidate_of_several(cause, word, opposite):
     assert below_zero(learner) and told.name == "negative_kl"
     claim, candidates = told.cause.split("Candidates: ")
     assert claim.startswith("the replies do not come from this policy's own distribution")
-    assert "which it was cannot be seen" in claim and not any(name in claim for name in SETTINGS)
+    assert "do not show which setting it was" in claim and not any(name in claim for name in SETTINGS)
     assert word in candidates and opposite not in candidates and "," in candidates
 
 

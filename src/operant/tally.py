@@ -1,8 +1,8 @@
 """Metrics as sums and counts, so that pooling over minibatches, steps and ranks is exact.
 
 tally = Tally()
-tally.mean("reward/mean", scores)            # every value counts once
-tally.add("policy/clip_fraction", 12.0, 480)  # a sum and how many it is over
+tally.mean("reward/mean", scores)             # every value has weight 1
+tally.add("policy/clip_fraction", 12.0, 480)  # a sum and its count
 tally.extreme("policy/ratio_max", 1.31)
 tally.histogram("reward", scores)
 tally.result()                                # {"reward/mean": ..., ...}
@@ -10,7 +10,7 @@ tally.histograms                              # {"reward": Histogram(...)}
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,17 @@ import numpy as np
 from torch import Tensor
 
 ROUNDING = 2.0**-21
-"""A spread below this share of the numbers' own size is rounding: four units of float32's last digit."""
+"""A spread below this share of the numbers' own size is rounding: four units in the last place of float32."""
 BINS = 64
-"""A histogram has at most so many bins: when its range grows, neighbours are merged."""
+"""The largest number of bins of a histogram. When its range grows, neighbouring bins are merged."""
 
 
 @dataclass(frozen=True)
 class Histogram:
     """Counts on a grid: bin i covers [(start + i) * width, (start + i + 1) * width).
 
-    The width is a power of two and the grid begins at 0, so any two histograms have a grid in common, and merging them
-    gives what the histogram of all values together would have been, in any order.
+    The width is a power of two and the grid begins at 0, so any two histograms have a common grid. Merging them, in
+    any order, gives the histogram of all values together.
     """
 
     width: float
@@ -37,7 +37,7 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Tensor | Iterable[float], where: Tensor | None = None, bins: int = BINS) -> "Histogram | None":
-        """The histogram of the finite values (where `where` holds); None where there are none."""
+        """Return the histogram of the finite values (of those where `where` is True); None if there are none."""
         x = _numbers(values, where)
         x = x[np.isfinite(x)]
         if not len(x):
@@ -49,7 +49,7 @@ class Histogram:
         return cls(width, start, tuple(np.bincount(places - start).tolist()))
 
     def merge(self, other: "Histogram", bins: int = BINS) -> "Histogram":
-        """Both together, on the coarser grid of the two, or a coarser one still where they lie far apart."""
+        """Return the histogram of both, on the coarser grid of the two, or a coarser one if they are far apart."""
         width = max(self.width, other.width)
         while True:
             a, b = self.coarser(width), other.coarser(width)
@@ -63,7 +63,7 @@ class Histogram:
         return Histogram(width, start, tuple(counts.tolist()))
 
     def coarser(self, width: float) -> "Histogram":
-        """The same values on a grid of `width`, a power of two at least as large as this one's."""
+        """Return the histogram on a coarser grid of `width`, a power of two at least as large as this one's."""
         if width == self.width:
             return self
         places = np.floor_divide(np.arange(len(self.counts)) + self.start, round(min(width / self.width, 2.0**62)))
@@ -71,17 +71,17 @@ class Histogram:
         return Histogram(width, start, tuple(np.bincount(places - start, self.counts).astype(int).tolist()))
 
     def as_plain(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the histogram as a dictionary for JSON."""
         return {"width": self.width, "start": self.start, "counts": list(self.counts)}
 
     @classmethod
-    def from_plain(cls, held: Mapping[str, Any]) -> "Histogram":
-        """What `as_plain` kept."""
-        counts: Sequence[int] = held["counts"]
-        return cls(held["width"], held["start"], tuple(counts))
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Histogram":
+        """Return the histogram of a dictionary from `as_plain`."""
+        return cls(plain["width"], plain["start"], tuple(plain["counts"]))
 
 
 def _numbers(values: Tensor | Iterable[float], where: Tensor | None) -> np.ndarray:
+    """Return the values, of a tensor those where `where` is True, as a flat array of float64."""
     if isinstance(values, Tensor):
         picked = values if where is None else values[where]
         return picked.detach().double().flatten().cpu().numpy()
@@ -89,8 +89,8 @@ def _numbers(values: Tensor | Iterable[float], where: Tensor | None) -> np.ndarr
 
 
 def _width(low: float, high: float, bins: int) -> float:
-    """The smallest power of two whose grid holds low..high in at most `bins` bins."""
-    # Numbers that differ only by rounding are one value: no finer than float64 can tell at this size.
+    """Return the smallest power of two whose grid covers low..high with at most `bins` bins."""
+    # Numbers that differ only by rounding are one value, so the grid is not finer than float64 resolves at this size.
     least = max((high - low) / bins, max(abs(low), abs(high)) * 2.0**-40, 2.0**-60)
     width = 2.0 ** math.ceil(math.log2(least))
     return width if math.floor(high / width) - math.floor(low / width) < bins else 2 * width
@@ -106,34 +106,34 @@ class Tally:
         self.histograms: dict[str, Histogram] = {}
 
     def add(self, name: str, total: float, count: float = 1.0) -> None:
-        """Add `total`, which is a sum over `count` things; a count of 0 throughout keeps the sum itself."""
+        """Add `total`, which is a sum over `count` items. If all counts are 0, the result is the sum itself."""
         old = self.sums.get(name, (0.0, 0.0))
         self.sums[name] = (old[0] + float(total), old[1] + float(count))
 
     def mean(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
-        """Add every value (where `where` holds) with weight 1."""
-        flat = _flat(values, where)
+        """Add every value (of those where `where` is True) with weight 1."""
+        flat = _numbers(values, where).tolist()
         if flat:
             self.add(name, sum(flat), len(flat))
 
     def spread(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
-        """As `mean`, for the standard deviation (biased) of the values: merged exactly (Chan et al., 1979)."""
-        flat = _flat(values, where)
+        """Add the values to a (biased) standard deviation, which is merged exactly (Chan et al., 1979)."""
+        flat = _numbers(values, where).tolist()
         if flat:
             mean = sum(flat) / len(flat)
             self._spread(name, (float(len(flat)), mean, sum((x - mean) ** 2 for x in flat)))
 
     def extreme(self, name: str, value: float) -> None:
-        """Keep the largest value seen, or the smallest where the name ends in `min`."""
-        choose = min if name.endswith(("_min", "/min")) else max
-        self.extremes[name] = choose(self.extremes.get(name, value), float(value))
+        """Keep the largest value so far, or the smallest if the name ends in `min`."""
+        extreme = min if name.endswith(("_min", "/min")) else max
+        self.extremes[name] = extreme(self.extremes.get(name, value), float(value))
 
     def histogram(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
-        """Count the finite values (where `where` holds) into the histogram of that name."""
+        """Add the finite values (of those where `where` is True) to the histogram of that name."""
         self._histogram(name, Histogram.of(values, where))
 
     def merge(self, other: "Tally") -> "Tally":
-        """Take another tally's numbers in; returns self."""
+        """Add the numbers of another tally, and return self."""
         for name, (total, count) in other.sums.items():
             self.add(name, total, count)
         for name, moments in other.squares.items():
@@ -145,7 +145,7 @@ class Tally:
         return self
 
     def result(self) -> dict[str, float]:
-        """One number a name; histograms stand apart."""
+        """Return one number per name; histograms are not included."""
         means = {k: total / count if count else total for k, (total, count) in self.sums.items()}
         spreads = {k: (m2 / n) ** 0.5 for k, (n, _, m2) in self.squares.items()}
         return means | spreads | self.extremes
@@ -161,10 +161,3 @@ class Tally:
         n = n0 + n1
         gap = m1 - m0
         self.squares[name] = (n, m0 + gap * n1 / n, s0 + s1 + gap * gap * n0 * n1 / n)
-
-
-def _flat(values: Tensor | Iterable[float], where: Tensor | None) -> list[float]:
-    if isinstance(values, Tensor):
-        picked = values if where is None else values[where]
-        return picked.detach().double().flatten().tolist()
-    return [float(v) for v in values]

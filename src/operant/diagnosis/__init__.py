@@ -1,13 +1,13 @@
-"""What is wrong with a run, in plain sentences: evidence, likely cause, what to do.
+"""Find what is wrong with a run. Every finding has a message with the evidence, the likely cause and a remedy.
 
-    history = read_history("runs/x")          # or latest(learner), which knows more of the newest replies
+    history = read_history("runs/x")          # or latest(learner), which has more data on the newest replies
     findings = diagnose(history)              # or diagnose(learner)
     print(verdict(history, findings))
     for finding in findings:
         print(finding.message, finding.cause, finding.remedy)
 
-A rule is a small pure function from a `History` to a `Finding` or None. Its thresholds stand at the head of its file,
-with the reason; all are silent on the healthy demo, over five seeds and at every step.
+A rule is a small pure function from a `History` to a `Finding` or None. Its thresholds are at the top of its file, with
+the reason. No rule reports anything on the healthy demo, at any step of five seeds.
 """
 
 from collections.abc import Callable
@@ -50,9 +50,9 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     sampling.declared_otherwise,
     supervised.overfits,
 )
-"""In the order in which findings of one level are told."""
-OF_GIVEN = (updates.not_finite, updates.refused, supervised.overfits)
-"""Those that hold for runs on given replies, whose lengths, texts and likelihood are not the policy's."""
+"""All rules. Findings of the same level are reported in this order."""
+SUPERVISED_RULES = (updates.not_finite, updates.refused, supervised.overfits)
+"""The rules for supervised runs, where the replies come from the data set and not from the policy."""
 
 EXPLAINS: dict[str, frozenset[str]] = {
     "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
@@ -66,16 +66,14 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "negative_kl": frozenset({"flat"}),
     "unmeasured": frozenset({"entropy"}),
 }
-"""What need not be told once the first is: it follows from it, or has the same remedy."""
+"""Findings that are not reported beside the named one: they follow from it, or have the same remedy."""
 _LEVELS = ("problem", "warning", "note")
 
 
-def diagnose(of: History | Any) -> list[Finding]:
-    """What looks wrong in a history, or with a `Learner` or `Run` so far, worst first; empty where nothing does."""
-    history = of if isinstance(of, History) else latest(of)
-    rules = OF_GIVEN if supervised.given(history) else RULES
+def diagnose(source: History | Any) -> list[Finding]:
+    """Return the findings for a history, or for a `Learner` or `Run` so far, worst first; empty if there are none."""
+    history = source if isinstance(source, History) else latest(source)
+    rules = SUPERVISED_RULES if history.supervised else RULES
     found = [finding for rule in rules if (finding := rule(history)) is not None]
-    names = {finding.name for finding in found}
-    explained = {name for cause in names for name in EXPLAINS.get(cause, ())}
-    told = [finding for finding in found if finding.name not in explained]
-    return sorted(told, key=lambda finding: _LEVELS.index(finding.level))
+    explained = {name for cause in found for name in EXPLAINS.get(cause.name, ())}
+    return sorted((f for f in found if f.name not in explained), key=lambda f: _LEVELS.index(f.level))

@@ -1,4 +1,4 @@
-"""How far the policy has gone from the reference, and what that costs it."""
+"""Rules about the KL distance between policy and reference, and about its penalty."""
 
 from itertools import pairwise
 
@@ -6,62 +6,61 @@ from operant.diagnosis.history import RECENT, Finding, History, number, percent
 from operant.diagnosis.progress import progress
 
 HIGH = 10.0
-"""Nats a reply: the end of the registry's band. The demo learns at 7 to 9, the letters without a price end at 200."""
+"""Nats per reply: the end of the registry's healthy range. The demo learns at 7 to 9, the letters task without a
+penalty ends at 200."""
 HIGH_PER_TOKEN = 0.05
-"""Nats a token: a reply of 500 tokens goes beyond 10 nats while each of its tokens is nearly the reference's."""
+"""Nats per token. A reply of 500 tokens exceeds 10 nats while each of its tokens is nearly as under the reference."""
 CHEAP = 0.05
-"""Of the scores' spread: a penalty below this decides nothing."""
+"""A penalty below this share of the scores' spread has no effect."""
 UNLIKELY = 1.0
-"""Nats a token that replies became unlikelier under the reference. The healthy demo loses 0.4 at most on its way, the
-letters without a price 5."""
+"""Nats per token by which replies became less likely under the reference. The healthy demo loses 0.4 at most, the
+letters task without a penalty 5."""
 LEAP, EARLY = 1.5, 3
-"""Nats a token within one of so many first steps: no price acts as fast. The demo moves 0.08, the letters without a
-price 0.14, a learning rate ten times the demo's 1.6."""
+"""Nats per token within one of the first `EARLY` steps, which is faster than any penalty acts. The demo moves 0.08, the
+letters task without a penalty 0.14, a learning rate ten times the demo's 1.6."""
 LOST = 0.5
-"""Share of the entropy that is left."""
+"""The entropy is low when it is below this share of its first value."""
 DROWNED = 2.0
-"""Times the scores' spread that the KL penalty varies by. The demo stays below 0.8; at 2 the penalty is what is trained
-on."""
+"""Times the scores' spread by which the KL penalty varies. The demo stays below 0.8; at 2 the penalty dominates the
+training signal."""
 
 
 def high_kl(history: History) -> Finding | None:
-    """Paid, and still far away and going further; or far above the controller's target."""
-    kl, target = _far(history), _target(history)
+    """KL is penalised, but still high and rising, or far above the controller's target."""
+    kl, target = _excessive_kl(history), _target(history)
     if kl is None or unpaid(history):
         return None
-    held = history.values("kl/per_reply")
-    earlier = held[-2 * RECENT : -RECENT]
+    earlier = history.values("kl/per_reply")[-2 * RECENT : -RECENT]
     rising = bool(earlier) and kl > 1.1 * sum(earlier) / len(earlier)
     missed = target is not None and kl > 2 * target
     if not rising and kl < 2 * HIGH and not missed:
         return None
-    says = f"KL is {number(kl)} nats a reply" + (" and still rising" if rising else "") + ", beyond the usual 0 to 10"
-    says += f" and far above its target of {number(target)}." if missed and target is not None else "."
+    message = f"KL is {number(kl)} nats a reply{' and still rising' if rising else ''}, beyond the usual 0 to 10"
+    message += f" and far above its target of {number(target)}." if missed and target is not None else "."
     _, coef = price(history)
     return Finding(
         "high_kl",
         "warning",
-        says,
+        message,
         f"a nat costs {number(coef)} and the reward is worth more than that" if coef else "it costs too little",
-        f"{dearer(history)}, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
+        f"{higher_kl_option(history)}, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
         ("kl/per_reply", "kl/coef", "reward/kl_penalty"),
         history.since("kl/per_reply", lambda x: x > HIGH),
     )
 
 
 def leap(history: History) -> Finding | None:
-    """A step that took the policy far away at once: no reward and no price is the reason, the step is."""
-    held = history.values("kl/per_token")[: EARLY + 1]
-    jumps = [b - a for a, b in pairwise(held)]
-    far = max(jumps, default=0.0)
-    if far < LEAP:
+    """One of the first steps moved the policy very far. The size of the step is the reason, not reward or penalty."""
+    jumps = [b - a for a, b in pairwise(history.values("kl/per_token")[: EARLY + 1])]
+    if max(jumps, default=0.0) < LEAP:
         return None
-    at, rate = jumps.index(far), history.first("update/lr")
-    told = history.values("kl/per_reply")
+    at, rate = jumps.index(max(jumps)), history.first("update/lr")
+    per_reply = history.values("kl/per_reply")
     return Finding(
         "leap",
         "problem",
-        f"KL rose by {number(told[at + 1] - told[at])} nats a reply in one step, the {_ordinal(at + 1)}.",
+        f"KL rose by {number(per_reply[at + 1] - per_reply[at])} nats a reply in one step, the "
+        f"{('1st', '2nd', '3rd')[at]}.",
         "the steps are far too large" + (f": a learning rate of {number(rate)}" if rate else ""),
         f"`--optimizer.lr {number(rate / 10)}`" if rate else "`--optimizer.lr` a tenth",
         ("kl/per_reply", "update/lr"),
@@ -69,53 +68,45 @@ def leap(history: History) -> Finding | None:
     )
 
 
-def _ordinal(number: int) -> str:
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
-
-
 def unpaid_kl(history: History) -> Finding | None:
-    """Far away, and it costs nothing."""
-    kl = _far(history)
+    """KL is high and costs nothing."""
+    kl = _excessive_kl(history)
     if kl is None or not unpaid(history):
         return None
-    cause, remedy = leash(history)
-    says = f"KL has reached {number(kl)} nats a reply, and next to nothing is paid for it."
+    message = f"KL has reached {number(kl)} nats a reply, and next to nothing is paid for it."
     since = history.since("kl/per_reply", lambda x: x > HIGH)
-    return Finding("unpaid_kl", "warning", says, cause, remedy, ("kl/per_reply", "reward/kl_penalty"), since)
+    return Finding("unpaid_kl", "warning", message, *kl_advice(history), ("kl/per_reply", "reward/kl_penalty"), since)
 
 
 def unmeasured(history: History) -> Finding | None:
-    """No reference, and the policy has become much surer of itself."""
+    """There is no reference model, and the policy has lost much of its entropy."""
     first, now = history.first("policy/entropy"), history.recent("policy/entropy")
     if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
         return None
     return Finding(
         "unmeasured",
         "warning",
-        f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has gone.",
-        "there is no reference, so neither is KL measured nor anything paid for leaving the language",
-        f"`--reference copy` and {dearer(history)}; or read replies: `operant report RUN --serve`",
+        f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has moved.",
+        "there is no reference model, so KL is neither measured nor penalised",
+        f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`",
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x < LOST * first),
     )
 
 
 def unlikely_text(history: History) -> Finding | None:
-    """The reward rises while what is said becomes text that the reference would hardly say."""
-    first, now, score = (
-        history.first("rollout/ref_logprob_mean"),
-        history.recent("rollout/ref_logprob_mean"),
-        progress(history),
-    )
+    """The reward rises while the replies become very unlikely under the reference."""
+    first, now = history.first("rollout/ref_logprob_mean"), history.recent("rollout/ref_logprob_mean")
+    score = progress(history)
     if first is None or now is None or score is None or not score.learned or now > first - UNLIKELY:
         return None
-    cause, remedy = leash(history)
+    cause, remedy = kl_advice(history)
     return Finding(
         "unlikely_text",
         "problem",
         f"The reward rose from {number(score.before)} to {number(score.after)} while a token's log-prob under the "
         f"reference fell from {first:.1f} to {now:.1f}.",
-        f"the policy exploits the reward with text that the reference would hardly write: {cause}",
+        f"the policy exploits the reward with text that is very unlikely under the reference: {cause}",
         remedy,
         ("reward/mean", "rollout/ref_logprob_mean"),
         history.since("rollout/ref_logprob_mean", lambda x: x < first - UNLIKELY),
@@ -124,13 +115,13 @@ def unlikely_text(history: History) -> Finding | None:
 
 def drowned(history: History) -> Finding | None:
     """The KL penalty varies more between replies than the scores do."""
-    penalty, now = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
-    if penalty is None or not now or history.trained < RECENT:
+    penalty, scores = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
+    if penalty is None or not scores or history.trained_steps < RECENT:
         return None
-    # Where the reward was learnt, scores differ little because they are all high: then the start is the measure.
+    # A policy that has learned gets similar, high scores. Their spread at the start is then the measure.
     score = progress(history)
-    learned = score is not None and score.learned
-    scores = max(now, history.first("reward/scaled_std") or 0.0) if learned else now
+    if score is not None and score.learned:
+        scores = max(scores, history.first("reward/scaled_std") or 0.0)
     if penalty < DROWNED * scores:
         return None
     coef = history.recent("kl/coef", 1) or 0.0
@@ -145,53 +136,51 @@ def drowned(history: History) -> Finding | None:
     )
 
 
-# --- what KL costs ----------------------------------------------------------------------------------------------------
+# --- the price of KL --------------------------------------------------------------------------------------------------
 
 
 def price(history: History) -> tuple[str, float]:
-    """The option that charges KL, in the loss where that is done or the method takes it there alone, and its value now.
+    """Return the option that charges KL and its current value, 0 if unknown.
 
-    0 where that is nothing or not known.
+    It is `kl.loss_coef` if the loss has a KL term or the method takes KL there only, else `kl.coef`.
     """
     in_loss = history.recent("kl/loss_coef", 1) or 0.0
     grouped = history.option("advantage.scale") is not None  # advantages in units of their group's spread
     return ("kl.loss_coef", in_loss) if in_loss or grouped else ("kl.coef", history.recent("kl/coef", 1) or 0.0)
 
 
-def dearer(history: History) -> str:
-    """The command-line option that doubles the price of KL, or sets one."""
+def higher_kl_option(history: History) -> str:
+    """Return the command-line option that doubles the price of KL, or sets one."""
     name, coef = price(history)
     return f"`--{name} {number(2 * coef) if coef else 0.1}`"
 
 
 def unpaid(history: History) -> bool:
-    """Whether KL costs next to nothing beside how much the scores differ, and nothing in the loss."""
+    """Return whether the KL penalty is tiny beside the spread of the scores, and the loss has no KL term."""
     paid, loss = history.recent("reward/kl_penalty") or 0.0, history.recent("kl/loss_coef", 1)
     spread = history.first("reward/scaled_std") or history.first("reward/std") or 1.0
     return not loss and paid < CHEAP * spread
 
 
-def leash(history: History) -> tuple[str, str]:
-    """Why nothing holds the policy to its language, and the option that does."""
+def kl_advice(history: History) -> tuple[str, str]:
+    """Return why nothing keeps the policy near the reference (the cause), and the option that does (the remedy)."""
     name, coef = price(history)
-    if (jump := leap(history)) is not None:
-        return jump.cause, jump.remedy
-    if (noise := drowned(history)) is not None:
-        return noise.cause, noise.remedy
+    if (finding := leap(history) or drowned(history)) is not None:
+        return finding.cause, finding.remedy
     if not history.values("kl/per_reply"):
-        return "there is no reference that KL could be paid to", f"`--reference copy` and {dearer(history)}"
+        return "there is no reference model that KL refers to", f"`--reference copy` and {higher_kl_option(history)}"
     if not coef:
-        return f"nothing is paid for leaving the reference ({name} is 0)", dearer(history)
-    return f"{name}={number(coef)} is too low for this reward", dearer(history)
+        return f"moving away from the reference costs nothing ({name} is 0)", higher_kl_option(history)
+    return f"{name}={number(coef)} is too low for this reward", higher_kl_option(history)
 
 
 def _target(history: History) -> float | None:
     return float(history.option("kl.target", 0)) or None if history.option("kl.control") == "adaptive" else None
 
 
-def _far(history: History) -> float | None:
-    """KL a reply where it is beyond the band (or twice its target); None where it is not."""
-    kl, each = history.recent("kl/per_reply"), history.recent("kl/per_token")
-    if kl is None or (each is not None and each < HIGH_PER_TOKEN):
+def _excessive_kl(history: History) -> float | None:
+    """Return KL per reply if it is beyond the healthy range, or beyond twice the controller's target; else None."""
+    kl, per_token = history.recent("kl/per_reply"), history.recent("kl/per_token")
+    if kl is None or (per_token is not None and per_token < HIGH_PER_TOKEN):
         return None
     return kl if kl > HIGH or kl > 2 * (_target(history) or HIGH) else None

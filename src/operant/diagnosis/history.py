@@ -1,4 +1,4 @@
-"""The nouns of a diagnosis: what is known of a run, and what is found in it."""
+"""The types of a diagnosis: `History`, the data of a run so far, and `Finding`, one thing that is wrong with it."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from operant.metrics import collect
 from operant.options import read_mapping
-from operant.storage import atomic_io
+from operant.storage import atomic_io, old_names
 from operant.types import OperantError
 
 RECENT = 5
-"""Steps that "now" is an average of: one step's batch is noisy, and more would hide a collapse."""
+"""The current value of a metric is its mean over this many steps: one step is noisy, more would hide a collapse."""
 
 Row = Mapping[str, Any]
 
@@ -24,37 +24,37 @@ class Finding:
 
     name: str
     level: Literal["problem", "warning", "note"]
-    """A problem: do not trust the run. A warning: look. A note: good to know."""
+    """A problem means that the run cannot be trusted; a warning should be looked into; a note is for information."""
     message: str
-    """One plain sentence with the numbers of the evidence."""
+    """One sentence with the numbers of the evidence."""
     cause: str
-    """The likeliest one, and how sure that is."""
+    """The likeliest cause."""
     remedy: str
-    """What to do, with the option's name."""
+    """What to do, with the name of the option."""
     metrics: tuple[str, ...] = ()
-    """The curves that show it."""
+    """The metrics whose curves show it."""
     step: int = 0
-    """The first step of it, where that can be told; else the newest."""
+    """The step at which it began if that is known, else the newest step."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What is known of a run so far; everything but `metrics` may be missing."""
+    """The data of a run so far. Every field but `metrics` may be empty."""
 
     metrics: Sequence[Mapping[str, Any]]
-    """One object a step."""
+    """The metrics of every step, in order."""
     rows: Sequence[Row] = ()
-    """Replies of the newest step, with the columns of `registry.COLUMNS`."""
+    """The replies of the newest step, with the columns of `registry.COLUMNS`."""
     reference: Sequence[Row] = ()
-    """The reference's replies to the probe queries."""
+    """The replies of the reference model to the probe queries."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Options by full name: `{"kl.coef": 0.1}`."""
+    """The options by full name: `{"kl.coef": 0.1}`."""
     declared: Mapping[str, Any] = field(default_factory=dict)
-    """How the caller says that the replies were sampled, where they came from elsewhere."""
-    foreign: bool = False
-    """Whether the newest replies came from elsewhere."""
+    """The sampling settings that the caller declared for external replies."""
+    external: bool = False
+    """Whether the newest replies were generated outside of operant."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
-    """Held-out tasks `before` and `after`, as `evaluation.json` holds them."""
+    """The held-out evaluation `before` and `after` training, in the format of `evaluation.json`."""
 
     @property
     def step(self) -> int:
@@ -62,60 +62,65 @@ class History:
         return int(self.metrics[-1].get("step", len(self.metrics))) if self.metrics else 0
 
     @property
-    def trained(self) -> int:
-        """Steps that replies were learnt from, whether a reward judged them or they were given."""
+    def supervised(self) -> bool:
+        """Whether the run trains on demonstrations, whose texts are not the policy's own."""
+        return bool(self.values("supervised/loss"))
+
+    @property
+    def trained_steps(self) -> int:
+        """The number of steps that trained on replies, with a reward or as demonstrations."""
         return len(self.values("reward/mean")) or len(self.values("supervised/loss"))
 
     def values(self, name: str) -> list[float]:
-        """Every finite value of a metric, in order."""
-        return [float(m[name]) for m in self.metrics if _known(m.get(name))]
+        """Return every finite value of a metric, in order."""
+        return [float(m[name]) for m in self.metrics if _is_finite(m.get(name))]
 
     def first(self, name: str) -> float | None:
-        """The first value: before training, where the history is whole."""
-        return next((float(m[name]) for m in self.metrics if _known(m.get(name))), None)
+        """Return the first value of a metric: the one before training if the history is complete."""
+        return next(iter(self.values(name)), None)
 
     def recent(self, name: str, steps: int = RECENT) -> float | None:
-        """The mean of the last values."""
-        held = self.values(name)[-steps:]
-        return sum(held) / len(held) if held else None
+        """Return the mean of the last `steps` values of a metric."""
+        last = self.values(name)[-steps:]
+        return sum(last) / len(last) if last else None
 
-    def since(self, name: str, odd: Callable[[float], bool]) -> int:
-        """The first step of the last unbroken run of values that are `odd`; the newest step where there is none."""
-        found = None
+    def since(self, name: str, is_odd: Callable[[float], bool]) -> int:
+        """Return the first step of the last unbroken run of odd values, or the newest step if the last one is fine."""
+        begin = None
         for i, m in enumerate(self.metrics):
-            if _known(m.get(name)):
-                found = (found or int(m.get("step", i + 1))) if odd(float(m[name])) else None
-        return found or self.step
+            if _is_finite(m.get(name)):
+                begin = (begin or int(m.get("step", i + 1))) if is_odd(float(m[name])) else None
+        return begin or self.step
 
     def option(self, name: str, default: Any = None) -> Any:
-        """An option of the run; `default` where it is not known."""
+        """Return an option of the run, or `default` if it is not known."""
         return self.config.get(name, default)
 
     @property
     def texts(self) -> list[str]:
-        """The newest replies."""
+        """The texts of the newest replies."""
         return [str(row.get("reply") or "") for row in self.rows]
 
     def usual(self, name: str) -> list[float]:
-        """A text metric before training: of the first step, and of the reference's replies, where they are known."""
-        said = collect.of_texts([str(row.get("reply") or "") for row in self.reference]).result()
-        return [x for x in (self.first(name), said.get(name)) if x is not None]
+        """Return a text metric before training: of the first step and of the reference's replies, as far as known."""
+        reference = collect.of_texts([str(row.get("reply") or "") for row in self.reference]).result()
+        return [x for x in (self.first(name), reference.get(name)) if x is not None]
 
 
-def _known(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-# --- words for numbers ------------------------------------------------------------------------------------------------
+# --- formatting of numbers --------------------------------------------------------------------------------------------
 
 
 def percent(share: float) -> str:
-    """`93 %`; small shares keep a decimal."""
+    """Format a share as `93 %`; small ones keep a decimal."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
 def number(x: float) -> str:
-    """Three digits, without an exponent where that can be read."""
+    """Format a number with three digits, without an exponent if it is of a readable size."""
     return f"{x:.3g}" if 1e-3 <= abs(x) < 1e5 or x == 0 else f"{x:.1e}"
 
 
@@ -123,22 +128,26 @@ def number(x: float) -> str:
 
 
 def read_history(folder: str | Path) -> History:
-    """What a run folder knows; files that are not there are left out. Raises: OperantError for an unreadable one."""
+    """Read the history of a run folder. Missing files are left out. Raises: OperantError for an unreadable file."""
     folder = Path(folder)
     replies = sorted((folder / "rollouts").glob("step-*.parquet"))
+    config = folder / "config.yaml"
     return History(
         metrics=[_numbers(record) for record in atomic_io.records(folder / "metrics.jsonl")],
         rows=_rows(replies[-1]) if replies else [],
         reference=_rows(folder / "probes" / "reference.parquet"),
-        config=flat(_config(folder / "config.yaml")),
+        config=flat(old_names.current(read_mapping(config), config)) if config.is_file() else {},
         evaluation=_json(folder / "evaluation.json"),
     )
 
 
 def _numbers(record: Row) -> dict[str, Any]:
-    """What of a record is a number, or was one that is not finite (null)."""
-    held = {k: v for k, v in record.items() if v is None or isinstance(v, (int, float))}
-    return {k: v if v is None or math.isfinite(v) else None for k, v in held.items()}
+    """Return the numeric fields of a record; NaN and infinity become None, as they are null on disk."""
+    return {
+        name: None if value is None or not math.isfinite(value) else value
+        for name, value in record.items()
+        if value is None or isinstance(value, (int, float))
+    }
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -153,10 +162,6 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise OperantError(f"{path} cannot be read ({error}); delete it") from error
 
 
-def _config(path: Path) -> Any:
-    return read_mapping(path) if path.is_file() else {}
-
-
 def _json(path: Path) -> Any:
     if not path.is_file():
         return {}
@@ -164,13 +169,15 @@ def _json(path: Path) -> Any:
         try:
             return json.load(file)
         except json.JSONDecodeError as error:
-            raise OperantError(f"{path} is no JSON: {error}; delete it") from error
+            raise OperantError(f"{path} is not valid JSON: {error}; delete it") from error
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Groups to full names; values that are no groups (a mapping of rewards, too) stay."""
-    flat: dict[str, Any] = {}
+    """Return the options of a nested configuration by full name; a mapping of rewards stays one value."""
+    options: dict[str, Any] = {}
     for name, value in (config if isinstance(config, Mapping) else {}).items():
-        inner = value if isinstance(value, Mapping) and name != "reward" else None
-        flat |= {name: value} if inner is None else {f"{name}.{k}": v for k, v in inner.items()}
-    return flat
+        if isinstance(value, Mapping) and name != "reward":
+            options |= {f"{name}.{inner}": x for inner, x in value.items()}
+        else:
+            options[name] = value
+    return options

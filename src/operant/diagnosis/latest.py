@@ -1,4 +1,4 @@
-"""What a diagnosis reads of a learner in memory: the metrics of its last steps, and the replies of the newest one."""
+"""The history of a learner in memory: the metrics of its last steps, and the replies of the newest one."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,23 +10,18 @@ from operant.options import values
 from operant.sampling import token_pieces
 
 
-def latest(of: Any) -> History:
-    """The history of a `Learner` or of a `Run`; without replies before its first step."""
-    learner = getattr(of, "learner", of)
-    history = _of_learner(learner)
-    if learner is of:
-        return history
-    config = {**history.config, **values(of.config.train)}
-    return replace(history, metrics=of.metrics, reference=of.folder.reference_probes(), config=config)
-
-
-def _of_learner(learner: Any) -> History:
+def latest(source: Any) -> History:
+    """Return the history of a `Learner` or of a `Run`; it has no replies before the first step."""
+    learner = getattr(source, "learner", source)
     config = learner.passes.given() | {"reference": "none" if learner.reference is None else "given"}
+    history = History(list(learner.history), config=config)
     last, tokenizer = learner.learnt, learner.policy.tokenizer
-    if last is None:
-        return History([], [], config=config)
-    pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
-    table = rows(last.rollouts, last.scores, None, last.batch, last.kept, pieces)
-    info = last.rollouts[0].info if last.rollouts else {}
-    declared, foreign = info.get("declared", {}), "declared" in info
-    return History(list(learner.history), table, config=config, declared=declared, foreign=foreign)
+    if last is not None:
+        pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
+        table = rows(last.rollouts, last.scores, None, last.batch, last.kept, pieces)
+        info = last.rollouts[0].info if last.rollouts else {}
+        history = replace(history, rows=table, declared=info.get("declared", {}), external="declared" in info)
+    if learner is source:
+        return history
+    config |= values(source.config.train)
+    return replace(history, metrics=source.metrics, reference=source.folder.reference_probes(), config=config)

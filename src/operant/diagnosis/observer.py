@@ -1,10 +1,10 @@
-"""Diagnoses a run while it goes on: new findings go to its log and its trackers."""
+"""Diagnoses a run during training and reports new findings to its log and its trackers."""
 
 from operant.diagnosis import diagnose
 from operant.runs.run import Observer, Pace, Run
 
 SECONDS = 2.0
-"""A run in progress is diagnosed at most this often."""
+"""Least time between two diagnoses of a run in progress."""
 
 
 class DiagnosisObserver(Observer):

@@ -1,20 +1,20 @@
-"""What the reward says: too little, always the same, mostly about the query; and whether it rises at all."""
+"""Rules about the reward: it is constant, depends on the query, abstains, does not rise, or is already maximal."""
 
 from operant.diagnosis.history import RECENT, Finding, History, number, percent
 from operant.diagnosis.progress import progress
 
 EQUAL = 1e-6
-"""Of a score: spreads below it are rounding."""
+"""A spread below this share of the score is rounding."""
 SATURATED = 0.1
-"""Of the first step's spread. The demo, which has gone far, keeps 0.25."""
+"""The reward is saturated if its spread is below this share of the first step's. The demo keeps 0.25."""
 QUERY = 0.8
-"""Share of the scores' variance; the registry's band."""
+"""Share of the scores' variance that the query explains; the end of the registry's healthy range."""
 ABSTAINED = 0.1
-"""The registry's band."""
+"""Share of unjudged replies; the end of the registry's healthy range."""
 PATIENCE = 30
-"""Steps without a rise before that is told: the demo has risen by half after 5."""
+"""A missing rise is reported after this many steps. The demo has risen by half after 5."""
 MOVED = 1.0
-"""Nats a reply: less, and the policy has hardly tried anything else."""
+"""Nats of KL per reply. Below it the policy has hardly changed, so a flat reward proves nothing."""
 
 
 def constant(history: History) -> Finding | None:
@@ -24,13 +24,14 @@ def constant(history: History) -> Finding | None:
         return None
     learned = (score := progress(history)) is not None and score.learned
     highest = max(history.values("reward/max"), default=mean)
-    if learned or (max(history.values("reward/std")) > EQUAL and mean >= highest):  # it did see the reply, and is full
-        return _full(history, f"Every reply now scores {number(mean)}")
+    # A reward that distinguished replies before and now gives all of them its highest score is saturated.
+    if learned or (max(history.values("reward/std")) > EQUAL and mean >= highest):
+        return _nothing_left(history, f"Every reply now scores {number(mean)}")
     return Finding(
         "constant",
         "problem",
         f"Every reply scores {number(mean)}, so there is nothing to learn from.",
-        "the reward does not see the reply, is too hard to ever give more, or failed in silence",
+        "the reward does not depend on the reply, is too hard for any higher score, or fails without an error",
         "read replies and scores (`operant report RUN --serve`); try the reward on texts that must score high and low; "
         "begin with easier tasks",
         ("reward/std", "reward/mean"),
@@ -39,7 +40,7 @@ def constant(history: History) -> Finding | None:
 
 
 def no_advantage(history: History) -> Finding | None:
-    """Steps in which no reply was better or worse than expected."""
+    """In some steps no reply was better or worse than expected."""
     zero = history.values("policy/advantage_zero")[-RECENT:]
     count = sum(share == 1 for share in zero)
     if not count:
@@ -48,32 +49,35 @@ def no_advantage(history: History) -> Finding | None:
     return Finding(
         "no_advantage",
         "problem" if count == len(zero) else "warning",
-        f"In {steps} every advantage was 0: no reply was better than those that it is compared with.",
+        f"In {steps} every advantage was 0: no reply was better or worse than those it is compared with.",
         "the replies to one query all got the same score, or there was only one of each",
-        "more `--samples` to a prompt, tasks that are neither always solved nor never, or a reward with more values",
+        "more `--samples` per prompt, tasks that are neither always solved nor never, or a reward with more values",
         ("policy/advantage_zero", "reward/std"),
         history.since("policy/advantage_zero", lambda x: x == 1),
     )
 
 
 def saturated(history: History) -> Finding | None:
-    """Nearly all replies score as high as any."""
+    """Nearly all replies have the highest score."""
     first, now, mean = history.first("reward/std"), history.recent("reward/std"), history.recent("reward/mean")
-    score, most = progress(history), max(history.values("reward/max")[-RECENT:], default=None)
-    if not first or now is None or mean is None or most is None or score is None or not score.learned:
+    score, highest = progress(history), max(history.values("reward/max")[-RECENT:], default=None)
+    if not first or now is None or mean is None or highest is None or score is None or not score.learned:
         return None
-    if now > SATURATED * first or now <= EQUAL * abs(mean) or most - mean > first:
+    if now > SATURATED * first or now <= EQUAL * abs(mean) or highest - mean > first:
         return None
-    return _full(history, f"Scores differ by {number(now)} only ({number(first)} at first), all near {number(most)}")
+    return _nothing_left(
+        history, f"Scores differ by {number(now)} only ({number(first)} at first), all near {number(highest)}"
+    )
 
 
-def _full(history: History, what: str) -> Finding:
+def _nothing_left(history: History, evidence: str) -> Finding:
+    """Return the finding that the reward is saturated, shared by `constant` and `saturated`."""
     first = history.first("reward/std") or 0.0
     return Finding(
         "saturated",
         "note",
-        f"{what}: there is nothing left to learn from this reward.",
-        "the policy has found what it pays most for",
+        f"{evidence}: there is nothing left to learn from this reward.",
+        "the policy already gets the highest scores that this reward gives",
         "stop here (`--steps`), go back to an earlier checkpoint if the replies read worse, or ask for more: harder "
         "tasks, a second reward",
         ("reward/std", "reward/max"),
@@ -82,7 +86,7 @@ def _full(history: History, what: str) -> Finding:
 
 
 def query_decides(history: History) -> Finding | None:
-    """The score depends mostly on what was asked."""
+    """The score depends mostly on the query."""
     name = "reward/query_share" if history.values("reward/query_share") else "probe/query_share"
     share = history.recent(name)
     if share is None or share < QUERY:
@@ -93,7 +97,7 @@ def query_decides(history: History) -> Finding | None:
         "query_decides",
         "warning",
         f"The query explains {percent(share)} of the differences between scores.",
-        "the reward judges what was asked more than what was answered, which is noise to the policy",
+        "the reward depends more on the query than on the reply, which is noise to the policy",
         f"subtract the query's own score: `--reward minus_query:{named}` (from Python, `minus_query(reward)`)",
         (name,),
         history.since(name, lambda x: x >= QUERY),
@@ -101,36 +105,36 @@ def query_decides(history: History) -> Finding | None:
 
 
 def abstains(history: History) -> Finding | None:
-    """The reward will not judge many replies."""
+    """The reward abstains on many replies."""
     share = history.recent("reward/abstained")
     if share is None or share < ABSTAINED:
         return None
     return Finding(
         "abstains",
         "warning",
-        f"The reward would not judge {percent(share)} of the replies; nothing is learnt from them.",
+        f"The reward abstained on {percent(share)} of the replies; they are not trained on.",
         "the reward returned None for them",
-        "see which in `operant report RUN --serve` (an empty score); give them a low score instead where they are bad",
+        "find them in `operant report RUN --serve` (no score); give them a low score instead if they are bad",
         ("reward/abstained",),
         history.since("reward/abstained", lambda x: x >= ABSTAINED),
     )
 
 
 def flat(history: History) -> Finding | None:
-    """The policy moves, and the reward does not rise."""
+    """The policy moves, but the reward does not rise."""
     kl, score = history.recent("kl/per_reply"), progress(history)
-    if kl is None or score is None or history.trained < PATIENCE or kl < MOVED:
+    if kl is None or score is None or history.trained_steps < PATIENCE or kl < MOVED:
         return None
     if score.learned or (score.rise > 0 and score.beyond_noise):
         return None
     return Finding(
         "flat",
         "warning",
-        f"In {history.trained} steps the policy moved {number(kl)} nats and the {score.what} did not rise: "
+        f"In {history.trained_steps} steps the policy moved {number(kl)} nats and the {score.label} did not rise: "
         f"{number(score.before)} before, {number(score.after)} now.",
         "the reward does not depend on the replies, its noise is too large for this batch, or the learning rate is "
         "too high",
-        "look whether good replies score high (`operant report RUN --serve`); then `--batch` twice as large, or "
+        "check that good replies score high (`operant report RUN --serve`); then `--batch` twice as large, or "
         "`--optimizer.lr` a third",
         ("reward/mean", "kl/per_reply"),
         history.step,

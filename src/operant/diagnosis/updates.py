@@ -1,34 +1,36 @@
-"""How the weights move: collapse, steps that are too large, a critic that misleads, numbers that are none."""
+"""Rules about the update of the weights: collapse, too large steps, a misleading critic, NaN and infinity."""
 
-from collections.abc import Mapping
+import math
 
-from operant.diagnosis.distance import dearer
+from operant.diagnosis.distance import higher_kl_option
 from operant.diagnosis.history import Finding, History, number, percent
 from operant.metrics.registry import METRICS
 
+STEPS = 3
+"""The current value of a metric of the update is its mean over this many steps."""
 COLLAPSED = 0.25
-"""Of the first step's entropy. The demo keeps 0.85."""
+"""Share of the first step's entropy. The demo keeps 0.85."""
 WARM_UP, JUDGED = 20, 10
-"""A critic begins at zero and knows nothing for some steps; then this many are looked at together."""
+"""A critic begins at zero and needs some steps to warm up; then this many steps are averaged."""
 WORSE = -0.2
-"""Explained variance. Where there is nothing to know (the demo's controls) ten steps' mean goes down to -0.09."""
+"""Explained variance. With random rewards (the demo's controls) the mean of ten steps goes down to -0.09."""
 GAP, HALF = 1e-3, 0.05
 """Nats. The registry: below 0.0001 in float32, below 0.05 in bfloat16."""
 CLIPPED = 0.3
-"""The registry's band."""
+"""The end of the registry's healthy range."""
 
 
 def entropy(history: History) -> Finding | None:
-    """The policy has become sure of everything."""
-    first, now = history.first("policy/entropy"), history.recent("policy/entropy", 3)
+    """The entropy has collapsed."""
+    first, now = history.first("policy/entropy"), history.recent("policy/entropy", STEPS)
     if not first or now is None or now > COLLAPSED * first:
         return None
     return Finding(
         "entropy",
         "warning",
         f"Entropy has fallen from {number(first)} to {number(now)} nats a token.",
-        "the policy says nearly the same whatever the random numbers are: the steps are too large or KL too cheap",
-        f"`--optimizer.lr` a third, {dearer(history)}, or `--loss.entropy_coef 0.01`",
+        "the policy generates nearly the same whatever the random numbers: the steps are too large or KL too cheap",
+        f"`--optimizer.lr` a third, {higher_kl_option(history)}, or `--loss.entropy_coef 0.01`",
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x <= COLLAPSED * first),
     )
@@ -36,40 +38,36 @@ def entropy(history: History) -> Finding | None:
 
 def ratio(history: History) -> Finding | None:
     """New and old policy differ too much within one step."""
-    highs, lows = history.values("policy/ratio_max")[-3:], history.values("policy/ratio_min")[-3:]
-    spread = history.recent("policy/ratio_std", 3)
-    high, low = max(highs, default=1.0), min(lows, default=1.0)
-    odd = [
-        n
-        for n, x in (("max", high), ("min", low), ("std", spread))
-        if x is not None and METRICS[f"policy/ratio_{n}"].unhealthy(x)
-    ]
+    high = max(history.values("policy/ratio_max")[-STEPS:], default=1.0)
+    low = min(history.values("policy/ratio_min")[-STEPS:], default=1.0)
+    spread = history.recent("policy/ratio_std", STEPS)
+    named = {"policy/ratio_max": high, "policy/ratio_min": low, "policy/ratio_std": spread}
+    odd = [name for name, x in named.items() if x is not None and METRICS[name].unhealthy(x)]
     if not odd:
         return None
-    says = f"Within one step a token's probability changed up to {number(high)} and down to {number(low)} times the old"
-    says += f" (spread {number(spread)})." if spread is not None else "."
-    name = f"policy/ratio_{odd[0]}"
+    message = f"Within one step a token's probability changed up to {number(high)} and down to {number(low)} times the "
+    message += f"old (spread {number(spread)})." if spread is not None else "old."
     return Finding(
         "ratio",
         "warning",
-        says,
+        message,
         "the update goes too far for the replies that it learns from",
         "`--optimizer.lr` a third, `--update.epochs 1`, or stop early with `--update.target_kl 0.02`",
-        ("policy/ratio_max", "policy/ratio_min", "policy/ratio_std"),
-        history.since(name, METRICS[name].unhealthy),
+        tuple(named),
+        history.since(odd[0], METRICS[odd[0]].unhealthy),
     )
 
 
 def clipping(history: History) -> Finding | None:
-    """Clipping holds much of the update back."""
-    share = history.recent("policy/clip_fraction", 3)
+    """Clipping removes a large part of the update."""
+    share = history.recent("policy/clip_fraction", STEPS)
     if share is None or share < CLIPPED:
         return None
     return Finding(
         "clipping",
         "warning",
         f"{percent(share)} of the tokens are clipped.",
-        "the steps are too large: most of what they would change is held back",
+        "the steps are too large: clipping removes most of their effect",
         "`--optimizer.lr` a third, or fewer `--update.epochs`",
         ("policy/clip_fraction", "policy/approx_kl"),
         history.since("policy/clip_fraction", lambda x: x > CLIPPED),
@@ -77,11 +75,11 @@ def clipping(history: History) -> Finding | None:
 
 
 def critic(history: History) -> Finding | None:
-    """The critic knows less than the mean return."""
-    held = history.values("value/explained_variance")
-    if len(held) < WARM_UP + JUDGED:
+    """The critic predicts worse than the mean return."""
+    values = history.values("value/explained_variance")
+    last = values[-JUDGED:]
+    if len(values) < WARM_UP + JUDGED:
         return None
-    last = held[-JUDGED:]
     mean = sum(last) / len(last)
     if mean > WORSE or sum(x < 0 for x in last) < JUDGED - 2:
         return None
@@ -98,51 +96,57 @@ def critic(history: History) -> Finding | None:
 
 
 def scoring(history: History) -> Finding | None:
-    """Sampling and training disagree about a token's log-prob."""
+    """Sampling and training disagree about the log-prob of a token."""
     gap = max(history.values("rollout/logprob_gap")[-3:], default=0.0)
     if gap < GAP:
         return None
+    if gap > HALF:
+        level, cause = "problem", "the engine generates with other weights, precision or sampling than training uses"
+        remedy = "`--learner.rescore true` takes training's own log-probs; an engine of your own must load the weights "
+        remedy += "in `sync`"
+    else:
+        level, cause = "note", "half precision does that (below 0.05); in float32 it would be a fault"
+        remedy = "nothing in bfloat16; in float32 `operant doctor`, and `--learner.rescore true`"
     return Finding(
         "scoring",
-        "problem" if gap > HALF else "note",
+        level,
         f"Log-probs differ by up to {number(gap)} nats between sampling and training with the same weights.",
-        "the engine speaks with other weights, another precision or another sampling than are trained"
-        if gap > HALF
-        else "half precision does that (below 0.05); in float32 it would be a fault",
-        "`--learner.rescore true` takes training's own; an engine of your own must load the weights in `sync`"
-        if gap > HALF
-        else "nothing in bfloat16; in float32 `operant doctor`, and `--learner.rescore true`",
+        cause,
+        remedy,
         ("rollout/logprob_gap",),
         history.since("rollout/logprob_gap", lambda x: x > GAP),
     )
 
 
 def not_finite(history: History) -> Finding | None:
-    """Numbers that are none, and optimizer steps that were refused."""
+    """A metric is NaN or infinity, or optimizer steps were refused because of one."""
+    refused_steps = [int(m.get("step", i)) for i, m in enumerate(history.metrics, 1) if m.get("update/refused")]
     count = sum(x > 0 for x in history.values("update/refused"))
-    null = _nulls(history.metrics[-1]) if history.metrics else []
-    if not count and not null:
+    newest = history.metrics[-1] if history.metrics else {}
+    # A value that was not finite is null on disk, and NaN or infinity in memory.
+    bad = [name for name, x in newest.items() if x is None or (isinstance(x, float) and not math.isfinite(x))]
+    clauses = []
+    if count:
+        clauses.append(f"{count} step{'s were' if count > 1 else ' was'} refused because of NaN or infinity")
+    if bad:
+        clauses.append(f"{', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} NaN or infinity")
+    if not clauses:
         return None
-    what = [f"{count} step{'s were' if count > 1 else ' was'} refused: a number was not finite"] * bool(count)
-    what += [f"{', '.join(null[:3])} {'is' if len(null) == 1 else 'are'} not finite"] * bool(null)
-    says = " and ".join(what)
+    message = " and ".join(clauses)
     return Finding(
         "not_finite",
         "problem",
-        f"{says[0].upper()}{says[1:]}.",
+        f"{message[0].upper()}{message[1:]}.",
         "scores or steps so large that float arithmetic overflows",
-        "`operant replay` with the run's refused/step-... says which number, in which reply; `--score.clip 5`, "
+        "`operant replay` with the run's refused/step-... shows which value, in which reply; `--score.clip 5`, "
         "`--optimizer.lr` a tenth, `--optimizer.max_grad_norm 1`; the weights are those of before",
         ("update/refused", "update/grad_norm", "loss/total"),
-        next(
-            (int(m.get("step", i)) for i, m in enumerate(history.metrics, 1) if m.get("update/refused")),
-            history.step,
-        ),
+        refused_steps[0] if refused_steps else history.step,
     )
 
 
 def refused(history: History) -> Finding | None:
-    """Optimizer steps refused for their ratios."""
+    """Optimizer steps were refused because their ratios were too large."""
     share = history.recent("policy/skipped_steps") or 0.0
     if share < 1e-9:
         return None
@@ -157,8 +161,3 @@ def refused(history: History) -> Finding | None:
         ("policy/skipped_steps", "policy/ratio_mean"),
         history.since("policy/skipped_steps", lambda x: x > 0),
     )
-
-
-def _nulls(metrics: Mapping[str, object]) -> list[str]:
-    """Names whose number was not finite: null on disk, NaN or infinite in memory."""
-    return [n for n, x in metrics.items() if x is None or (isinstance(x, float) and x - x != 0)]

@@ -1,4 +1,4 @@
-"""What is told of a step's rollouts and batch, as sums and counts. Names and meanings: `metrics/registry.py`."""
+"""Collect the metrics of a step from its rollouts and batch, as sums and counts. `registry.py` explains them."""
 
 import math
 import re
@@ -16,49 +16,47 @@ from operant.tally import Tally
 from operant.types import Batch, Outputs, Rollout
 
 BYTES = "rollout/bytes"
-"""Bytes of text over the actions that they are written in; no metric, but what a loss in bits is made with."""
+"""Tally entry: bytes of text per action. It is not logged, but converts a loss to bits per byte."""
 GROUPS = 8
-"""Fewer queries than this tell nothing about queries."""
+"""The least number of queries for `query_share`."""
 BLOCKS, GRADIENTS = "blocks/", "gradients/"
-"""How numbers of the model's blocks and histograms of its tensors are called in a tally."""
+"""Prefixes of tally entries: norms of the model's blocks, and histograms of the gradients of its tensors."""
 
 
 def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
-    """Lengths, how replies ended, and, unless there is no tokenizer, how they read."""
+    """Return the lengths and endings of replies, and their text metrics unless `texts` is False (no tokenizer)."""
     tally = Tally()
     turns = [turn for r in rollouts for turn in r.turns]
-    lengths = {
-        "rollout/query_tokens": [len(t.prompt) for t in turns],
-        "rollout/reply_tokens": [len(t.action) for t in turns],
-    }
-    for name, values in lengths.items():
-        tally.mean(name, values)
-        tally.spread(f"{name}_std", values)
+    lengths = [len(t.action) for t in turns]
+    for name, values in (("query", [len(t.prompt) for t in turns]), ("reply", lengths)):
+        tally.mean(f"rollout/{name}_tokens", values)
+        tally.spread(f"rollout/{name}_tokens_std", values)
     for end in ("stop", "length"):
         tally.mean(f"rollout/ended_{end}", [t.end == end for t in turns])
     tally.mean("rollout/ended_cut", [r.end == "cut" for r in rollouts])
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
     tally.add("rollout/count", len(rollouts), 0.0)
-    tally.histogram("reply_tokens", lengths["rollout/reply_tokens"])
+    tally.histogram("reply_tokens", lengths)
     if texts:
-        said = [text for r in rollouts for text in r.texts]
-        tally.merge(of_texts(said))
-        actions = sum(turn.count for turn in turns)  # a choice is one, as in the loss
-        tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in said), actions)
+        replies = [text for r in rollouts for text in r.texts]
+        tally.merge(of_texts(replies))
+        actions = sum(turn.count for turn in turns)  # choosing a whole reply is one action, as in the loss
+        tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in replies), actions)
     return tally
 
 
 def of_batch(batch: Batch, coef: float) -> Tally:
-    """KL, its price, values and returns; `batch.rewards` is what was learnt from, KL already paid."""
+    """Return the metrics of KL, its penalty, values and returns.
+
+    `batch.rewards` are those that were trained on, with the KL penalty subtracted. coef: the KL coefficient.
+    """
     tally, at = Tally(), batch.actions
-    if batch.raw_logprobs is None or not bool(at.any()):
-        return tally  # given replies; or nothing, on this rank
-    index = batch.episodes
-    replies = len(batch.bootstrap)
+    if batch.raw_logprobs is None or not bool(at.any()):  # demonstrations, or a rank without replies
+        return tally
 
     def per_episode(x: Tensor) -> list[float]:
-        sums = torch.zeros(replies, dtype=torch.float64).index_add(0, index, torch.where(at, x, 0.0).double().sum(1))
-        return sums.tolist()
+        sums = torch.zeros(len(batch.bootstrap), dtype=torch.float64)
+        return sums.index_add(0, batch.episodes, torch.where(at, x, 0.0).double().sum(1)).tolist()
 
     tally.mean("rollout/logprob_mean", batch.raw_logprobs, at)
     tally.histogram("logprobs", batch.raw_logprobs, at)
@@ -67,10 +65,10 @@ def of_batch(batch: Batch, coef: float) -> Tally:
         tally.mean("rollout/ref_logprob_mean", batch.ref_logprobs, at)
         tally.histogram("ref_logprobs", batch.ref_logprobs, at)
         k1 = estimate("k1", batch.raw_logprobs, batch.ref_logprobs)
-        each = per_episode(k1)
-        tally.mean("kl/per_reply", each)
-        tally.spread("kl/per_reply_std", each)
-        tally.histogram("kl_per_reply", each)
+        per_reply = per_episode(k1)
+        tally.mean("kl/per_reply", per_reply)
+        tally.spread("kl/per_reply_std", per_reply)
+        tally.histogram("kl_per_reply", per_reply)
         tally.mean("kl/per_token", k1, at)
         tally.mean("kl/k3", per_episode(estimate("k3", batch.raw_logprobs, batch.ref_logprobs)))
     if batch.kl is not None:
@@ -78,9 +76,9 @@ def of_batch(batch: Batch, coef: float) -> Tally:
         tally.mean("kl/paid", charged)
         tally.mean("reward/kl_penalty", [coef * k for k in charged])
         tally.spread("reward/kl_penalty_std", [coef * k for k in charged])
-    paid = per_episode(batch.rewards)
-    tally.mean("reward/return", paid)
-    tally.spread("reward/return_std", paid)
+    rewards = per_episode(batch.rewards)
+    tally.mean("reward/return", rewards)
+    tally.spread("reward/return_std", rewards)
     for name, x in (("value", batch.values), ("returns", batch.returns)):
         if x is not None:
             tally.mean(f"{name}/mean", x, at)
@@ -93,21 +91,22 @@ def of_batch(batch: Batch, coef: float) -> Tally:
 
 
 def of_advantages(tally: Tally, batch: Batch) -> None:
-    """The advantages of a minibatch as the loss uses them, whitened where that is asked for after the cut."""
+    """Add the advantages of a minibatch as the loss uses them, after any whitening, to `tally`."""
     at = batch.actions & (batch.weights != 0)
     if batch.advantages is not None and bool(at.any()):
         tally.mean("policy/advantage_mean", batch.advantages, at)
         tally.spread("policy/advantage_std", batch.advantages, at)
         tally.histogram("advantages", batch.advantages, at)
-        seen = set(batch.episodes[at.any(1)].tolist())
-        taught = set(batch.episodes[(at & (batch.advantages != 0)).any(1)].tolist())
-        tally.add("policy/advantage_zero", len(seen - taught), len(seen))
+        episodes = set(batch.episodes[at.any(1)].tolist())
+        nonzero = set(batch.episodes[(at & (batch.advantages != 0)).any(1)].tolist())
+        tally.add("policy/advantage_zero", len(episodes - nonzero), len(episodes))
 
 
 def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] = ()) -> Tally:
-    """Totals as reward and world gave them, and as they were used; `asked`: how many were to be judged.
+    """Return the metrics of the scores.
 
-    groups: of each raw total, where they are known.
+    raw: total of reward and environment, one per judged reply. used: the same after scaling. asked: number of replies
+    that the reward received. groups: the group of each raw score, if known.
     """
     tally = Tally()
     for name, scores in (("reward/", raw), ("reward/scaled_", used)):
@@ -118,22 +117,22 @@ def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[
         tally.extreme("reward/min", score)
     tally.add("reward/abstained", asked - len(raw), asked)
     tally.histogram("reward", raw)
-    share = query_share(raw, groups) if groups else None
-    if share is not None:
+    if groups and (share := query_share(raw, groups)) is not None:
         tally.add("reward/query_share", share)
     return tally
 
 
 def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
-    """The share of the scores' variance that the query explains; None where fewer than `GROUPS` were attempted twice.
+    """Return the share of the scores' variance that the query explains.
 
-    The intraclass correlation of a one-way layout, 1 - (variance within groups) / (whole variance), from the unbiased
-    mean squares (Shrout and Fleiss, 1979, ICC(1,1) with unequal groups); cut at 0.
+    None if fewer than `GROUPS` queries have two or more scores. It is the intraclass correlation of a one-way layout,
+    1 - (variance within groups) / (whole variance), from the unbiased mean squares (Shrout and Fleiss, 1979, ICC(1,1)
+    with unequal groups), and at least 0.
     """
-    held: dict[int, list[float]] = {}
+    by_group: dict[int, list[float]] = {}
     for score, group in zip(scores, groups, strict=True):
-        held.setdefault(group, []).append(score)
-    several = [x for x in held.values() if len(x) > 1]
+        by_group.setdefault(group, []).append(score)
+    several = [x for x in by_group.values() if len(x) > 1]
     n, count = sum(map(len, several)), len(several)
     if count < GROUPS:
         return None
@@ -146,47 +145,48 @@ def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
 
 
 def distributions(tally: Tally) -> dict[str, Any]:
-    """Histograms, norms by block and gradients by tensor, as a file holds them."""
-    plain = {name: h.as_plain() for name, h in tally.histograms.items()}
+    """Return the histograms, the norms by block and the gradients by tensor of a step, ready for JSON."""
+    histograms: dict[str, Any] = {}
+    gradients: dict[str, Any] = {}
+    for name, histogram in tally.histograms.items():
+        group = gradients if name.startswith(GRADIENTS) else histograms
+        group[name.removeprefix(GRADIENTS)] = histogram.as_plain()
     blocks: dict[str, dict[str, float]] = {}
     for name, x in tally.result().items():
         if name.startswith(BLOCKS):
             _, kind, block = name.split("/", 2)
             blocks.setdefault(kind, {})[block] = x
-    told = {
-        "histograms": {name: h for name, h in plain.items() if not name.startswith(GRADIENTS)},
-        "blocks": blocks,
-        "gradients": {name.removeprefix(GRADIENTS): h for name, h in plain.items() if name.startswith(GRADIENTS)},
-    }
-    return {name: held for name, held in told.items() if held}
+    parts = {"histograms": histograms, "blocks": blocks, "gradients": gradients}
+    return {name: part for name, part in parts.items() if part}
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"\w+")
-_SILENT = " \t\n\r.,;:…"
-"""A reply of nothing else says nothing."""
+_BLANK = " \t\n\r.,;:…"
+"""A reply of only these characters is empty."""
 _COMMON = frozenset(".,;:'\"-()?!’‘“”")
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased runs of letters, digits and underscores."""
+    """Return the lower-cased runs of letters, digits and underscores."""
     return _WORD.findall(text.lower())
 
 
-def says_nothing(text: str) -> bool:
-    """Whether nothing is left of a reply without spaces and full stops."""
-    return not text.strip(_SILENT)
+def is_blank(text: str) -> bool:
+    """Return whether a reply has only spaces and simple punctuation."""
+    return not text.strip(_BLANK)
 
 
 def of_texts(texts: Sequence[str]) -> Tally:
-    """What replies look like as text: empty, monotonous, full of signs. Names: `text/...` in the registry."""
+    """Return the `text/...` metrics: empty replies, repetition, diversity, signs."""
     tally = Tally()
-    said = [words(text) for text in texts]
-    tally.mean("text/empty", list(map(says_nothing, texts)))
-    tally.mean("text/repeated", [_repeated(x) for x in said if len(x) > 2])
-    flat = [word for x in said for word in x]
-    pairs = [pair for x in said for pair in pairwise(x)]
+    by_reply = [words(text) for text in texts]
+    tally.mean("text/empty", list(map(is_blank, texts)))
+    trigrams = [list(zip(x, x[1:], x[2:])) for x in by_reply if len(x) > 2]
+    tally.mean("text/repeated", [1 - len(set(x)) / len(x) for x in trigrams])
+    flat = [word for x in by_reply for word in x]
+    pairs = [pair for x in by_reply for pair in pairwise(x)]
     for name, things in (("1", flat), ("2", pairs)):
         if things:
             tally.add(f"text/distinct_{name}", len(set(things)), len(things))
@@ -194,18 +194,15 @@ def of_texts(texts: Sequence[str]) -> Tally:
         tally.add("text/top_word", Counter(flat).most_common(1)[0][1], len(flat))
     characters = "".join(texts)
     if characters:
-        signs = {
-            "text/exclamations": characters.count("!"),
-            "text/emojis": sum(map(_is_emoji, characters)),
-            "text/non_letters": sum(map(_is_odd, characters)),
-        }
-        for name, count in signs.items():
-            tally.add(name, count, len(characters))
+        emojis = sum(c >= "\u2600" and unicodedata.category(c) == "So" for c in characters)
+        others = sum(not (c.isalnum() or c.isspace() or c in _COMMON) for c in characters)
+        for name, count in (("exclamations", characters.count("!")), ("emojis", emojis), ("non_letters", others)):
+            tally.add(f"text/{name}", count, len(characters))
     return tally
 
 
 def top_word(texts: Sequence[str]) -> tuple[str, float]:
-    """The commonest word of all texts, and its share of their words; ("", 0.0) where there are none."""
+    """Return the most common word of all texts and its share of their words; ("", 0.0) if there are no words."""
     flat = [word for text in texts for word in words(text)]
     if not flat:
         return "", 0.0
@@ -213,25 +210,11 @@ def top_word(texts: Sequence[str]) -> tuple[str, float]:
     return word, count / len(flat)
 
 
-def _repeated(said: Sequence[str]) -> float:
-    """Share of a reply's word trigrams that it has said before."""
-    trigrams = list(zip(said, said[1:], said[2:]))
-    return 1 - len(set(trigrams)) / len(trigrams)
-
-
-def _is_emoji(c: str) -> bool:
-    return c >= "\u2600" and unicodedata.category(c) == "So"
-
-
-def _is_odd(c: str) -> bool:
-    return not (c.isalnum() or c.isspace() or c in _COMMON)
-
-
 def of_likelihood(tally: Tally, batch: Batch, out: Outputs) -> None:
-    """How the drawn tokens' log-probs compare with what the policy's own entropy predicts; weights unchanged.
+    """Add the mean of log-prob + entropy over the drawn tokens, and its spread, to `tally`; for unchanged weights.
 
-    Where tokens are drawn from the policy, log-prob + entropy has expectation 0 at every token, whatever came before:
-    a sum over tokens is a martingale, so its standard error is known and a wrong sampler shows within a step.
+    If tokens are drawn from the policy, log-prob + entropy has expectation 0 at every token, for any context. A sum
+    over tokens is then a martingale, so its standard error is known and a wrong sampler shows within one step.
     """
     if batch.allowed is None:
         excess = out.logprobs.detach() + out.entropy.detach()
@@ -240,9 +223,9 @@ def of_likelihood(tally: Tally, batch: Batch, out: Outputs) -> None:
 
 
 def finish(tally: Tally) -> dict[str, float]:
-    """The metrics of pooled sums, and what follows from several of them. Numbers of blocks are no metrics."""
+    """Return the metrics of a pooled tally, with those that are computed from others; without the norms of blocks."""
     metrics = {name: x for name, x in tally.result().items() if not name.startswith(BLOCKS)}
-    if "rollout/likelihood_z" in metrics:  # so far the spread
+    if "rollout/likelihood_z" in metrics:  # until here it is the spread
         spread, count = metrics.pop("rollout/likelihood_z"), tally.sums["rollout/likelihood_gap"][1]
         if spread:
             metrics["rollout/likelihood_z"] = metrics["rollout/likelihood_gap"] / spread * count**0.5

@@ -1,11 +1,11 @@
-"""Rollouts as rows of a table, one a turn: what `rollouts/step-00012.parquet` holds. `registry.COLUMNS` explains it."""
+"""Rollouts as rows of a table, one per turn, for `rollouts/step-00012.parquet`. `registry.COLUMNS` explains them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from operant.rewards.evaluate import Total, totals
-from operant.types import Batch, Rollout, Turn
+from operant.types import Batch, Rollout
 
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
 
@@ -18,12 +18,12 @@ def rows(
     learned: Sequence[int] | None = None,
     pieces: Callable[[list[int]], list[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row a turn. What an attempt came to stands on its last turn; where the reward abstained, it is None.
+    """Return one row per turn. The score of an attempt is in the row of its last turn; it is None if not judged.
 
-    scores: one a rollout, as the reward gave them (a list: one number per token); what the world paid is added. parts:
-    both by name.
-    batch: where the rollouts were observed, for the columns of every token. learned: which rollouts the batch was made
-    of, in order; None: those with a score. pieces: ids of a reply to the text of each.
+    scores: one per rollout, as the reward returned it (a list: one number per token); what the environment paid is
+    added here. parts: the named parts of the reward, one value per rollout.
+    batch: the collated rollouts, for the columns with one value per token. learned: the indices of the rollouts that
+    the batch was made of, in order; None: all that have a score. pieces: returns the text of each token id.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
@@ -32,39 +32,37 @@ def rows(
     table = []
     for number, rollout in enumerate(rollouts):
         for index, turn in enumerate(rollout.turns):
-            row = _spoken(rollout, index, turn) | {"rollout": number, "reward": None}
+            row: dict[str, Any] = {
+                "task": str(rollout.task.id),
+                "group": rollout.group,
+                "turn": index,
+                "query": _without_surrogates(rollout.query),
+                "reply": _without_surrogates(rollout.texts[index]),
+                "prompt": list(turn.prompt),
+                "ids": list(turn.action),
+                "query_tokens": len(turn.prompt),
+                "reply_tokens": len(turn.action),
+                "logprobs": None if turn.logprobs is None else _finite(turn.logprobs),
+                "paid": float(turn.reward),
+                "end": turn.end,
+                "version": turn.version,
+                "rollout": number,
+                "reward": None,
+            }
             if index == len(rollout.turns) - 1:
                 row["reward"] = whole[number]
-                row |= {f"reward/{name}": said[number] for name, said in (parts or {}).items()}
-            if pieces is not None:  # a choice is one action, with one number of each kind
-                said = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
-                row["tokens"] = [_clean(piece) for piece in said]
+                row |= {f"reward/{name}": values[number] for name, values in (parts or {}).items()}
+            if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
+                texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
+                row["tokens"] = [_without_surrogates(text) for text in texts]
             if batch is not None:
-                row |= _seen(batch, episodes.get(number), index)
+                row |= _per_token(batch, episodes.get(number), index)
             table.append(row)
     return table
 
 
-def _spoken(rollout: Rollout, index: int, turn: Turn) -> dict[str, Any]:
-    return {
-        "task": str(rollout.task.id),
-        "group": rollout.group,
-        "turn": index,
-        "query": _clean(rollout.query),
-        "reply": _clean(rollout.texts[index]),
-        "prompt": list(turn.prompt),
-        "ids": list(turn.action),
-        "query_tokens": len(turn.prompt),
-        "reply_tokens": len(turn.action),
-        "logprobs": None if turn.logprobs is None else _finite(turn.logprobs),
-        "paid": float(turn.reward),
-        "end": turn.end,
-        "version": turn.version,
-    }
-
-
-def _seen(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
-    """What the batch knows of the tokens of one turn."""
+def _per_token(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
+    """Return the batch's values for the tokens of one turn, None for an episode that is not in the batch."""
     known = [name for name in _PER_TOKEN if getattr(batch, name) is not None]
     if episode is None:
         return dict.fromkeys(known)
@@ -74,10 +72,10 @@ def _seen(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
 
 
 def _finite(numbers: Sequence[float]) -> list[float | None]:
-    """Of a step that was refused, what is no number is none in the table either."""
+    """Return the numbers with None for NaN and infinity, which a refused step may have."""
     return [x if math.isfinite(x) else None for x in numbers]
 
 
-def _clean(text: str) -> str:
-    """Without lone surrogates, which no file in UTF-8 can hold."""
+def _without_surrogates(text: str) -> str:
+    """Return the text with lone surrogates replaced, which UTF-8 files cannot store."""
     return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -98,7 +98,7 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     score, kl, entropy = progress(history), history.recent("kl/per_reply"), history.recent("policy/entropy")
     told: list[dict[str, Any]] = []
     if score is not None:
-        label = score.what[0].upper() + score.what[1:]
+        label = score.label[0].upper() + score.label[1:]
         told.append({"label": label, "unit": "", "before": short(score.before), "after": short(score.after)})
     if kl is not None:
         told.append({"label": "KL per reply", "unit": "nats", "after": short(kl)})

@@ -27,8 +27,7 @@ from operant.runs.resume import Change, changed_since, changes, in_force, stored
 from operant.runs.run import Observer, Run
 from operant.runs.signals import Asked, asked_to_end
 from operant.storage.checkpoint_store import about, to_resume
-from operant.trackers.copies import make_trackers
-from operant.trackers.trackers import Tracker, Trackers
+from operant.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.types import Env, OperantError
 from operant.watchdog import Watchdog
 
@@ -94,7 +93,7 @@ def _made(
     clock = machine.Clock()
     try:
         with Watchdog(clock, folder.say, folder.log_path), clock.timing("loading"):
-            copies = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)] if _first() else []
+            trackers = [*show, *make_trackers(config.train.trackers, folder.path, folder.say)] if _first() else []
             built = build(models, tokenizer=tokenizer, env=env)
     except BaseException:
         folder.close()
@@ -103,7 +102,7 @@ def _made(
             with suppress(OSError):
                 folder.path.parent.rmdir()  # succeeds where nothing else lies there
         raise
-    return Run(config, built, folder, Trackers(folder, copies, say=folder.say))
+    return Run(config, built, folder, Trackers(folder, trackers, folder.say))
 
 
 def _first() -> bool:

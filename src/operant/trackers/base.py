@@ -1,7 +1,7 @@
-"""What a tracker shows of a run, and what all of them share: `TensorBoard`, `WandB` and `Trackio` only write it down.
+"""The common part of the trackers that copy a run to another package: `TensorBoard`, `WandB` and `Trackio`.
 
-A subclass has `begin(config)`, `write(step, Shown)` and `shut(failed)`. A number that is not finite is left out; so is
-a step that an earlier session of the same run has told already.
+`ExternalTracker` decides what is logged, and when. A subclass writes it: `begin(config)`, `write(step, data)` and
+`end(failed)`. NaN and infinity are left out, and so are the steps that an earlier process of the same run has logged.
 """
 
 import io
@@ -18,135 +18,144 @@ from operant.storage import atomic_io
 from operant.tally import Histogram
 
 COLUMNS = ("step", "query", "reply", "reward", "KL", "tokens", "end")
-"""Of the table of replies; KL in nats, summed over the reply."""
+"""The columns of the table of replies. KL is in nats, summed over the reply."""
 REPLIES = 32
-"""At most so many replies of a step."""
+"""The largest number of replies that are logged of a step."""
 PROJECT = "operant"
-"""Where a tracker keeps several projects, runs go to this one, unless the tracker's own environment names another."""
+"""The project of the runs in a tracker with several projects, unless the tracker's environment variable names one."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A part of a step. Counts stay binned: a tracker gets the grid, never the values."""
+class StepData:
+    """A part of the data of one step. Histograms have bins and counts, not the single values."""
 
     scalars: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
     replies: list[list[Any]] = field(default_factory=list)
 
 
-class Copy:
-    """A tracker that copies a run to `folder`/`name`, as far as it has not been copied.
+class ExternalTracker:
+    """A tracker that copies a run to another package, with its files in the folder `name` of the run folder.
 
-    folder: the run folder. say: takes a sentence for the run's log.
+    run_folder: the folder of the run. log_message: adds a sentence to the log of the run.
     """
 
     name = ""
-    """Of the tracker, of its package and of its extra."""
+    """The name of the tracker, of its package and of its extra."""
 
-    def __init__(self, folder: str | Path, say: Callable[[str], Any]) -> None:
-        self.run, self.folder, self.say = Path(folder), Path(folder) / self.name, say
-        self.memory: dict[str, Any] = {}
-        self.samples_every = self.total = self.told = 0
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+        self.run_folder, self.folder = Path(run_folder), Path(run_folder) / self.name
+        self.log_message = log_message
+        self.samples_every = self.total_steps = 0
+        self.state: dict[str, Any] = {}
+        """What a resumed run has to know, stored in `operant.json`: the last step, and the name or id of the run."""
+        self.skip_until = 0
+        """Steps up to this one were logged by an earlier process of the run, and are skipped."""
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Begin, or go on with what `memory` names; `told` is the last step that was told before."""
+        """Begin a new run, or continue the one that `state` names."""
         raise NotImplementedError
 
-    def write(self, step: int, shown: Shown) -> None:
-        """Take a part of a step; parts of one step follow each other."""
+    def write(self, step: int, data: StepData) -> None:
+        """Write a part of a step. The parts of one step are written one after another."""
         raise NotImplementedError
 
-    def shut(self, failed: bool) -> None:
-        """End. failed: the run ends with an error."""
+    def end(self, failed: bool) -> None:
+        """End the run. failed: whether it ends with an error."""
         raise NotImplementedError
 
-    # --- what the run calls -------------------------------------------------------------------------------------------
+    # --- called by the run --------------------------------------------------------------------------------------------
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Begin, or go on."""
-        self.total, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
+        """Begin or continue the run."""
+        self.total_steps, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
         with atomic_io.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        if self._memory.is_file():
-            self.memory = json.loads(self._memory.read_text(encoding="utf-8"))
-        self.told = self.memory.get("step", 0)
+        if self._state_path.is_file():
+            self.state = json.loads(self._state_path.read_text(encoding="utf-8"))
+        self.skip_until = self.state.get("step", 0)
         self.begin(config)
-        self._remember()
+        self._save_state()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """One step's numbers, which end the step."""
-        self._write(step, Shown(finite(metrics)))
-        self.memory["step"] = max(step, self.memory.get("step", 0))
-        self._remember()
+        """Log the metrics of a step. They are its last part."""
+        self._write(step, StepData(finite(metrics)))
+        self.state["step"] = max(step, self.state.get("step", 0))
+        self._save_state()
 
-    def distributions(self, step: int, told: Mapping[str, Any], /) -> None:
-        """One step's histograms, and norms by block as scalars."""
-        self._write(step, Shown(norms(told), histograms(told)))
+    def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
+        """Log the histograms of a step, and its norms by block as scalars such as `blocks/gradient/block 0`."""
+        norms = {
+            f"blocks/{kind}/{block}": norm
+            for kind, by_block in parts.get("blocks", {}).items()
+            for block, norm in by_block.items()
+        }
+        histograms = {
+            f"{group}/{name}": histogram if isinstance(histogram, Histogram) else Histogram.from_plain(histogram)
+            for group in ("histograms", "gradients")
+            for name, histogram in parts.get(group, {}).items()
+            if histogram is not None
+        }
+        self._write(step, StepData(finite(norms), histograms))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """A table of replies, every `samples_every` steps and at the end."""
-        if self.samples_every and (step % self.samples_every == 0 or step == self.total):
-            self._write(step, Shown(replies=replies(step, rows)))
+        """Log a table of replies, every `samples_every` steps and at the last step."""
+        if self.samples_every and (step % self.samples_every == 0 or step == self.total_steps):
+            self._write(step, StepData(replies=replies(step, rows)))
 
     def close(self) -> None:
-        """End, and say whether an error ended the run; somebody who stops asking for steps is none."""
-        self.shut(failed=sys.exc_info()[0] not in (None, GeneratorExit))
+        """End the run, as failed if an error ended it. A caller who stops iterating over steps is not an error."""
+        self.end(failed=sys.exc_info()[0] not in (None, GeneratorExit))
 
-    def _write(self, step: int, shown: Shown) -> None:
-        if step > self.told:
+    def _write(self, step: int, data: StepData) -> None:
+        if step > self.skip_until:
             try:
-                self.write(step, shown)
-            except Exception:  # nobody will call `close` on a tracker that failed
+                self.write(step, data)
+            except Exception:  # a tracker that failed is dropped, so its `close` is never called
                 with suppress(Exception):
-                    self.shut(failed=True)
+                    self.end(failed=True)
                 raise
 
     @property
-    def _memory(self) -> Path:
+    def _state_path(self) -> Path:
         return self.folder / "operant.json"
 
-    def _remember(self) -> None:
-        atomic_io.write(self._memory, json.dumps(self.memory))
+    def _save_state(self) -> None:
+        atomic_io.write(self._state_path, json.dumps(self.state))
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers that can be drawn; the step itself is the axis."""
-    held = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, (int, float))}
-    return {k: float(v) for k, v in held.items() if math.isfinite(v)}
-
-
-def norms(told: Mapping[str, Any]) -> dict[str, float]:
-    """`blocks/gradient/block 0` and its like."""
-    blocks = told.get("blocks", {})
-    return finite({f"blocks/{kind}/{block}": norm for kind, of in blocks.items() for block, norm in of.items()})
-
-
-def histograms(told: Mapping[str, Any]) -> dict[str, Histogram]:
-    """`histograms/reward`, `gradients/<tensor>` and their like."""
-    groups = ("histograms", "gradients")
-    held = {f"{group}/{name}": h for group in groups for name, h in told.get(group, {}).items() if h is not None}
-    return {name: h if isinstance(h, Histogram) else Histogram.from_plain(h) for name, h in held.items()}
+    """Return the finite numbers, without the step."""
+    numbers = {name: x for name, x in metrics.items() if name != "step" and isinstance(x, (int, float))}
+    return {name: float(x) for name, x in numbers.items() if math.isfinite(x)}
 
 
 def edges(histogram: Histogram) -> list[float]:
-    """Both ends of every bin, one more than there are bins."""
+    """Return the edges of the bins, one more than there are bins."""
     return [(histogram.start + i) * histogram.width for i in range(len(histogram.counts) + 1)]
 
 
 def replies(step: int, rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """One line a reply, in the order of `COLUMNS`."""
-    return [
-        [step, r["query"], r["reply"], r.get("reward"), _sum(r.get("kl")), r.get("reply_tokens"), r.get("end")]
-        for r in rows[:REPLIES]
-    ]
+    """Return the first `REPLIES` replies as lists in the order of `COLUMNS`."""
+    table = []
+    for row in rows[:REPLIES]:
+        kl = None if row.get("kl") is None else float(sum(row["kl"]))
+        table.append([step, row["query"], row["reply"], row.get("reward"), kl, row.get("reply_tokens"), row.get("end")])
+    return table
 
 
-def _sum(per_token: Sequence[float] | None) -> float | None:
-    return None if per_token is None else float(sum(per_token))
+def as_row(package: Any, data: StepData) -> dict[str, Any]:
+    """Return a part of a step in the types of `package`, which is the module `wandb` or `trackio`."""
+    row: dict[str, Any] = dict(data.scalars)
+    for name, histogram in data.histograms.items():
+        row[name] = package.Histogram(np_histogram=(list(histogram.counts), edges(histogram)))
+    if data.replies:
+        row["replies"] = package.Table(columns=list(COLUMNS), data=data.replies)
+    return row
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing of the block reaches the console, which belongs to the run."""
+    """Suppress all output of the block, because the console belongs to the run."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield

@@ -1,10 +1,10 @@
-"""What a run shows while it runs: a progress bar at a terminal, plain lines elsewhere, and replies now and then.
+"""The console output of a run: a progress bar in a terminal, plain lines elsewhere, and sample replies.
 
     console = Console()                    # or Console(total=100)
     console.start({"steps": 100})
     console.log(12, {"reward/mean": 0.71, "kl/per_reply": 3.2, ...})
 
-`before_after` prints the same queries' replies from before and after training, side by side.
+`before_after` prints the replies from before and after training side by side.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-_SHOWN = {
+_NUMBERS = {
     "supervised/loss": "loss {:.3f}",
     "reward/mean": "reward {:.3f}",
     "kl/per_reply": "KL {:.2f}",
@@ -23,10 +23,10 @@ _SHOWN = {
 
 
 class Console:
-    """A tracker for people. At a terminal the bar moves with every step.
+    """A tracker that prints. In a terminal it shows a progress bar.
 
-    total: steps of the run. every: steps between plain lines. samples_every: steps between sample replies, 0 for none.
-    What is not given, the run's configuration says: `steps`, `samples_every`.
+    total: number of steps (0: from the option `steps`). every: steps between plain lines. samples_every: steps between
+    sample replies, 0 for none (None: from the option `samples_every`). samples: replies per sample.
     """
 
     def __init__(
@@ -40,66 +40,68 @@ class Console:
     ) -> None:
         self.total, self.every, self.samples_every, self.samples = total, max(every, 1), samples_every, samples
         self._output: TextIO = sys.stdout if output is None else output
-        self._live: Any = None
-        self._first: tuple[int, float] | None = None
+        self._bar: Any = None
+        self._begin: tuple[int, float] | None = None
+        """The step before the first one of this process, and the time at which that began."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Show the bar, at a terminal."""
+        """Show the bar if the output is a terminal."""
         self.total = self.total or int(config.get("steps", 0))
         if self.samples_every is None:
             self.samples_every = int(config.get("samples_every", 10))
         if _is_terminal(self._output):
-            self._live = _bar(self._output, self.total)
-            self._live.start()
+            self._bar = _progress_bar(self._output, self.total)
+            self._bar.start()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
         """Move the bar, or print a line."""
         now = time.monotonic()
-        if self._first is None:  # a resumed run does not begin at 1
-            self._first = step - 1, now - metrics.get("time/step", 0.0)
-        shown = [text.format(metrics[name]) for name, text in _SHOWN.items() if metrics.get(name) is not None]
-        if metrics.get("tokens/per_second") is not None:
-            shown.append(f"{_short(metrics['tokens/per_second'])} tok/s")
-        left = (now - self._first[1]) / max(step - self._first[0], 1) * (self.total - step)
-        if self._live is not None:
+        if self._begin is None:  # a resumed run does not begin at step 1
+            self._begin = step - 1, now - metrics.get("time/step", 0.0)
+        numbers = [text.format(metrics[name]) for name, text in _NUMBERS.items() if metrics.get(name) is not None]
+        if (speed := metrics.get("tokens/per_second")) is not None:
+            short = f"{speed:.0f}" if speed < 1000 else f"{speed / 1000:.1f}k" if speed < 1e6 else f"{speed / 1e6:.1f}M"
+            numbers.append(f"{short} tok/s")
+        left = (now - self._begin[1]) / max(step - self._begin[0], 1) * (self.total - step)
+        if self._bar is not None:
             clock = f"{_clock(left)} left"
-            room = self._live.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
-            while len(" ".join(shown)) > room and shown:  # a narrow window shows fewer
-                shown.pop()
-            self._live.update(0, total=self.total, completed=step, numbers=" ".join(shown), left=clock)
+            width = self._bar.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
+            while len(" ".join(numbers)) > width and numbers:  # a narrow window shows fewer numbers
+                numbers.pop()
+            self._bar.update(0, total=self.total, completed=step, numbers=" ".join(numbers), left=clock)
         elif step % self.every == 0 or step >= self.total:
-            self._print("  ".join([f"step {step}/{self.total}", *shown, f"{_clock(left)} left"]))
+            self._print("  ".join([f"step {step}/{self.total}", *numbers, f"{_clock(left)} left"]))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Print the first replies, every `samples_every` steps and at the end."""
+        """Print the first replies, every `samples_every` steps and at the last step."""
         if not self.samples_every or (step % self.samples_every and step != self.total):
             return
         for row in rows[: self.samples]:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
             self._print(f"  {plain(row['query'])} | {plain(row['reply'])}{score}")
 
-    def distributions(self, step: int, told: Mapping[str, Any], /) -> None:
-        """Nothing: the page draws them."""
+    def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
+        """Do nothing: distributions are in the report."""
 
     def note(self, text: str) -> None:
         """Print a sentence about the run."""
         self._print(plain(text))
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        """Stop the bar, which stays visible."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def _print(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
         else:
             emit(text, self._output)
 
 
 def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: TextIO | None = None) -> None:
-    """Print (query, before, score, after, score) as a table, or as plain lines where the output is no terminal."""
+    """Print rows of (query, before, score, after, score) as a table in a terminal, else as plain lines."""
     out: TextIO = sys.stdout if output is None else output
     if not _is_terminal(out):
         for query, before, old, after, new in rows:
@@ -119,12 +121,12 @@ def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: Tex
 
 
 def plain(text: str) -> str:
-    """On one line and without characters that would move the cursor or change its colour."""
+    """Return the text on one line, without characters that would move the cursor or change its colour."""
     return "".join(c if c.isprintable() else " " for c in text).rstrip()
 
 
 def emit(text: str, output: TextIO) -> None:
-    """Print, whatever the encoding of the output can hold."""
+    """Print the text, with `?` for characters that the encoding of the output lacks."""
     encoding = getattr(output, "encoding", None) or "utf-8"
     print(text.encode(encoding, errors="replace").decode(encoding), file=output, flush=True)
 
@@ -139,11 +141,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def _short(count: float) -> str:
-    return f"{count:.0f}" if count < 1000 else f"{count / 1000:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
-
-
-def _bar(output: TextIO, total: int) -> Any:
+def _progress_bar(output: TextIO, total: int) -> Any:
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column

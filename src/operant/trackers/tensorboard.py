@@ -8,69 +8,63 @@ from typing import Any
 
 import yaml
 
-from operant.tally import Histogram
-from operant.trackers.base import COLUMNS, Copy, Shown, edges
+from operant.trackers.base import COLUMNS, ExternalTracker, StepData, edges
 from operant.trackers.console import plain
 
-_MARKS = {ord(c): f"&#{ord(c)};" for c in "\\`*_{}[]()#+-.!|~^:"}
+_MARKDOWN_CHARACTERS = {ord(c): f"&#{ord(c)};" for c in "\\`*_{}[]()#+-.!|~^:"}
 
 
-class TensorBoard(Copy):
-    """Writes event files. Steps that a resumed run plays again replace what stood there."""
+class TensorBoard(ExternalTracker):
+    """Writes event files. Steps that a resumed run repeats replace the earlier ones."""
 
     name = "tensorboard"
 
-    def __init__(self, folder: str | Path, say: Callable[[str], Any]) -> None:
-        super().__init__(folder, say)
-        import tensorboard  # noqa: F401 - whether it is there; torch has the writer, not the package
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+        super().__init__(run_folder, log_message)
+        import tensorboard  # noqa: F401 - only a check: the writer is torch's, but it needs the package
 
         self._writer: Any = None
         self._config: Mapping[str, Any] = {}
+        self._logged_before = 0
+        """The last step that an earlier process of the run logged; 0 for a new run."""
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """The file itself is opened by the first step, whose number says what it replaces."""
+        """Prepare the run. The first step opens the event file, which replaces earlier events from that step on."""
         self._config = config
-        self._past, self.told = self.told, 0
-        self.say(f"tensorboard: look with: tensorboard --logdir {self.folder}")
+        self._logged_before, self.skip_until = self.skip_until, 0
+        self.log_message(f"tensorboard: look with: tensorboard --logdir {self.folder}")
 
-    def write(self, step: int, shown: Shown) -> None:
+    def write(self, step: int, data: StepData) -> None:
         """Add events."""
-        writer = self._opened(step)
-        for name, value in shown.scalars.items():
-            writer.add_scalar(name, value, step)
-        for name, histogram in shown.histograms.items():
-            _add_histogram(writer, name, histogram, step)
-        if shown.replies and step > self._past:  # a text does not replace a text
-            writer.add_text("replies", markdown(COLUMNS, shown.replies), step)
-        writer.flush()
-
-    def shut(self, failed: bool) -> None:
-        """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def _opened(self, step: int) -> Any:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self.folder), purge_step=step if self._past else None)
-            if not self._past:
+            self._writer = SummaryWriter(str(self.folder), purge_step=step if self._logged_before else None)
+            if not self._logged_before:
                 text = yaml.safe_dump(dict(self._config), sort_keys=False, allow_unicode=True)
                 self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
-        return self._writer
+        for name, value in data.scalars.items():
+            self._writer.add_scalar(name, value, step)
+        for name, histogram in data.histograms.items():
+            ends, counts = edges(histogram), histogram.counts
+            middles = [(a + b) / 2 for a, b in itertools.pairwise(ends)]
+            total = sum(n * x for n, x in zip(counts, middles))
+            squares = sum(n * x * x for n, x in zip(counts, middles))
+            self._writer.add_histogram_raw(
+                name, ends[0], ends[-1], sum(counts), total, squares, ends[1:], list(counts), step
+            )
+        if data.replies and step > self._logged_before:  # a text event does not replace an earlier one
+            self._writer.add_text("replies", markdown(COLUMNS, data.replies), step)
+        self._writer.flush()
 
-
-def _add_histogram(writer: Any, name: str, histogram: Histogram, step: int) -> None:
-    ends = edges(histogram)
-    counts = histogram.counts
-    middles = [(a + b) / 2 for a, b in itertools.pairwise(ends)]
-    total = sum(n * x for n, x in zip(counts, middles))
-    squares = sum(n * x * x for n, x in zip(counts, middles))
-    writer.add_histogram_raw(name, ends[0], ends[-1], sum(counts), total, squares, ends[1:], list(counts), step)
+    def end(self, failed: bool) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def markdown(columns: tuple[str, ...], rows: list[list[Any]]) -> str:
-    """A table in Markdown whose cells are read as the text that they are."""
+    """Return a table in Markdown. Every cell is escaped, so that it shows exactly its text."""
     lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -79,4 +73,4 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else plain(str(value))
-    return html.escape(text).translate(_MARKS)
+    return html.escape(text).translate(_MARKDOWN_CHARACTERS)

@@ -1,119 +1,153 @@
-"""Where metrics go: the run folder always, and trackers that copy it.
+"""Logging of a run: always to the run folder, and to the trackers that copy it.
 
-    trackers = Trackers(folder, [Console(total=100), wandb_tracker], say=folder.say)
+    trackers = Trackers(folder, [Console(total=100), *make_trackers(["wandb"], "runs/x", folder.say)], folder.say)
     trackers.start(config)
     trackers.log(1, {"reward/mean": 0.52})
 
-The folder is the record, and training does not die of it either: what cannot be written is said once, on standard
-error and in the log, and once more when it can be written again. Metrics wait in memory until then, so that none is
-lost while the process lives; of a step's replies the file is missing. A tracker is a copy: one that raises is dropped
-with one warning.
+The run folder is the record of a run. If it cannot be written, training goes on: a warning appears once on standard
+error and in the log, and another one when writing works again. Until then, metrics wait in memory, so none is lost as
+long as the process lives; the replies of such a step are not written. A tracker that raises is dropped with a warning.
+
+The trackers by name are in `TRACKERS`; each is an extra: `pip install 'operant[wandb]'`.
 """
 
+import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
+from operant.trackers.base import ExternalTracker
+from operant.trackers.tensorboard import TensorBoard
+from operant.trackers.trackio import Trackio
+from operant.trackers.wandb import WandB
 from operant.types import OperantError
 
-
-class Record(Protocol):
-    """What keeps the truth of a run: `run.RunFolder`."""
-
-    def log(self, step: int, metrics: Mapping[str, float], /) -> None: ...
-
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None: ...
-
-    def distributions(self, step: int, told: Mapping[str, Any], /) -> None: ...
+TRACKERS: dict[str, type[ExternalTracker]] = {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)}
 
 
-class Tracker(Protocol):
-    """What shows a run elsewhere."""
+class RunRecord(Protocol):
+    """Writes the data of a run: `runs.folder.RunFolder`."""
 
-    def start(self, config: Mapping[str, Any]) -> None: ...
-
-    def log(self, step: int, metrics: Mapping[str, float], /) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        """Write the metrics of a step."""
+        ...
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """One row a reply, with the columns that `registry.COLUMNS` lists."""
+        """Write the replies of a step, one row per turn, with the columns of `registry.COLUMNS`."""
         ...
 
-    def distributions(self, step: int, told: Mapping[str, Any], /) -> None:
-        """`histograms` by name, norms by `blocks`, `gradients` by tensor; what was not looked at is absent."""
+    def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
+        """Write `histograms` by name, norms by `blocks` and `gradients` by tensor; parts without data are absent."""
         ...
+
+
+class Tracker(RunRecord, Protocol):
+    """Shows a run elsewhere. A tracker may have a method `note(text)` for sentences about the run."""
+
+    def start(self, config: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
 
+def make_trackers(
+    names: Iterable[str], run_folder: str | Path, log_message: Callable[[str], Any] = warnings.warn
+) -> list[ExternalTracker]:
+    """Return one tracker per different name, not yet started. log_message: adds a sentence to the log of the run.
+
+    Raises: OperantError for an unknown name, with the nearest one, and for a package that is not installed.
+    """
+    made = []
+    for name in dict.fromkeys(names):
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TRACKERS)}"
+            raise OperantError(f"trackers={name!r} is unknown; {hint}")
+        try:
+            made.append(TRACKERS[name](run_folder, log_message))
+        except ImportError as error:
+            why = "" if (error.name or "").split(".")[0] == name else f" ({error})"
+            remedy = f"pip install 'operant[{name}]'"
+            raise OperantError(f"trackers={name} needs the package {name}{why}: {remedy}") from error
+    return made
+
+
 class Trackers:
-    """The record (None: nobody keeps one), then every tracker that still works, in order."""
+    """The record of a run (None: it has none), followed by its trackers."""
 
     def __init__(
-        self, record: Record | None, copies: Iterable[Tracker] = (), say: Callable[[str], Any] = warnings.warn
+        self,
+        record: RunRecord | None,
+        trackers: Iterable[Tracker] = (),
+        log_message: Callable[[str], Any] = warnings.warn,
     ) -> None:
         self.record = record
-        self.copies = list(copies)
-        self._say = say
-        self._refused: set[str] = set()
-        """What of the record could not be written the last time."""
+        self.active = list(trackers)
+        """The trackers that still work, in order."""
+        self._log_message = log_message
+        self._unwritten: set[str] = set()
+        """The parts of the record that could not be written the last time."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Tell the trackers what runs."""
-        self._each(lambda tracker: tracker.start(config))
+        """Start the trackers with the options of the run."""
+        self._track(lambda tracker: tracker.start(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One step's numbers."""
-        self._keep("metrics", lambda record: record.log(step, metrics))
-        self._each(lambda tracker: tracker.log(step, metrics))
+        """Log the metrics of a step."""
+        self._write("metrics", lambda record: record.log(step, metrics))
+        self._track(lambda tracker: tracker.log(step, metrics))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One step's replies."""
-        self._keep("replies", lambda record: record.rollouts(step, rows))
-        self._each(lambda tracker: tracker.rollouts(step, rows))
+        """Log the replies of a step."""
+        self._write("replies", lambda record: record.rollouts(step, rows))
+        self._track(lambda tracker: tracker.rollouts(step, rows))
 
-    def distributions(self, step: int, told: Mapping[str, Any]) -> None:
-        """One step's histograms and norms."""
-        self._keep("distributions", lambda record: record.distributions(step, told))
-        self._each(lambda tracker: tracker.distributions(step, told))
+    def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
+        """Log the histograms and norms of a step."""
+        self._write("distributions", lambda record: record.distributions(step, parts))
+        self._track(lambda tracker: tracker.distributions(step, parts))
 
     def note(self, text: str) -> None:
-        """A sentence about the run, for those trackers that have a `note`."""
-        self._each(lambda tracker: getattr(tracker, "note", str)(text))
+        """Pass a sentence about the run to the trackers that have a method `note`."""
+        self._track(lambda tracker: getattr(tracker, "note", str)(text))
 
     def close(self) -> None:
-        """Tell the trackers that it is over."""
-        self._each(lambda tracker: tracker.close())
+        """Close the trackers."""
+        self._track(lambda tracker: tracker.close())
 
     def warn(self, text: str) -> None:
-        """A sentence that must be seen, whatever can be written: standard error, and the log."""
+        """Print a warning to standard error and add it to the log; it does not fail if standard error is closed."""
         with suppress(OSError):
             print(f"operant: {text}", file=sys.stderr, flush=True)
-        self._say(text)
+        self._log_message(text)
 
-    def _keep(self, what: str, write: Callable[[Any], None]) -> None:
-        """The record's part, `what` it is: said where it cannot be written, and where it can again."""
+    def _write(self, part: str, write: Callable[[RunRecord], None]) -> None:
+        """Write a part of the record; warn once if that fails, and once when it works again."""
         if self.record is None:
             return
         try:
             write(self.record)
         except Exception as error:
-            if what not in self._refused:
-                self._refused.add(what)
+            if part not in self._unwritten:
+                self._unwritten.add(part)
                 reason = str(error) if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
-                until = "left out" if what == "replies" else "kept in memory"
-                self.warn(f"{reason}; training goes on, {what} are {until} until then")
+                until = "left out" if part == "replies" else "kept in memory"
+                self.warn(f"{reason}; training goes on, and {part} are {until} until writing works again")
             return
-        if what in self._refused:
-            self._refused.discard(what)
-            self.warn(f"{what} can be written again")
+        if part in self._unwritten:
+            self._unwritten.discard(part)
+            self.warn(f"{part} can be written again")
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
-        for tracker in list(self.copies):
+    def _track(self, call: Callable[[Tracker], None]) -> None:
+        """Call every tracker, and drop one that raises."""
+        for tracker in list(self.active):
             try:
                 call(tracker)
             except Exception as error:
-                self.copies.remove(tracker)
-                name = type(tracker).__name__
-                self._say(f"tracker {name} failed ({type(error).__name__}: {error}) and is left out; training goes on")
+                self.active.remove(tracker)
+                self._log_message(
+                    f"tracker {type(tracker).__name__} failed ({type(error).__name__}: {error}) and is left out; "
+                    "training goes on"
+                )

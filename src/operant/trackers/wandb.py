@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in `runs/x/wandb`, sent as it goes where there is an API key, kept offline elsewhere."""
+"""Weights & Biases: a run in `runs/x/wandb`. It is sent during training if there is an API key, else kept offline."""
 
 import os
 import secrets
@@ -8,131 +8,116 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant.trackers.base import COLUMNS, PROJECT, Copy, Shown, edges, quiet
+from operant.trackers.base import PROJECT, ExternalTracker, StepData, as_row, quiet
 
 INIT_SECONDS, FINISH_SECONDS = 30.0, 60.0
-"""How long W&B may take to answer at the start, and to take what is left at the end."""
+"""How long W&B may take to answer at the start, and to send the rest of the run at the end."""
 
 
-class WandB(Copy):
-    """Writes to W&B. WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and their like mean what they always mean."""
+class WandB(ExternalTracker):
+    """Writes to W&B. WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and the like keep their usual meaning."""
 
     name = "wandb"
 
-    def __init__(self, folder: str | Path, say: Callable[[str], Any]) -> None:
-        super().__init__(folder, say)
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # their own telemetry: nobody asked for it
-        import wandb  # noqa: F401 - whether it is there
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+        super().__init__(run_folder, log_message)
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # telemetry about W&B itself is opt-in
+        import wandb
 
+        self._wandb: Any = wandb
         self._run: Any = None
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Begin, or go on with the same run. Where W&B does not answer, the run is kept offline."""
-        self.memory.setdefault("id", secrets.token_hex(4))
+        """Begin or continue the run; it is kept offline if W&B does not answer."""
+        self.state.setdefault("id", secrets.token_hex(4))
         hooks = sys.exit, sys.excepthook
         try:
-            with self._at_home():
-                why = _why_offline()
-                if not why:
-                    why = self._try_online(config)
-                if why:
-                    self._run = self._init(config, mode="offline")
+            with self._quiet_in_run_folder():
+                offline_reason = self._begin(config)
         finally:
-            sys.exit, sys.excepthook = hooks  # how this process ends is none of W&B's business
-        send = f"the run is kept offline, send it with: wandb sync {self._run.settings.sync_dir}"
-        self.say(f"wandb: {why}: {send}" if why else f"wandb: {self._run.url}")
+            sys.exit, sys.excepthook = hooks  # W&B replaces them, but does not decide how this process ends
+        if offline_reason:
+            command = f"wandb sync {self._run.settings.sync_dir}"
+            self.log_message(f"wandb: {offline_reason}: the run is kept offline, send it with: {command}")
+        else:
+            self.log_message(f"wandb: {self._run.url}")
 
-    def write(self, step: int, shown: Shown) -> None:
-        """Add to the step; W&B closes it when the next one comes."""
-        import wandb
-
-        row: dict[str, Any] = dict(shown.scalars)
-        for name, histogram in shown.histograms.items():
-            row[name] = wandb.Histogram(np_histogram=(list(histogram.counts), edges(histogram)))
-        if shown.replies:
-            row["replies"] = wandb.Table(columns=list(COLUMNS), data=shown.replies)
-        with self._at_home():
+    def write(self, step: int, data: StepData) -> None:
+        """Add to the row of the step. W&B closes a row when the next step begins."""
+        row = as_row(self._wandb, data)
+        with self._quiet_in_run_folder():
             self._run.log(row, step=step)
 
-    def shut(self, failed: bool) -> None:
-        """Send what is left, for a minute at most; what was not sent stays on the disk."""
+    def end(self, failed: bool) -> None:
+        """Send the rest, for at most `FINISH_SECONDS`; unsent data stay on the disk."""
         if self._run is not None:
-            import wandb
-
-            with self._at_home():
+            with self._quiet_in_run_folder():
                 try:
                     self._run.finish(exit_code=int(failed))
-                except Exception:  # its service is gone: else it would be asked again when Python ends
-                    wandb.teardown()
+                except Exception:  # the service has died; without a teardown, Python would wait for it at exit
+                    self._wandb.teardown()
                     raise
 
     @contextmanager
-    def _at_home(self) -> Iterator[None]:
-        """Quiet, and with the files that wait to be sent in the run folder: W&B looks up where, time and again."""
-        ours = "WANDB_DATA_DIR" not in os.environ
-        if ours:
+    def _quiet_in_run_folder(self) -> Iterator[None]:
+        """Suppress output, and keep the files that W&B has still to send in the run folder.
+
+        W&B reads WANDB_DATA_DIR at every call, so it is set for every call.
+        """
+        set_here = "WANDB_DATA_DIR" not in os.environ
+        if set_here:
             os.environ["WANDB_DATA_DIR"] = str(self.folder.resolve() / "data")
         try:
             with quiet():
                 yield
         finally:
-            if ours:
+            if set_here:
                 del os.environ["WANDB_DATA_DIR"]
 
-    def _try_online(self, config: Mapping[str, Any]) -> str:
-        """Begin; or else why not."""
-        import wandb
+    def _begin(self, config: Mapping[str, Any]) -> str:
+        """Begin the run online if possible, else offline. Return why it is offline, or an empty string.
 
-        try:
-            self._run = self._init(config)
-            return ""
-        except (wandb.Error, TimeoutError) as error:
-            wandb.teardown()  # else the id counts as taken
-            return f"no answer from W&B ({' '.join(str(error).split())[:200]})"
+        The user is never asked for an API key.
+        """
+        wandb = self._wandb
+        mode = wandb.setup().settings.mode
+        if mode in ("offline", "dryrun"):
+            reason = "WANDB_MODE is offline"
+        elif mode == "online" and not wandb.login(prompt=False, verify=False):
+            reason = "no API key is configured"
+        else:
+            try:
+                self._run = self._init(config)
+                return ""
+            except (wandb.Error, TimeoutError) as error:
+                wandb.teardown()  # otherwise the id counts as taken
+                reason = f"no answer from W&B ({' '.join(str(error).split())[:200]})"
+        self._run = self._init(config, mode="offline")
+        return reason
 
-    def _init(self, config: Mapping[str, Any], mode: Any = None) -> Any:
-        import wandb
-
-        return wandb.init(
+    def _init(self, config: Mapping[str, Any], mode: str | None = None) -> Any:
+        """Call `wandb.init` without output, with timeouts, and without any data about the machine or the code."""
+        settings = {
+            "silent": True,
+            "console": "off",
+            "init_timeout": INIT_SECONDS,
+            "finish_timeout": FINISH_SECONDS,
+            "disable_git": True,
+            "disable_code": True,
+            "x_save_requirements": False,
+            "x_disable_meta": True,  # host, user, command line
+            "x_disable_machine_info": True,
+            "x_disable_stats": True,
+        }
+        known = self._wandb.Settings.model_fields  # settings that begin with x_ may change with the version
+        return self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=os.environ.get("WANDB_NAME", self.run.resolve().name),
-            id=self.memory["id"],
+            name=os.environ.get("WANDB_NAME", self.run_folder.resolve().name),
+            id=self.state["id"],
             resume=None if mode == "offline" else "allow",
             mode=mode,
-            dir=str(self.run),
+            dir=str(self.run_folder),
             config=dict(config),
-            reinit="create_new",  # the program around us may have a run of its own
-            settings=_settings(),
+            reinit="create_new",  # the calling program may have a run of its own
+            settings=self._wandb.Settings(**{name: x for name, x in settings.items() if name in known}),
         )
-
-
-def _why_offline() -> str:
-    """Why nothing is to be sent; empty where it is. Nobody is asked for a key."""
-    import wandb
-
-    mode = wandb.setup().settings.mode
-    if mode in ("offline", "dryrun"):
-        return "WANDB_MODE is offline"
-    if mode == "online" and not wandb.login(prompt=False, verify=False):
-        return "no API key is configured"
-    return ""
-
-
-def _settings() -> Any:
-    """Silent, with ends to its patience; and only what operant tells leaves the machine."""
-    import wandb
-
-    wanted = {
-        "silent": True,
-        "console": "off",
-        "init_timeout": INIT_SECONDS,
-        "finish_timeout": FINISH_SECONDS,
-        "disable_git": True,
-        "disable_code": True,
-        "x_save_requirements": False,
-        "x_disable_meta": True,  # host, user, command line
-        "x_disable_machine_info": True,
-        "x_disable_stats": True,
-    }
-    known = wandb.Settings.model_fields  # a name that begins with x_ may be another one tomorrow
-    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
