@@ -1,4 +1,4 @@
-"""The memory of a run before anything is loaded: what it counts is what real tensors hold."""
+"""The estimated memory of a run is the memory that real tensors take."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from operant import OperantError, machine
 from operant.cli import main
 from operant.memory_plan import plan
-from operant.memory_plan.phantom import Memory, phantoms
+from operant.memory_plan.fake_tensors import Memory, fake_tensors
 from operant.runs.config import configure
 from operant.training.learner import Learner
 from operant.training.optimizer import Mastered
@@ -16,15 +16,15 @@ from operant.training.optimizer import Mastered
 SMALL = {"tasks": [[3, 4, 5, 6]] * 8, "reward": len, "batch": 8, "max_tokens": 6, "minibatch": 4, "watch_every": 0}
 
 
-def deep() -> GPT2LMHeadModel:
+def four_layers() -> GPT2LMHeadModel:
     shape = {"vocab_size": len(letters()), "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 2}
     return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=2)).eval()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model of which nothing is there but its config and its tokenizer."""
-    model = deep()
+    """A model folder with a config and a tokenizer, and no weights."""
+    model = four_layers()
     model.config.save_pretrained(tmp_path)
     letters().save_pretrained(tmp_path)
     return tmp_path
@@ -35,7 +35,7 @@ def planned(policy, **options):
 
 
 def sizes(learner: Learner) -> dict[str, int]:
-    """Bytes that a real learner holds after a step: of its weights, its reference's own, and its optimizer."""
+    """Bytes of a real learner after a step: weights, the weights of the reference alone, optimizer."""
     replies = learner.generate([[3, 4, 5, 6]] * 4)
     learner.step(replies, [0.0, 1.0, 2.0, 3.0])
     mine = {p.data_ptr(): p for p in learner.policy.parameters()}
@@ -43,8 +43,8 @@ def sizes(learner: Learner) -> dict[str, int]:
     states = {t.data_ptr(): t for s in learner.optimizer.state.values() for t in s.values() if t.ndim}
     assert isinstance(learner.optimizer, Mastered)
     masters = [t for _, master in learner.optimizer.pairs for t in (master, master.grad)]
-    held = {"weights": mine.values(), "reference": theirs.values(), "optimizer": [*states.values(), *masters]}
-    return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in held.items()}
+    tensors_of = {"weights": mine.values(), "reference": theirs.values(), "optimizer": [*states.values(), *masters]}
+    return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in tensors_of.items()}
 
 
 @pytest.mark.parametrize(
@@ -57,42 +57,42 @@ def sizes(learner: Learner) -> dict[str, int]:
     ],
     ids=["full", "trunk", "bfloat16", "top"],
 )
-def test_what_is_held_is_what_a_real_learner_holds(folder, options):
-    model = deep()
+def test_permanent_memory_is_that_of_a_real_learner(folder, options):
+    model = four_layers()
     real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0}, **options))
-    held = planned(folder, device="cpu", **options).held
+    estimated = planned(folder, device="cpu", **options).permanent
     for name, size in real.items():
-        assert held[name] == pytest.approx(size, rel=0.02, abs=200), name
+        assert estimated[name] == pytest.approx(size, rel=0.02, abs=200), name
 
 
-def test_an_adapter_is_all_that_is_copied_and_moved(folder):
+def test_with_an_adapter_reference_and_optimizer_are_those_of_the_adapter(folder):
     pytest.importorskip("peft")
-    held = planned(folder, device="cpu", **{"lora.rank": 4}).held
-    model = deep()
+    estimated = planned(folder, device="cpu", **{"lora.rank": 4}).permanent
+    model = four_layers()
     real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0, "lora.rank": 4}))
     for name, size in real.items():
-        assert held[name] == pytest.approx(size, rel=0.02, abs=200), name
+        assert estimated[name] == pytest.approx(size, rel=0.02, abs=200), name
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox", "t5"])
-def test_phantoms_hold_what_tensors_hold(kind):
-    """Forward and backward of the same model, counted in the same way, with and without contents."""
+def test_fake_tensors_count_as_much_as_real_ones(kind):
+    """Forward and backward pass of the same model, counted in the same way with fake and with real tensors."""
 
     def most(memory: Memory) -> int:
         model = lm(kind)
         ids = torch.zeros(3, 7, dtype=torch.long)
-        given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         before = memory.peak().now
-        model(input_ids=ids, use_cache=False, **given).logits.float().logsumexp(-1).sum().backward()
+        model(input_ids=ids, use_cache=False, **extra).logits.float().logsumexp(-1).sum().backward()
         return memory.most - before
 
-    with phantoms() as memory:
+    with fake_tensors() as memory:
         counted = most(memory)
     with Memory() as memory:
         assert counted == pytest.approx(most(memory), rel=0.02) and counted > 10_000
 
 
-def test_memory_is_counted_once_and_until_nobody_holds_it():
+def test_memory_is_counted_once_and_until_it_is_freed():
     with Memory() as memory:
         a = torch.empty(1000, dtype=torch.float32)
         b = a.view(10, 100)[2:].t()
@@ -100,7 +100,7 @@ def test_memory_is_counted_once_and_until_nobody_holds_it():
         b.add_(1)
         assert memory.now == 4000
         del a
-        assert memory.now == 4000  # a view of it lives
+        assert memory.now == 4000  # a view still refers to it
         del b
         assert memory.now == 0 and memory.most == 4000
         assert memory.peak().most == 0
@@ -110,25 +110,27 @@ def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):
     more = {"batch": 64, "minibatch": 64}
     few = planned(folder, **more, micro_tokens=10 * 10).phases["update"]["activations"]
     many = planned(folder, **more, micro_tokens=10 * 40).phases["update"]["activations"]
-    again = planned(folder, **more, micro_tokens=10 * 40, **{"model.gradient_checkpointing": True})
+    checkpointed = planned(folder, **more, micro_tokens=10 * 40, **{"model.gradient_checkpointing": True})
     assert 3 < many / few < 4.2
-    assert again.phases["update"]["activations"] < 0.75 * many
+    assert checkpointed.phases["update"]["activations"] < 0.75 * many
 
 
-def test_what_does_not_fit_is_said_with_its_remedy(folder, monkeypatch, capsys):
+def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
     recipe = folder / "mine.yaml"
     tasks = folder / "tasks.txt"
     tasks.write_text("abc\nde\n", encoding="utf-8")
     recipe.write_text(f"policy: {folder}\ntasks: {tasks}\nreward: letters:a\ndevice: cpu\n", encoding="utf-8")
     assert main(["doctor", "--plan", str(recipe)]) == 0
-    said = capsys.readouterr().out
-    assert "prompts of up to 3 tokens, replies of 32" in said and "at the peak" in said and "not fit" not in said
+    printed = capsys.readouterr().out
+    assert (
+        "prompts of up to 3 tokens, replies of 32" in printed and "at the peak" in printed and "not fit" not in printed
+    )
     monkeypatch.setattr(machine, "size_gb", lambda: 0.101)
     assert main(["doctor", "--plan", str(recipe), "--batch", "64"]) == 1
     assert "this does not fit: compute fewer tokens at once: --update.micro-tokens" in capsys.readouterr().out
 
 
-def test_mistakes_are_those_of_a_run(folder, tmp_path, capsys):
+def test_errors_are_those_of_a_run(folder, tmp_path, capsys):
     with pytest.raises(OperantError, match="no such folder"):
         planned(tmp_path / "none")
     with pytest.raises(OperantError, match="nothing would be left"):

@@ -1,7 +1,8 @@
-"""How much memory a run will take at its peak, before any weight is loaded: `operant doctor --plan RECIPE`.
+"""The peak memory of a run, estimated before any weight is loaded: `operant doctor --plan RECIPE`.
 
-Nothing is written down about architectures. The model is made from its config.json with tensors that have no memory
-(`phantom.py`), and the largest micro-batch of an update, the reference's pass and one batch of decoding are run on it.
+Nothing here depends on an architecture. The model is built from its config.json with tensors that have no memory
+(`fake_tensors.py`), and the largest micro-batch of an update, a forward pass of the reference and one batch of decoding
+are run on it.
 """
 
 from collections.abc import Iterator
@@ -12,62 +13,64 @@ import torch
 
 from operant import machine
 from operant.data import load_tasks
-from operant.memory_plan.model import Sketch, config_of, tokenizer_of
-from operant.memory_plan.phantom import phantoms
+from operant.memory_plan.fake_tensors import fake_tensors
+from operant.memory_plan.model import MemoryModel, config_of, tokenizer_of
 from operant.rollouts.chat import encode_prompt
 from operant.runs.config import Config
 from operant.training.options import find_device
 
 SAMPLED = 512
-"""Tasks whose prompts are measured."""
+"""Number of tasks whose prompts are measured."""
 PROGRAM = 0.08e9
 """Bytes that the program itself takes while it runs, beyond its imports."""
 HEAP = 1.25
-"""Times the memory of activations that the C library's heap takes for them, with the holes between."""
+"""Memory that the C library's heap takes for activations, gaps included, as a multiple of their size."""
 FULL = 0.9
-"""Share of the memory above which a run is told not to fit: the system and the reward's models want some, too."""
+"""Largest share of the memory that a run may take to fit: the system and the reward's models need some, too."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The largest pieces that a run computes at once."""
+    """The sizes of the largest computations of a run."""
 
     prompt: int
+    """Tokens of the longest prompt."""
     reply: int
+    """Tokens of the longest reply."""
     batch: int
-    """Replies a step."""
+    """Replies per step."""
     rows: int
     """Rows of the largest micro-batch."""
     micro_batches: int
-    """Of the largest minibatch."""
+    """Micro-batches of the largest minibatch."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Bytes by what holds them: for the whole run, and in each phase on top."""
+class MemoryPlan:
+    """Bytes by what they are used for: during the whole run, and in addition in each phase of a step."""
 
     shape: Shape
-    held: dict[str, float]
+    permanent: dict[str, float]
     phases: dict[str, dict[str, float]] = field(default_factory=dict)
     device: str = "cpu"
     limit: float | None = None
-    """Bytes that the device has; None where nobody tells."""
+    """Bytes of memory that the device has; None if unknown."""
     loading: float = 0.0
-    """Bytes while the weights are read, before anything else is there: they stand beside the file that they are in."""
+    """Bytes while the weights are read, before anything else is allocated: the weights and the file they are in."""
 
     @property
     def peak(self) -> float:
-        return max(self.loading, sum(self.held.values()) + max(sum(p.values()) for p in self.phases.values()))
+        return max(self.loading, sum(self.permanent.values()) + max(sum(p.values()) for p in self.phases.values()))
 
     @property
     def fits(self) -> bool:
         return self.limit is None or self.peak < FULL * self.limit
 
     def remedy(self) -> str:
-        """What makes the largest part smaller."""
-        parts = max(self.phases.values(), key=lambda parts: sum(parts.values()))
-        known = {name: size for name, size in (self.held | parts).items() if name in REMEDIES}
-        return REMEDIES[max(known, key=lambda name: known[name])]
+        """How to make the largest part smaller."""
+        phase = max(self.phases.values(), key=lambda parts: sum(parts.values()))
+        sizes = {name: size for name, size in (self.permanent | phase).items() if name in REMEDIES}
+        return REMEDIES[max(sizes, key=lambda name: sizes[name])]
 
 
 TRAIN_LESS = "train less of the model: --preset trunk, or --lora.rank 16; reference and optimizer then hold only that"
@@ -77,39 +80,41 @@ REMEDIES = {
     "optimizer": TRAIN_LESS,
     "gradients": TRAIN_LESS,
     "activations": "compute fewer tokens at once: --update.micro-tokens 2048; or --model.gradient-checkpointing true",
-    "a pass": "compute fewer tokens at once: --update.micro-tokens 2048",
+    "forward pass": "compute fewer tokens at once: --update.micro-tokens 2048",
     "cache": "decode fewer or shorter replies at once: --batch, --sampling.max-tokens",
-    "trunk states": "--model.states-gb 0 computes them again in every pass",
+    "cached hidden states": "--model.states-gb 0 computes them again in every pass",
 }
-"""What to do about a part that is the largest."""
+"""The remedy for a part that is the largest."""
 
 
-def plan(config: Config, *, tokenizer: Any = None) -> Plan:
-    """The memory that a run of this configuration will take.
+def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
+    """Estimate the memory that a run of this configuration will take.
 
     Raises: OperantError for a model, tasks or options that the run would refuse, too.
     """
     model_config = config_of(config.train.policy)
     shape = _shape(config, model_config, tokenizer or tokenizer_of(config.train.policy))
     device = find_device(config.learner["learner"].device)
-    on_cpu = device.type == "cpu"
-    with phantoms() as memory:
-        sketch = Sketch(model_config, config, memory)
-        held, frozen = sketch.held(), 0.0
-        if sketch.policy.trunk is not None:
-            held["trunk states"] = _states(config, sketch, shape)
-            frozen = held["weights"] - held["reference"]
+    with fake_tensors() as memory:
+        model = MemoryModel(model_config, config, memory)
+        permanent, frozen = model.permanent(), 0.0
+        if model.policy.trunk is not None:
+            size = shape.batch * (shape.prompt + shape.reply) * model.bytes_of_state
+            within = size <= config.learner["model"].states_gb * 1e9  # beyond the limit none is cached
+            permanent["cached hidden states"] = size if within else 0.0
+            frozen = permanent["weights"] - permanent["reference"]
         phases = {
-            "generation": sketch.generation(min(shape.batch, 256), shape.prompt, shape.reply),
-            "observation": sketch.observation(shape.rows, shape.prompt, shape.reply),
-            "update": sketch.update(shape.rows, shape.prompt, shape.reply, again=shape.micro_batches > 1),
+            "generation": model.generation(min(shape.batch, 256), shape.prompt, shape.reply),
+            "scoring": model.scoring(shape.rows, shape.prompt, shape.reply),
+            "update": model.update(shape.rows, shape.prompt, shape.reply, accumulates=shape.micro_batches > 1),
         }
-    held = {name: size for name, size in held.items() if size} | ({"the program": PROGRAM} if on_cpu else {})
-    phases["update"]["activations"] *= HEAP if on_cpu else 1.0
-    # A trunk finds out what lies below it by one gradient of all of that.
-    beside = max(held["weights"], HEAP * frozen) if on_cpu else 0.0
-    loading = PROGRAM + held["weights"] + beside if on_cpu else 0.0
-    return Plan(shape, held, phases, str(device), _limit(device), loading)
+    permanent, loading = {name: size for name, size in permanent.items() if size}, 0.0
+    if device.type == "cpu":
+        permanent["program"] = PROGRAM
+        phases["update"]["activations"] *= HEAP
+        # A trunk computes one gradient of all its frozen weights, to find out which they are.
+        loading = PROGRAM + permanent["weights"] + max(permanent["weights"], HEAP * frozen)
+    return MemoryPlan(shape, permanent, phases, str(device), _memory_of(device), loading)
 
 
 def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
@@ -117,45 +122,42 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     tasks = load_tasks(train.tasks, tokenizer, limited, config.learner["learner"].seed, max_new=reply)
     prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
-    together = min(update.minibatch or train.batch, train.batch)
-    rows = min(together, max(1, update.micro_tokens // (prompt + reply)))
-    return Shape(prompt, reply, train.batch, rows, -(-together // rows))
+    minibatch = min(update.minibatch or train.batch, train.batch)
+    rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))
+    return Shape(prompt, reply, train.batch, rows, -(-minibatch // rows))
 
 
-def _states(config: Config, sketch: Sketch, shape: Shape) -> float:
-    """Kept trunk states of a step; none where they are more than their budget."""
-    size = shape.batch * (shape.prompt + shape.reply) * sketch.width
-    return size if size <= config.learner["model"].states_gb * 1e9 else 0.0
-
-
-def _limit(device: torch.device) -> float | None:
+def _memory_of(device: torch.device) -> float | None:
+    """Bytes of memory that a device has; None if unknown."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     size = machine.size_gb()
     return None if size is None else size * 1e9
 
 
-def lines(made: Plan) -> Iterator[str]:
-    """The table, as `operant doctor --plan` prints it."""
-    s = made.shape
+def lines(memory: MemoryPlan) -> Iterator[str]:
+    """Yield the lines of the table that `operant doctor --plan` prints."""
+    shape = memory.shape
     yield (
-        f"prompts of up to {s.prompt} tokens, replies of {s.reply}; {s.batch} replies a step, "
-        f"{s.rows} rows in the largest micro-batch"
+        f"prompts of up to {shape.prompt} tokens, replies of {shape.reply}; {shape.batch} replies per step, "
+        f"{shape.rows} rows in the largest micro-batch"
     )
-    for name, size in made.held.items():
+    for name, size in memory.permanent.items():
         yield _line(name, size)
-    for phase, parts in made.phases.items():
-        yield _line(f"while {phase} lasts", sum(parts.values()), ", ".join(f"{k} {_gb(v)}" for k, v in parts.items()))
-    if made.loading:
-        yield _line("loading, before all that", made.loading)
-    yield _line("at the peak", made.peak, f"{made.device} has {_gb(made.limit)} GB" if made.limit else made.device)
-    if not made.fits:
-        yield f"  this does not fit: {made.remedy()}"
+    for phase, parts in memory.phases.items():
+        note = ", ".join(f"{name} {_gb(size)}" for name, size in parts.items())
+        yield _line(f"during {phase}", sum(parts.values()), note)
+    if memory.loading:
+        yield _line("while loading", memory.loading)
+    limit = f"{memory.device} has {_gb(memory.limit)} GB" if memory.limit else memory.device
+    yield _line("at the peak", memory.peak, limit)
+    if not memory.fits:
+        yield f"  this does not fit: {memory.remedy()}"
 
 
 def _line(name: str, size: float, note: str = "") -> str:
     return f"  {name:28} {_gb(size):>8} GB   {note}".rstrip()
 
 
-def _gb(size: float | None) -> str:
-    return f"{(size or 0.0) / 1e9:.2f}"
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f}"
