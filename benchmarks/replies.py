@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from random import Random
 
-from operant.report.server import Serving, server
+from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
 
 STEPS, REPLIES, TOKENS = 200, 128, 20
@@ -51,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder) / "run", {}) as run:
         for step in range(1, steps + 1):
             run.rollouts(step, rows(random))
-        with server(run.path, Serving(serve=True, port=0)) as site:
+        with Server(run.path, Serving(serve=True, port=0)) as site:
             threading.Thread(target=site.serve_forever, daemon=True).start()
             print(f"{steps * REPLIES:,} replies; the first question reads them: {ask(site.url, ''):.2f} s")
             for name, query in QUESTIONS.items():

@@ -1,4 +1,4 @@
-"""Runs side by side: what is a group, what its interval is, which settings no other beats, and the page itself."""
+"""Comparing runs: groups and their intervals, the front of reward against KL, and the page."""
 
 import itertools
 import json
@@ -13,23 +13,22 @@ from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.cli import main
 from operant.report.compare import comparison, front, write_comparison
-from operant.report.outcomes import table
 from operant.report.runs import expand, grouped, read_runs
-from operant.report.summary import interval, t_quantile
+from operant.report.summary import interval, t_quantile, table
 
 
 def run(folder, *, coef=0.1, seed=1, rewards=(1.0, 2.0), kls=(0.0, 3.0), after=None, replies=(), **options):
-    """A run folder made by hand: a line a step, one probe file, and held-out tasks where `after` is (reward, KL)."""
+    """Write a run folder with one line per step. after: (reward, KL) on held-out tasks, answered by `replies`."""
     folder.mkdir(parents=True)
     config = {"steps": len(rewards), "reward": "letters:e", "keep": 2, "kl": {"coef": coef}, "learner": {"seed": seed}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | options), encoding="utf-8")
     lines = [{"step": i + 1, "reward/mean": r, "kl/per_reply": k} for i, (r, k) in enumerate(zip(rewards, kls))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if after:
-        said = [{"task": f"t{i}", "query": "ab", "reply": text, "score": 1.0} for i, text in enumerate(replies)]
-        held = {"before": {"mean": 1.0, "kl": 0.0, "replies": said}, "after": {"mean": after[0], "kl": after[1]}}
-        held["after"]["replies"] = said
-        (folder / "evaluation.json").write_text(json.dumps(held), encoding="utf-8")
+        rows = [{"task": f"t{i}", "query": "ab", "reply": text, "score": 1.0} for i, text in enumerate(replies)]
+        evaluation = {"before": {"mean": 1.0, "kl": 0.0, "replies": rows}}
+        evaluation["after"] = {"mean": after[0], "kl": after[1], "replies": rows}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
     return folder
 
 
@@ -44,15 +43,15 @@ def probes(folder, name, replies):
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_interval_is_that_of_student():
+def test_the_interval_is_that_of_students_t():
     # By hand: 1, 2, 4 have mean 7/3 and standard deviation sqrt(7/3); t for 2 degrees of freedom is 4.30265 (tables).
     found = interval([1.0, 2.0, 4.0])
     assert found is not None and found.n == 3 and found.half is not None
     assert found.mean == pytest.approx(7 / 3) and found.half == pytest.approx(
         4.30265 * (7 / 3) ** 0.5 / 3**0.5, rel=1e-5
     )
-    alone = interval([5.0, None, float("nan")])
-    assert alone is not None and (alone.mean, alone.half, alone.n) == (5.0, None, 1)
+    single = interval([5.0, None, float("nan")])
+    assert single is not None and (single.mean, single.half, single.n) == (5.0, None, 1)
     assert interval([None]) is None
 
 
@@ -63,15 +62,15 @@ def test_quantiles_are_those_of_the_tables(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, abs=6e-5)
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says():
-    draw, held = random.Random(0), 0
+def test_the_interval_covers_the_true_mean_in_95_percent_of_the_draws():
+    draw, covered = random.Random(0), 0
     for _ in range(2000):
         found = interval([draw.gauss(0.0, 1.0) for _ in range(4)])
-        held += abs(found.mean) <= found.half
-    assert 0.935 < held / 2000 < 0.965
+        covered += abs(found.mean) <= found.half
+    assert 0.935 < covered / 2000 < 0.965
 
 
-def test_the_frontier_is_what_no_other_beats():
+def test_the_front_has_the_points_that_no_other_beats():
     draw = random.Random(1)
     for _ in range(200):
         points = [(draw.randrange(6), draw.randrange(6)) for _ in range(draw.randrange(1, 8))]
@@ -90,9 +89,9 @@ def test_the_frontier_is_what_no_other_beats():
 
 def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path):
     for coef, seed in itertools.product((10.0, 0.02, 2.0), (1, 2)):
-        run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, keep=seed)  # `keep` changes nothing that is learnt
+        run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, keep=seed)  # `keep` does not change the training
     groups = grouped(read_runs(sorted(tmp_path.iterdir())))
-    assert [g.label for g in groups] == ["kl.coef 0.02", "kl.coef 2", "kl.coef 10"], "by size, not as text"
+    assert [g.label for g in groups] == ["kl.coef 0.02", "kl.coef 2", "kl.coef 10"], "by size, not by text"
     assert [len(g.runs) for g in groups] == [2, 2, 2]
 
 
@@ -126,7 +125,7 @@ def test_without_held_out_tasks_the_last_steps_are_compared(tmp_path):
     assert data["groups"][0]["final"]["reward"]["mean"] == statistics.fmean([1, 2, 3, 4, 5])
 
 
-def test_the_frontier_of_the_page_goes_through_the_groups_means(tmp_path):
+def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
     for coef, reward, kl in ((0.0, 9.0, 30.0), (0.1, 8.0, 5.0), (0.5, 3.0, 6.0), (2.0, 2.0, 1.0)):
         for seed in (1, 2):
             run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward + seed, kl), replies=["a b c"])
@@ -140,31 +139,35 @@ def test_different_rewards_are_not_ranked(tmp_path):
     run(tmp_path / "a", after=(4.0, 1.0), replies=["a"])
     run(tmp_path / "b", reward="letters:a", after=(5.0, 2.0), replies=["a"])
     data = comparison([tmp_path / "a", tmp_path / "b"])
-    assert "different rewards" in data["says"] and data["frontier"]["front"] == [] and data["frontier"]["start"] is None
+    assert (
+        "rewards of the runs differ" in data["verdict"]
+        and data["frontier"]["front"] == []
+        and data["frontier"]["start"] is None
+    )
 
 
-def test_a_damaged_file_of_replies_stops_nothing(tmp_path):
+def test_a_damaged_file_of_replies_is_left_out(tmp_path):
     run(tmp_path / "a")
-    probes(tmp_path / "a", "step-00001.parquet", {"x": "said"})
+    probes(tmp_path / "a", "step-00001.parquet", {"x": "reply"})
     (tmp_path / "a/probes/step-00002.parquet").write_bytes(b"PAR1 and then the disk was full")
     assert comparison([tmp_path / "a"])["replies"]["queries"] == []
 
 
-def test_the_newest_probes_are_put_side_by_side(tmp_path):
+def test_the_newest_probes_are_shown_side_by_side(tmp_path):
     for name, word in (("a", "one"), ("b", "two")):
         run(tmp_path / name, coef=0.1 if name == "a" else 0.2)
         probes(tmp_path / name, "step-00000.parquet", {"x": "old", "y": "old"})
         probes(tmp_path / name, "step-00010.parquet", {"y": f"{word} y", "x": f"{word} x"})
     probes(tmp_path / "b", "reference.parquet", {"x": "ref x", "y": "ref y"})
-    said = comparison([tmp_path / "a", tmp_path / "b"])["replies"]
-    place = said["queries"].index("query x")
-    assert [column["answers"][place] for column in said["columns"]] == [["one x", 0.5], ["two x", 0.5]]
-    assert said["reference"][place] == ["ref x", 0.5] and said["other"] == "the reference"
+    replies = comparison([tmp_path / "a", tmp_path / "b"])["replies"]
+    place = replies["queries"].index("query x")
+    assert [column["answers"][place] for column in replies["columns"]] == [["one x", 0.5], ["two x", 0.5]]
+    assert replies["reference"][place] == ["ref x", 0.5] and replies["reference_label"] == "the reference"
 
 
-def test_a_run_that_has_not_begun_stops_nothing(tmp_path):
+def test_a_run_before_its_first_step_can_be_compared(tmp_path):
     run(tmp_path / "a", rewards=(), kls=(), steps=5)
-    assert "No run has finished a step" in comparison([tmp_path / "a"])["says"]
+    assert "No run has finished a step" in comparison([tmp_path / "a"])["verdict"]
     run(tmp_path / "b", coef=0.3, rewards=(1.0, None), kls=(None, None))
     data = comparison([tmp_path / "a", tmp_path / "b"])
     assert len(data["runs"]) == 2 and data["frontier"]["points"] == []
@@ -174,11 +177,11 @@ def test_a_run_that_has_not_begun_stops_nothing(tmp_path):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_named(tmp_path, capsys):
     run(tmp_path / "a")
     (tmp_path / "other").mkdir()
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "other")]) == 2
-    assert f"{tmp_path / 'other'} is no run folder" in capsys.readouterr().err
+    assert f"{tmp_path / 'other'} is not a run folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "a"), "--serve"]) == 2
     assert "--serve is for one run" in capsys.readouterr().err
 
@@ -195,7 +198,7 @@ def test_a_sweep_stands_for_its_runs(tmp_path, capsys):
     assert (tmp_path / "c.html").stat().st_size > 50_000
 
 
-def test_texts_of_a_run_cannot_leave_the_data(tmp_path):
+def test_texts_of_a_run_cannot_close_the_script_with_the_data(tmp_path):
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     run(tmp_path / "a", after=(1.0, 1.0), replies=[evil], reward=evil)
     html = write_comparison([tmp_path / "a"], tmp_path / "c.html").read_text(encoding="utf-8")
@@ -212,7 +215,7 @@ def browser():
 
 
 def sweep_page(folder):
-    """Three settings of two seeds each, whose probes say which run speaks."""
+    """Write the page of three settings with two seeds each, whose replies name their run."""
     for coef, seed in itertools.product((0.0, 0.1, 2.0), (1, 2)):
         made = run(
             folder / f"c{coef}-{seed}",
@@ -224,7 +227,7 @@ def sweep_page(folder):
         probes(
             made,
             "step-00003.parquet",
-            {f"q{i}": "" if coef == 2.0 else f"<b>said {i} by {coef}-{seed}</b>" for i in range(5)},
+            {f"q{i}": "" if coef == 2.0 else f"<b>reply {i} by {coef}-{seed}</b>" for i in range(5)},
         )
         probes(made, "reference.parquet", {f"q{i}": f"reference {i}" for i in range(5)})
     return write_comparison(sorted(folder.iterdir()), folder / "comparison.html").as_uri()
@@ -242,11 +245,11 @@ def test_the_page_in_a_browser(browser, size, tmp_path):
         assert page.eval_on_selector_all(".charts canvas", f"all => all.length >= 2 && all.every({drawn})")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
 
-        asked = page.locator(".asked").first
-        assert asked.locator(".answer").count() == 4, "the reference and three settings"
-        assert "<b>said 0 by 0.0-1</b>" in asked.inner_text() and "(empty)" in asked.inner_text()
+        block = page.locator(".query-block").first
+        assert block.locator(".answer").count() == 4, "the reference and three settings"
+        assert "<b>reply 0 by 0.0-1</b>" in block.inner_text() and "(empty)" in block.inner_text()
         page.click("#later")
-        assert "said 3 by 0.1-1" in page.inner_text("#replies") and page.locator(".asked").count() == 2
+        assert "reply 3 by 0.1-1" in page.inner_text("#replies") and page.locator(".query-block").count() == 2
         page.click("button.seed:has-text('2')")
-        assert "said 3 by 0.1-2" in page.inner_text("#replies")
+        assert "reply 3 by 0.1-2" in page.inner_text("#replies")
         assert page.locator(".runs tbody tr").count() == 6

@@ -1,4 +1,4 @@
-"""What a report embeds of the replies: which, how many, how large, and what it says of the rest."""
+"""The replies that a report embeds: which, how many, how large, and its sentence about the rest."""
 
 import json
 
@@ -23,7 +23,7 @@ def row(i, *, words=3, **more):
         "tokens": [f" w{j}" for j in range(words)],
         "logprobs": [-1.23456 - j for j in range(words)],
         "ref_logprobs": [-1.0 - j for j in range(words)],
-        "kl": [99.0] * words,  # what was charged, by whatever estimator
+        "kl": [99.0] * words,  # the KL that was charged, by any estimator
         "values": [0.00001] * words,
         "advantages": [float("nan")] + [1.0] * (words - 1),
     } | more
@@ -47,7 +47,7 @@ def write_probes(run, step, rows):
     (run.path / "rollouts" / "step-00999.parquet").rename(run.path / "probes" / f"{name}.parquet")
 
 
-# --- which -----------------------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------------------
 
 
 def test_few_replies_are_all_embedded(run):
@@ -56,45 +56,45 @@ def test_few_replies_are_all_embedded(run):
     rows = data["replies"]["rows"]
     assert rows["step"] == [1, 1, 1, 2, 2, 2] and rows["row"] == [0, 1, 2] * 2
     assert rows["query"][:2] == ["query 0", "query 1"] and rows["end"] == ["stop"] * 6
-    assert data["exist"] == {"steps": 2, "replies": 6} and data["notes"] == []
-    assert data["says"] == "All 6 replies are embedded."
-    assert [chunk["first"] for chunk in data["replies"]["of_tokens"]] == [0, 3]
+    assert data["available"] == {"steps": 2, "replies": 6} and data["notes"] == []
+    assert data["summary"] == "All 6 replies are embedded."
+    assert [chunk["first"] for chunk in data["replies"]["token_chunks"]] == [0, 3]
     assert data["probes"] is None
 
 
-def test_fifty_of_a_step_evenly(run):
+def test_at_most_fifty_per_step_evenly(run):
     many(run, 3, 128)
     data = replies.embedded(run.path)
     rows = data["replies"]["rows"]
     assert rows["step"] == [1] * 50 + [2] * 50 + [3] * 50
     assert rows["row"][:50] == [i * 128 // 50 for i in range(50)] and rows["row"][49] == 125
     assert rows["reply"][1] == " reply 2", "the second row of the table is the third of the file"
-    assert data["says"] == f"50 of 128 replies a step are embedded; `operant report {run.path} --serve` reads all."
+    assert data["summary"] == f"50 of 128 replies per step are embedded; `operant report {run.path} --serve` shows all."
 
 
-def test_five_thousand_in_all_over_all_steps(run, monkeypatch):
-    monkeypatch.setattr(replies, "IN_ALL", 60)
+def test_at_most_five_thousand_in_all_over_all_steps(run, monkeypatch):
+    monkeypatch.setattr(replies, "MOST_IN_ALL", 60)
     many(run, 4, 20)
     assert replies.embedded(run.path)["replies"]["rows"]["step"] == [s for s in (1, 2, 3, 4) for _ in range(15)]
-    many(run, 12, 20)  # ten of a step are worth more than all steps
+    many(run, 12, 20)  # rather than embed fewer than ten per step, steps are left out
     data = replies.embedded(run.path)
     assert sorted(set(data["replies"]["rows"]["step"])) == [1, 3, 5, 8, 10, 12]
-    assert "60 of 240 replies are embedded, from 6 of 12 steps;" in data["says"]
+    assert "60 of 240 replies are embedded, from 6 of 12 steps;" in data["summary"]
 
 
 @pytest.mark.parametrize(
-    ("most", "kept"), [(9, "abcde"), (5, "abcde"), (3, "ace"), (2, "ae"), (1, "e"), (0, "")], ids=str
+    ("most", "selected"), [(9, "abcde"), (5, "abcde"), (3, "ace"), (2, "ae"), (1, "e"), (0, "")], ids=str
 )
-def test_spread(most, kept):
-    assert "".join(replies.spread("abcde", most)) == kept
+def test_spread(most, selected):
+    assert "".join(replies.spread("abcde", most)) == selected
 
 
-def test_named_parts_of_the_reward_come_along_where_there_are_several(run):
+def test_parts_of_the_reward_are_embedded_if_there_are_several(run):
     run.rollouts(1, [row(1, **{"reward/taste": 0.12345, "reward/length": None})])
     rows = replies.embedded(run.path)["replies"]["rows"]
     assert rows["reward/taste"] == [0.123] and rows["reward/length"] == [None]
     run.rollouts(1, [row(1, **{"reward/taste": 0.1})])
-    assert "reward/taste" not in replies.embedded(run.path)["replies"]["rows"], "it would be the reward again"
+    assert "reward/taste" not in replies.embedded(run.path)["replies"]["rows"], "a single part equals the reward"
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_named_parts_of_the_reward_come_along_where_there_are_several(run):
 def test_numbers_are_rounded_and_kl_is_log_prob_minus_reference(run):
     run.rollouts(1, [row(3), row(4, ref_logprobs=None), row(5, reward=float("inf")), row(6, words=1)])
     data = replies.embedded(run.path)
-    rows, tokens = data["replies"]["rows"], data["replies"]["of_tokens"][0]
+    rows, tokens = data["replies"]["rows"], data["replies"]["token_chunks"][0]["token_columns"]
     assert rows["reward"] == [0.429, 0.571, None, 0.857]
     assert rows["kl"] == [-0.704, None, -0.704, -0.235]  # 3 * (1 - 1.23456), and of one token
     assert tokens["logprobs"][0] == [-1.235, -2.235, -3.235] and tokens["ref_logprobs"][1] is None
@@ -115,7 +115,7 @@ def test_numbers_are_rounded_and_kl_is_log_prob_minus_reference(run):
 def test_a_run_of_an_earlier_version_has_no_pieces(run):
     run.rollouts(1, [{"query": "a", "reply": "b", "logprobs": [-1.0]}])
     data = replies.embedded(run.path)
-    assert data["replies"]["of_tokens"] == [] and data["says"] == "The only reply is embedded."
+    assert data["replies"]["token_chunks"] == [] and data["summary"] == "The only reply is embedded."
     rows = data["replies"]["rows"]
     assert rows["kl"] == rows["reward"] == rows["end"] == rows["reply_tokens"] == [None]
 
@@ -124,7 +124,7 @@ def test_a_run_of_an_earlier_version_has_no_pieces(run):
 
 
 @pytest.mark.parametrize("budget", [300_000, 100_000, 30_000, 10_000])
-def test_the_budget_is_kept(run, budget):
+def test_the_budget_is_respected(run, budget):
     many(run, 6, 30, words=64, query="<" * 50, reply="ü" * 300)
     for step in (0, 5, 6, None):
         write_probes(run, step, [row(i, words=64) for i in range(8)])
@@ -133,65 +133,67 @@ def test_the_budget_is_kept(run, budget):
     assert replies.size(data) == len(html) <= budget
     assert {1, 6} <= set(data["replies"]["rows"]["step"])
     if budget > 10_000:
-        assert len(html) > 0.6 * budget, "what fits is embedded"
+        assert len(html) > 0.6 * budget, "the budget is used"
 
 
-def test_long_replies_leave_the_newest_their_tokens(run):
+def test_of_long_replies_only_the_newest_have_tokens(run):
     many(run, 6, 20, words=200)
     data = replies.embedded(run.path, 200_000)
     steps = data["replies"]["rows"]["step"]
-    having = [steps[chunk["first"]] for chunk in data["replies"]["of_tokens"]]
+    having = [steps[chunk["first"]] for chunk in data["replies"]["token_chunks"]]
     assert len(steps) == 120 and 6 in having and 0 < len(having) < 6
-    assert f"{20 * len(having)} of them with the numbers of every token; `operant" in data["says"]
+    assert f"{20 * len(having)} of them with the numbers of every token; `operant" in data["summary"]
 
 
-def test_longest_replies_leave_fewer_rows_evenly(run):
+def test_of_the_longest_replies_fewer_are_embedded_evenly(run):
     many(run, 4, 50, reply="x" * 1000)
     data = replies.embedded(run.path, 200_000)
     steps = data["replies"]["rows"]["step"]
     counts = {step: steps.count(step) for step in set(steps)}
     assert set(counts) == {1, 2, 3, 4} and len(set(counts.values())) == 1 and 5 < counts[1] < 20
-    assert f"{counts[1]} of 50 replies a step are embedded" in data["says"]
+    assert f"{counts[1]} of 50 replies per step are embedded" in data["summary"]
 
 
 # --- probes ----------------------------------------------------------------------------------------------------------
 
 
-def test_probes_stand_side_by_side(run):
+def test_probes_are_side_by_side(run):
     write_probes(run, 0, [row(i) for i in (1, 0)])
     write_probes(run, 5, [row(i, reply=f" later {i}") for i in (0, 1)])
     write_probes(run, None, [row(i, reply=f" reference {i}") for i in (0, 1, 2)])
-    told = replies.embedded(run.path)["probes"]
-    assert told["steps"] == [0, 5]
-    assert told["queries"] == [{"task": f"t{i}", "query": f"query {i}"} for i in (1, 0, 2)]
-    assert [side["reply"] for side in told["policy"]] == [
+    probes = replies.embedded(run.path)["probes"]
+    assert probes["steps"] == [0, 5]
+    assert probes["queries"] == [{"task": f"t{i}", "query": f"query {i}"} for i in (1, 0, 2)]
+    assert [side["reply"] for side in probes["policy"]] == [
         [" reply 1", " reply 0", None],
         [" later 1", " later 0", None],
     ]
-    assert told["policy"][1]["row"] == [1, 0, None] and told["reference"]["reply"][2] == " reference 2"
-    seen = told["policy"][0]["of_tokens"]
+    assert probes["policy"][1]["row"] == [1, 0, None] and probes["reference"]["reply"][2] == " reference 2"
+    seen = probes["policy"][0]["token_columns"]
     assert seen["tokens"][0] == [" w0", " w1", " w2"] and seen["logprobs"][2] is None
 
 
-def test_of_several_attempts_and_turns_the_first_and_the_last(run):
+def test_the_last_turn_of_the_first_attempt_is_the_answer(run):
     turns = [row(0, turn=0, reward=None), row(0, turn=1, reply=" end"), row(0, rollout=1, reply=" second attempt")]
     write_probes(run, 0, turns)
-    told = replies.embedded(run.path)["probes"]
-    assert told["policy"][0]["reply"] == [" end"] and told["policy"][0]["row"] == [1] and told["reference"] is None
+    probes = replies.embedded(run.path)["probes"]
+    assert (
+        probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1] and probes["reference"] is None
+    )
 
 
-def test_probes_get_room_for_their_tokens_before_old_replies(run):
+def test_tokens_of_probes_have_priority_over_those_of_old_replies(run):
     many(run, 6, 20, words=200)
     write_probes(run, 6, [row(i, words=200) for i in range(4)])
     write_probes(run, None, [row(i, words=200) for i in range(4)])
-    told = replies.embedded(run.path, 120_000)["probes"]
-    assert "of_tokens" in told["policy"][0] and "of_tokens" in told["reference"]
+    probes = replies.embedded(run.path, 120_000)["probes"]
+    assert "token_columns" in probes["policy"][0] and "token_columns" in probes["reference"]
 
 
-# --- what cannot be read ---------------------------------------------------------------------------------------------
+# --- unreadable files ------------------------------------------------------------------------------------------------
 
 
-def test_damaged_files_are_notes(run):
+def test_damaged_files_are_noted(run):
     many(run, 3, 2)
     write_probes(run, 0, [row(0)])
     write_probes(run, 5, [row(0)])
@@ -208,14 +210,14 @@ def test_damaged_files_are_notes(run):
 
 def test_nothing_yet(tmp_path):
     data = replies.embedded(tmp_path / "nowhere")
-    assert data["says"] == "No replies are kept yet." and data["probes"] is None and data["notes"] == []
+    assert data["summary"] == "No replies have been recorded yet." and data["probes"] is None and data["notes"] == []
     assert data["replies"]["rows"]["step"] == []
 
 
-def test_one_replys_tokens(run):
+def test_tokens_of_single_replies(run):
     many(run, 1, 2)
     path = run.path / "rollouts" / "step-00001.parquet"
-    assert [seen["tokens"] for seen in parquet.tokens(path, [1, 0])] == [[" w0", " w1", " w2"]] * 2
+    assert [reply["tokens"] for reply in parquet.tokens(path, [1, 0])] == [[" w0", " w1", " w2"]] * 2
     with pytest.raises(IndexError):
         parquet.tokens(path, [2])
     path.write_bytes(b"PAR1")

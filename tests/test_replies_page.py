@@ -1,4 +1,4 @@
-"""The table of replies in a browser: filters, sorting, sliders, colours, keyboard; on a laptop and on a phone."""
+"""The replies in a browser: search, sorting, sliders, colours and keyboard, on a laptop and on a phone."""
 
 import threading
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.report.run_report import write_report
-from operant.report.server import Serving, server
+from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
 
 
@@ -29,8 +29,8 @@ def reply(i, step, text, reward, logprobs, end="length"):
     }
 
 
-def said(step, many=30):
-    return [reply(i, step, f" step {step} says {i}", i / 10 - step, [-1.0, -4.0, -9.0]) for i in range(many)]
+def step_rows(step, many=30):
+    return [reply(i, step, f" step {step} reply {i}", i / 10 - step, [-1.0, -4.0, -9.0]) for i in range(many)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def browser():
 def write(path):
     folder = RunFolder.create(path, {"steps": 9})
     for step in (1, 2, 3):
-        folder.rollouts(step, said(step))
+        folder.rollouts(step, step_rows(step))
         folder.log(step, {"reward/mean": 0.5})
     odd = reply(0, 4, " <img src=x onerror=alert(1)> needle", None, [-1.0], "stop")
     folder.rollouts(4, [odd | {"advantages": None}])
@@ -57,7 +57,7 @@ def write(path):
 
 @contextmanager
 def served(folder):
-    with server(folder.path, Serving(serve=True, port=0)) as running:
+    with Server(folder.path, Serving(serve=True, port=0)) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield running.url
@@ -67,15 +67,15 @@ def served(folder):
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    """The same run as a file and from a server."""
+    """The addresses of the same run as a file and on a server."""
     folder = write(tmp_path_factory.mktemp("runs") / "run")
     with served(folder) as live:
         yield {"static": write_report(folder.path).as_uri(), "live": live}
 
 
 @pytest.fixture(params=["static-laptop", "live-phone"])
-def seen(request, browser, urls):
-    """The page in a browser."""
+def page(request, browser, urls):
+    """The page in a browser, once as a file and once live."""
     kind, size = request.param.split("-")
     with visit(browser, urls[kind], {"laptop": LAPTOP, "phone": PHONE}[size]) as page:
         page.wait_for_selector(".probes .line")
@@ -84,7 +84,7 @@ def seen(request, browser, urls):
 
 @pytest.fixture
 def run(tmp_path):
-    """One that a test may change."""
+    """A run that the test may change."""
     return write(tmp_path / "run")
 
 
@@ -99,7 +99,7 @@ def replies(page):
 
 
 def settled(page, summary):
-    """Wait until the table tells so."""
+    """Wait for the text above the table."""
     page.locator(".replies .summary").filter(has_text=summary).wait_for()
 
 
@@ -110,113 +110,113 @@ def fits(page):
 # --- the fixed queries ------------------------------------------------------------------------------------------------
 
 
-def test_policy_and_reference_side_by_side(seen):
-    assert texts(seen, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
-    assert texts(seen, ".probes td.reply:not(.policy) .said") == ["before 0", "before 1", "before 2"]
-    assert texts(seen, ".probes td.policy .said") == ["now 4.0", "now 4.1", "now 4.2"]
-    assert texts(seen, ".probes td.gain") == ["−1.000", "+1.000", "+0.500"]
-    assert texts(seen, ".probes .summary") == ["Mean score 0.300 → 0.467; better on 2 of 3 queries"]
-    assert fits(seen)
+def test_policy_and_reference_side_by_side(page):
+    assert texts(page, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
+    assert texts(page, ".probes td.reply:not(.policy) .text") == ["before 0", "before 1", "before 2"]
+    assert texts(page, ".probes td.policy .text") == ["now 4.0", "now 4.1", "now 4.2"]
+    assert texts(page, ".probes td.gain") == ["−1.000", "+1.000", "+0.500"]
+    assert texts(page, ".probes .summary") == ["Mean score 0.300 → 0.467; better on 2 of 3 queries"]
+    assert fits(page)
 
 
-def test_the_slider_moves_through_the_probes(seen):
-    slider = seen.locator(".probes input[type=range]")
+def test_the_slider_moves_through_the_probes(page):
+    slider = page.locator(".probes input[type=range]")
     slider.focus()
-    seen.keyboard.press("ArrowLeft")
-    assert texts(seen, ".probes .slider output") == ["step 0"]
+    page.keyboard.press("ArrowLeft")
+    assert texts(page, ".probes .slider output") == ["step 0"]
     assert slider.get_attribute("aria-valuetext") == "step 0"
-    assert texts(seen, ".probes td.policy .said") == ["now 0.0", "now 0.1", "now 0.2"]
-    assert texts(seen, ".probes td.gain") == ["0.000"] * 3
+    assert texts(page, ".probes td.policy .text") == ["now 0.0", "now 0.1", "now 0.2"]
+    assert texts(page, ".probes td.gain") == ["0.000"] * 3
 
 
-def test_probes_sort_by_gain(seen):
-    head = seen.locator(".probes th", has_text="Gain")
+def test_probes_sort_by_gain(page):
+    head = page.locator(".probes th", has_text="Gain")
     head.get_by_role("button").click()
-    assert texts(seen, ".probes td.gain") == ["+1.000", "+0.500", "−1.000"]
+    assert texts(page, ".probes td.gain") == ["+1.000", "+0.500", "−1.000"]
     assert head.get_attribute("aria-sort") == "descending"
     head.get_by_role("button").click()
-    assert texts(seen, ".probes td.gain") == ["−1.000", "+0.500", "+1.000"]
+    assert texts(page, ".probes td.gain") == ["−1.000", "+0.500", "+1.000"]
     assert head.get_attribute("aria-sort") == "ascending"
-    seen.locator(".probes th", has_text="Query").get_by_role("button").click()
-    assert texts(seen, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
+    page.locator(".probes th", has_text="Query").get_by_role("button").click()
+    assert texts(page, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
     assert head.get_attribute("aria-sort") == "none"
 
 
 # --- all replies ------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_replies_come_first_and_pages_turn(seen):
-    replies(seen)
-    first = texts(seen, ".replies td.reply")
-    assert len(first) == 25 and first[1] == "Query 0 step 3 says 0"
-    assert first[0] == "Query 0 <img src=x onerror=alert(1)> needle", "text stays text"
-    assert "1–25 of 91" in seen.locator(".pager").inner_text()
-    assert seen.get_by_role("button", name="Previous").is_disabled()
-    seen.get_by_role("button", name="Next").click()
-    seen.get_by_text("26–50 of 91").wait_for()
-    assert texts(seen, ".replies td.reply")[0] == "Query 24 step 3 says 24"
-    seen.get_by_role("button", name="Previous").click()
-    seen.get_by_text("1–25 of 91").wait_for()
-    seen.get_by_role("button", name="Next").click()
-    seen.get_by_text("26–50 of 91").wait_for()
-    assert fits(seen)
+def test_the_newest_replies_come_first_and_pages_turn(page):
+    replies(page)
+    first = texts(page, ".replies td.reply")
+    assert len(first) == 25 and first[1] == "Query 0 step 3 reply 0"
+    assert first[0] == "Query 0 <img src=x onerror=alert(1)> needle", "text is escaped"
+    assert "1–25 of 91" in page.locator(".pager").inner_text()
+    assert page.get_by_role("button", name="Previous").is_disabled()
+    page.get_by_role("button", name="Next").click()
+    page.get_by_text("26–50 of 91").wait_for()
+    assert texts(page, ".replies td.reply")[0] == "Query 24 step 3 reply 24"
+    page.get_by_role("button", name="Previous").click()
+    page.get_by_text("1–25 of 91").wait_for()
+    page.get_by_role("button", name="Next").click()
+    page.get_by_text("26–50 of 91").wait_for()
+    assert fits(page)
 
 
-def test_search_filters_and_marks(seen):
-    replies(seen).get_by_role("searchbox").fill("STEP 2 SAYS 1")
-    settled(seen, "11 found.")
-    assert texts(seen, ".replies td.reply mark") == ["step 2 says 1"] * 11
-    seen.get_by_role("searchbox").fill("qUERY 29")
-    settled(seen, "3 found.")
-    assert texts(seen, ".replies td.reply mark") == ["Query 29"] * 3
-    seen.get_by_role("searchbox").fill("nowhere at all")
-    settled(seen, "0 found.")
-    assert texts(seen, ".replies td.reply") == [] and "nothing found" in seen.locator(".pager").inner_text()
-    seen.get_by_role("searchbox").fill("")
-    seen.get_by_text("1–25 of 91").wait_for()
+def test_search_filters_and_marks(page):
+    replies(page).get_by_role("searchbox").fill("STEP 2 REPLY 1")
+    settled(page, "11 found.")
+    assert texts(page, ".replies td.reply mark") == ["step 2 reply 1"] * 11
+    page.get_by_role("searchbox").fill("qUERY 29")
+    settled(page, "3 found.")
+    assert texts(page, ".replies td.reply mark") == ["Query 29"] * 3
+    page.get_by_role("searchbox").fill("nowhere at all")
+    settled(page, "0 found.")
+    assert texts(page, ".replies td.reply") == [] and "nothing found" in page.locator(".pager").inner_text()
+    page.get_by_role("searchbox").fill("")
+    page.get_by_text("1–25 of 91").wait_for()
 
 
-def test_columns_sort_and_say_so(seen):
-    replies(seen)
-    head = seen.locator(".replies th", has_text="Reward")
+def test_columns_sort_and_show_their_order(page):
+    replies(page)
+    head = page.locator(".replies th", has_text="Reward")
     head.get_by_role("button").click()
-    seen.locator(".replies th[aria-sort=descending]", has_text="Reward").wait_for()
-    seen.locator(".replies .line", has_text="step 1 says 29").first.wait_for()
-    assert texts(seen, ".replies td.reward")[:3] == ["1.900", "1.800", "1.700"]
+    page.locator(".replies th[aria-sort=descending]", has_text="Reward").wait_for()
+    page.locator(".replies .line", has_text="step 1 reply 29").first.wait_for()
+    assert texts(page, ".replies td.reward")[:3] == ["1.900", "1.800", "1.700"]
     head.get_by_role("button").press("Enter")
-    seen.locator(".replies th[aria-sort=ascending]", has_text="Reward").wait_for()
-    seen.locator(".replies .line", has_text="step 3 says 0").first.wait_for()
-    assert texts(seen, ".replies td.reward")[:3] == ["−3.000", "−2.900", "−2.800"]
+    page.locator(".replies th[aria-sort=ascending]", has_text="Reward").wait_for()
+    page.locator(".replies .line", has_text="step 3 reply 0").first.wait_for()
+    assert texts(page, ".replies td.reward")[:3] == ["−3.000", "−2.900", "−2.800"]
     for place in ("26–50", "51–75", "76–91"):
-        seen.get_by_role("button", name="Next").click()
-        seen.get_by_text(f"{place} of 91").wait_for()
-    seen.locator(".replies .line", has_text="needle").wait_for()
-    assert texts(seen, ".replies td.reward")[-2:] == ["1.900", "–"], "without a score it comes last"
+        page.get_by_role("button", name="Next").click()
+        page.get_by_text(f"{place} of 91").wait_for()
+    page.locator(".replies .line", has_text="needle").wait_for()
+    assert texts(page, ".replies td.reward")[-2:] == ["1.900", "–"], "a reply without a score comes last"
 
 
-def test_the_slider_picks_a_step_and_all_steps_come_back(seen):
-    replies(seen)
-    seen.locator(".replies input[type=range]").focus()
-    seen.keyboard.press("ArrowLeft")
-    settled(seen, "30 found.")
-    assert texts(seen, ".replies .slider output") == ["step 3"]
-    assert not seen.get_by_label("All steps").is_checked()
-    assert "step 3 says 0" in texts(seen, ".replies td.reply")[0]
-    seen.get_by_label("All steps").check()
-    seen.get_by_text("1–25 of 91").wait_for()
+def test_the_slider_picks_a_step_and_all_steps_come_back(page):
+    replies(page)
+    page.locator(".replies input[type=range]").focus()
+    page.keyboard.press("ArrowLeft")
+    settled(page, "30 found.")
+    assert texts(page, ".replies .slider output") == ["step 3"]
+    assert not page.get_by_label("All steps").is_checked()
+    assert "step 3 reply 0" in texts(page, ".replies td.reply")[0]
+    page.get_by_label("All steps").check()
+    page.get_by_text("1–25 of 91").wait_for()
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def opened(page, text="step 3 says 1"):
+def opened(page, text="step 3 reply 1"):
     replies(page).locator(".replies .line", has_text=text).first.click()
     page.wait_for_selector(".replies .token")
     return page.locator(".replies .token")
 
 
 def colour(token):
-    """The variable and the share of it that the token is coloured with."""
+    """The CSS variable that colours the token, and the share of it."""
     return token.evaluate("e => [e.style.getPropertyValue('--hue'), Number(e.style.getPropertyValue('--share'))]")
 
 
@@ -229,58 +229,58 @@ EXPECTED = {
 }
 
 
-def test_a_click_colours_the_tokens_by_choice(seen):
-    tokens = opened(seen)
-    assert seen.get_by_label("KL", exact=True).is_checked()
+def test_a_click_colours_the_tokens_by_choice(page):
+    tokens = opened(page)
+    assert page.get_by_label("KL", exact=True).is_checked()
     for label, wanted in EXPECTED.items():
-        seen.locator(".ways label", has_text=label).first.click()
+        page.locator(".modes label", has_text=label).first.click()
         for token, (name, share) in zip(tokens.all(), wanted, strict=True):
             assert colour(token) == [f"var({name})", pytest.approx(share, abs=1e-3)], label
-    assert "−1.00 0 +1.00" in " ".join(seen.locator(".legend").inner_text().split())
-    assert fits(seen)
+    assert "−1.00 0 +1.00" in " ".join(page.locator(".legend").inner_text().split())
+    assert fits(page)
 
 
-def test_a_token_tells_its_numbers_to_pointer_and_keyboard(seen):
-    tokens, tip = opened(seen), seen.locator(".replies .tip")
+def test_a_token_shows_its_numbers_on_hover_and_on_focus(page):
+    tokens, tip = opened(page), page.locator(".replies .tip")
     tokens.nth(1).hover()
-    told = dict(zip(texts(seen, ".replies .tip dt"), texts(seen, ".replies .tip dd")))
-    assert told == {
+    numbers = dict(zip(texts(page, ".replies .tip dt"), texts(page, ".replies .tip dd")))
+    assert numbers == {
         "Policy log-prob": "−4.000", "Reference log-prob": "−2.000", "KL": "−2.000", "Value": "0.100",
         "Advantage": "−1.000",
     }  # fmt: skip
-    box, port = tip.bounding_box(), seen.viewport_size
+    box, port = tip.bounding_box(), page.viewport_size
     assert box["x"] >= 0 and box["x"] + box["width"] <= port["width"]
-    seen.mouse.move(0, 0)
+    page.mouse.move(0, 0)
     tip.wait_for(state="hidden")
     tokens.first.focus()
-    seen.keyboard.press("End")
+    page.keyboard.press("End")
     assert tokens.nth(2).evaluate("e => e === document.activeElement") and "−9.000" in tip.inner_text()
-    seen.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
     assert "−4.000" in tip.inner_text() and tokens.nth(1).get_attribute("aria-label").endswith("KL −2.000")
-    seen.keyboard.press("Escape")
-    assert seen.locator(".replies .token").count() == 0
-    assert seen.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+    page.keyboard.press("Escape")
+    assert page.locator(".replies .token").count() == 0
+    assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
 
 
-def test_keyboard_alone_opens_a_reply(seen):
-    seen.get_by_role("tab", name="Fixed queries").focus()
-    seen.keyboard.press("ArrowRight")
-    assert seen.get_by_role("tab", name="All replies").get_attribute("aria-selected") == "true"
-    seen.wait_for_selector(".replies .line")
-    seen.get_by_role("button", name="Tokens of the reply to Query 1", exact=True).first.press("Enter")
-    seen.wait_for_selector(".replies .token")
-    seen.get_by_label("KL", exact=True).press("ArrowRight")
-    assert seen.get_by_label("Value", exact=True).is_checked()
-    assert colour(seen.locator(".replies .token").nth(2)) == ["var(--green)", 1.0]
+def test_the_keyboard_alone_can_open_a_reply(page):
+    page.get_by_role("tab", name="Fixed queries").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="All replies").get_attribute("aria-selected") == "true"
+    page.wait_for_selector(".replies .line")
+    page.get_by_role("button", name="Tokens of the reply to Query 1", exact=True).first.press("Enter")
+    page.wait_for_selector(".replies .token")
+    page.get_by_label("KL", exact=True).press("ArrowRight")
+    assert page.get_by_label("Value", exact=True).is_checked()
+    assert colour(page.locator(".replies .token").nth(2)) == ["var(--green)", 1.0]
 
 
-def test_both_answers_to_a_query_open_and_what_is_unknown_has_no_button(seen):
-    seen.locator(".probes .line").nth(1).click()
-    seen.wait_for_selector(".probes .token")
-    assert texts(seen, ".probes .facts-line b") == ["Reference", "Policy, step 4"]
-    assert seen.locator(".probes .side").nth(1).locator(".token").count() == 2
-    opened(seen, "needle")
-    assert "Advantage" not in texts(seen, ".replies .ways label")
+def test_both_answers_to_a_query_open_and_unknown_numbers_have_no_button(page):
+    page.locator(".probes .line").nth(1).click()
+    page.wait_for_selector(".probes .token")
+    assert texts(page, ".probes .facts-line b") == ["Reference", "Policy, step 4"]
+    assert page.locator(".probes .side").nth(1).locator(".token").count() == 2
+    opened(page, "needle")
+    assert "Advantage" not in texts(page, ".replies .modes label")
 
 
 def test_colours_follow_light_and_dark(browser, urls):
@@ -295,31 +295,31 @@ def test_colours_follow_light_and_dark(browser, urls):
 # --- static and live --------------------------------------------------------------------------------------------------
 
 
-def test_the_static_page_says_what_it_lacks(browser, urls, run):
+def test_the_static_page_names_the_replies_that_it_lacks(browser, urls, run):
     with visit(browser, urls["static"]) as page:
         assert texts(replies(page), ".replies .summary") == ["All 91 replies are embedded."]
-    run.rollouts(3, [row | {"tokens": None} for row in said(3, 128)])
+    run.rollouts(3, [row | {"tokens": None} for row in step_rows(3, 128)])
     with visit(browser, write_report(run.path).as_uri()) as page:
         replies(page)
         assert "111 of 189 replies are embedded, from 4 of 4 steps" in page.locator(".replies .summary").inner_text()
         assert f"operant report {run.path} --serve" in page.locator(".replies .summary").inner_text()
-        page.locator(".replies .line", has_text="step 3 says 2").first.click()
+        page.locator(".replies .line", has_text="step 3 reply 2").first.click()
         assert "not on this page" in page.locator(".replies .missing").first.inner_text()
 
 
 def test_the_live_page_follows_the_run(browser, run):
     with served(run) as live, visit(browser, live) as page:
         replies(page)
-        assert texts(page, ".replies .summary") == ["All 91 replies of 4 steps are here."]
+        assert texts(page, ".replies .summary") == ["All 91 replies of 4 steps are available."]
         run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])
         run.probes(5, [reply(0, 5, " newest", 0.9, [-1.0])])
         page.locator(".replies .line", has_text="brand new").wait_for()
         assert texts(page, ".replies .slider output") == ["step 5"]
         page.get_by_role("tab", name="Fixed queries").click()
-        assert texts(page, ".probes td.policy .said")[0] == "newest"
+        assert texts(page, ".probes td.policy .text")[0] == "newest"
 
 
-def test_what_somebody_reads_stays(browser, run):
+def test_an_open_reply_is_not_replaced(browser, run):
     with served(run) as live, visit(browser, live) as page:
         opened(page)
         run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])

@@ -1,4 +1,4 @@
-"""The page of a run: what it is told, that it is whole and small, and what it looks like in a browser."""
+"""The page of a run: its data, its size, that it is self-contained, and its appearance in a browser."""
 
 import hashlib
 import json
@@ -14,8 +14,8 @@ from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.metrics.registry import METRICS
 from operant.report import downsample, run_report
-from operant.report import html as pages
-from operant.report.server import Serving, server
+from operant.report import html as html_pages
+from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
 from operant.tally import Histogram
 
@@ -43,10 +43,10 @@ def row(i, reply=" it is good.", reward=0.5):
 
 
 def metrics(step, chance):
-    """Every metric that the registry knows of a run with a reward, and two parts of it."""
+    """Every metric of the registry that a run with a reward has, and those of two parts of the reward."""
     named = [name for name in METRICS if "<" not in name and name not in ("step", "episodes")]
     named = [name for name in named if not name.startswith(("supervised/", "evaluate/loss", "evaluate/bits"))]
-    parts = [f"reward/{part}/{what}" for part in ("taste", "length") for what in ("mean", "std")]
+    parts = [f"reward/{part}/{statistic}" for part in ("taste", "length") for statistic in ("mean", "std")]
     rising = {name: 0.2 + 0.05 * step + 0.1 * chance.random() for name in named + parts}
     return rising | {"kl/per_reply": 0.5 * step, "policy/ratio_min": 0.9, "policy/ratio_max": 1.2 + 0.1 * step}
 
@@ -79,43 +79,43 @@ def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("runs") / "a<b")
 
 
-# --- thinning ---------------------------------------------------------------------------------------------------------
+# --- downsampling -----------------------------------------------------------------------------------------------------
 
 
-def test_a_short_curve_is_whole_and_what_some_steps_lack_has_steps_of_its_own():
-    told = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
-    assert downsample.curves(told) == {
+def test_a_short_curve_is_complete_and_a_metric_that_steps_lack_has_steps_of_its_own():
+    metrics = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
+    assert downsample.curves(metrics) == {
         "steps": [3, 4, 5],
-        "of": {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}},
+        "values": {"a": [1.0, None, 2.0], "b": {"steps": [4], "values": [0.12346]}},
     }
 
 
 def test_a_long_curve_is_short_and_keeps_its_peaks():
-    told = [{"step": i + 1, "a": 0.0, "b": float(i)} for i in range(1003)]
-    told[777]["a"], told[778]["a"], told[500]["a"] = 5.0, -7.0, None
-    found = downsample.curves(told)
-    assert downsample.stretch(1003) == 5
-    assert len(found["steps"]) == len(found["of"]["a"]) == 402 <= downsample.POINTS
+    metrics = [{"step": i + 1, "a": 0.0, "b": float(i)} for i in range(1003)]
+    metrics[777]["a"], metrics[778]["a"], metrics[500]["a"] = 5.0, -7.0, None
+    found = downsample.curves(metrics)
+    assert downsample.steps_per_interval(1003) == 5
+    assert len(found["steps"]) == len(found["values"]["a"]) == 402 <= downsample.POINTS
     assert found["steps"][:4] == [1, 5, 6, 10] and found["steps"][-2:] == [1001, 1003]
     at = found["steps"].index(776)
-    assert found["of"]["a"][at : at + 2] == [5.0, -7.0]  # in the order in which they came
-    assert found["of"]["b"][:4] == [0.0, 4.0, 5.0, 9.0] and found["of"]["b"][-1] == 1002.0
-    assert None not in found["of"]["a"] and set(found["of"]["a"]) == {0.0, 5.0, -7.0}
+    assert found["values"]["a"][at : at + 2] == [5.0, -7.0]  # in their order in time
+    assert found["values"]["b"][:4] == [0.0, 4.0, 5.0, 9.0] and found["values"]["b"][-1] == 1002.0
+    assert None not in found["values"]["a"] and set(found["values"]["a"]) == {0.0, 5.0, -7.0}
     assert [
-        x for x in downsample.curves([{"step": i, "a": None} for i in range(999)])["of"]["a"] if x is not None
+        x for x in downsample.curves([{"step": i, "a": None} for i in range(999)])["values"]["a"] if x is not None
     ] == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 499, 500, 501, 750, 751, 1000, 12_345])
-def test_a_curve_of_any_length_fits_and_ends_where_it_ends(count):
+def test_a_curve_of_any_length_fits_and_ends_with_its_last_step(count):
     found = downsample.curves([{"step": i, "a": float(i)} for i in range(count)])
-    assert len(found["steps"]) == len(found["of"]["a"]) <= downsample.POINTS
-    assert found["steps"][-1] == found["of"]["a"][-1] == count - 1
+    assert len(found["steps"]) == len(found["values"]["a"]) <= downsample.POINTS
+    assert found["steps"][-1] == found["values"]["a"][-1] == count - 1
     assert found["steps"] == sorted(set(found["steps"]))
 
 
-def lines(path, *told):
-    path.write_text("".join(json.dumps(line) + "\n" for line in told), encoding="utf-8")
+def heatmaps(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return downsample.Heatmaps(path)
 
 
@@ -124,8 +124,10 @@ def histogram(width, start, *counts):
 
 
 def test_histograms_of_different_widths_share_a_grid(tmp_path):
-    told = [histogram(0.25, -1, 1, 2, 3, 4, 0, 6), histogram(0.5, 0, 5, 5), histogram(1.0, 1, 3)]
-    grid = lines(tmp_path / "d", *({"step": 2 * i, "histograms": {"x": h}} for i, h in enumerate(told))).of("x")
+    histograms = [histogram(0.25, -1, 1, 2, 3, 4, 0, 6), histogram(0.5, 0, 5, 5), histogram(1.0, 1, 3)]
+    grid = heatmaps(
+        tmp_path / "d", *({"step": 2 * i, "histograms": {"x": h}} for i, h in enumerate(histograms))
+    ).histogram("x")
     assert grid is not None and grid["steps"] == [0, 2, 4]
     assert (grid["width"], grid["start"], grid["rows"]) == (0.5, -1, 5)  # -0.5 to 2.0
     merged, same, spread = grid["columns"]
@@ -136,7 +138,7 @@ def test_histograms_of_different_widths_share_a_grid(tmp_path):
 
 def test_a_heatmap_loses_nothing_and_its_tail_stays_in_the_outermost_row(tmp_path):
     outlier = histogram(1.0, 0, *([500] * 4), *([0] * 95), 1)
-    grid = lines(tmp_path / "d", {"step": 1, "histograms": {"x": outlier}}).of("x")
+    grid = heatmaps(tmp_path / "d", {"step": 1, "histograms": {"x": outlier}}).histogram("x")
     assert grid is not None and (grid["start"], grid["rows"]) == (0, 4)
     assert grid["columns"] == [[0, 0.2499, 0.2499, 0.2499, 0.2504]]
 
@@ -144,50 +146,49 @@ def test_a_heatmap_loses_nothing_and_its_tail_stays_in_the_outermost_row(tmp_pat
 def test_whole_numbers_make_rows_without_stripes_between(tmp_path):
     lengths = Histogram.of([float(n) for n in (3, 4, 5, 7, 20, 20, 31)], bins=128)
     assert lengths is not None and lengths.width == 0.25
-    grid = lines(tmp_path / "d", {"step": 1, "histograms": {"x": lengths.as_plain()}}).of("x")
+    grid = heatmaps(tmp_path / "d", {"step": 1, "histograms": {"x": lengths.as_plain()}}).histogram("x")
     assert grid is not None and (grid["width"], grid["start"], grid["rows"]) == (1.0, 3, 29)
     shares = grid["columns"][0][1:]
     assert [i + 3 for i, share in enumerate(shares) if share] == [3, 4, 5, 7, 20, 31]
 
 
 def test_a_long_run_has_every_nth_histogram_and_the_newest(tmp_path):
-    told = [{"step": i, "histograms": {"x": histogram(1.0, i, 1)}, "gradients": {"gradient": 1}} for i in range(1000)]
-    for line in told[::10]:
+    lines = [{"step": i, "histograms": {"x": histogram(1.0, i, 1)}, "gradients": {"gradient": 1}} for i in range(1000)]
+    for line in lines[::10]:
         line["blocks"] = {"gradient": {"a": float(line["step"]), "b": None}}
-    found = lines(tmp_path / "d", *told)
-    assert len(found) == 1000
-    grid, norms = found.of("x"), found.blocks("gradient")
+    found = heatmaps(tmp_path / "d", *lines)
+    grid, norms = found.histogram("x"), found.blocks("gradient")
     assert grid is not None and len(grid["steps"]) == 250 and grid["steps"][-3:] == [991, 995, 999]
     assert len(grid["columns"]) == 250
     assert norms is not None and norms["names"] == ["a", "b"]
     assert norms["columns"][:2] == [[0.0, None], [10.0, None]] or norms["steps"][-1] == 990
-    assert found.of("y") is None and found.blocks("weight") is None
-    assert downsample.Heatmaps(tmp_path / "nothing").of("x") is None
+    assert found.histogram("y") is None and found.blocks("weight") is None
+    assert downsample.Heatmaps(tmp_path / "nothing").histogram("x") is None
 
 
-def test_a_line_that_is_being_written_is_no_line_yet(tmp_path):
+def test_a_line_that_is_still_being_written_is_ignored(tmp_path):
     whole = {"step": 1, "histograms": {"x": histogram(1.0, 0, 1)}}
     path = tmp_path / "d"
     path.write_text(json.dumps(whole) + "\n" + json.dumps(whole)[:40], encoding="utf-8")
-    grid = downsample.Heatmaps(path).of("x")
+    grid = downsample.Heatmaps(path).histogram("x")
     assert grid is not None and grid["steps"] == [1]
 
 
-# --- what the page is told --------------------------------------------------------------------------------------------
+# --- the data of the page ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_told_numbers_probes_and_distributions(run):
+def test_the_data_has_numbers_probes_and_distributions(run):
     data = run_report.page_data(run)
-    assert data["name"] == run.name and data["steps"] == [12, 12] and data["stretch"] == 1
+    assert data["name"] == run.name and data["steps"] == [12, 12] and data["steps_per_interval"] == 1
     assert data["curves"]["steps"] == list(range(1, 13))
-    assert data["curves"]["of"]["kl/per_reply"] == [0.5 * i for i in range(1, 13)]
-    assert set(data["heats"]) == {"reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens"}
-    assert data["heats"]["reply_tokens"]["width"] == 1.0
+    assert data["curves"]["values"]["kl/per_reply"] == [0.5 * i for i in range(1, 13)]
+    assert set(data["histograms"]) == {"reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens"}
+    assert data["histograms"]["reply_tokens"]["width"] == 1.0
     assert data["blocks"]["update"]["names"] == ["embedding", "block 0", "block 1", "final", "value"]
     numbers = {number["label"]: number for number in data["numbers"]}
     assert numbers["KL per reply"] == {"label": "KL per reply", "unit": "nats", "after": 5.0}  # mean of 4 to 6
     assert numbers["Training time"]["unit"] == "s"
-    assert data["teaser"] == {
+    assert data["samples"] == {
         "before": "reference",
         "after": "policy, step 12",
         "of": 4,
@@ -202,45 +203,49 @@ def test_the_page_is_told_numbers_probes_and_distributions(run):
     }
     kl = next(m for m in data["metrics"] if m["name"] == "kl/per_reply")
     assert (kl["first"], kl["last"], kl["odd"]) == (0.5, 6.0, False) and kl["band"] == (0, 10)
-    assert pages.as_json(data)
+    assert html_pages.as_json(data)
 
 
-def test_the_probes_score_before_training_begins_their_curve(tmp_path):
+def test_the_curve_of_the_probes_starts_with_their_score_before_training(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     for step in (1, 2, 3):
         folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
     folder.probes(0, [row(0, reward=0.25), row(1, reward=0.5), row(2, reward=None)])
     folder.probes(2, [row(0), row(1), row(2)])
     data = run_report.page_data(folder.path)
-    assert data["curves"]["of"]["probe/reward"] == {"steps": [0, 2], "values": [0.375, 0.7]}
-    assert data["teaser"]["before"] == "policy, step 0"  # a run without a reference
+    assert data["curves"]["values"]["probe/reward"] == {"steps": [0, 2], "values": [0.375, 0.7]}
+    assert data["samples"]["before"] == "policy, step 0"  # a run without a reference
     folder.close()
 
 
 @pytest.mark.parametrize(("control", "target"), [("fixed", None), ("adaptive", 6.0), ("per_token", 6.0)])
-def test_a_target_is_drawn_where_a_controller_steers_towards_it(tmp_path, control, target):
+def test_a_target_is_drawn_if_a_controller_steers_towards_it(tmp_path, control, target):
     folder = RunFolder.create(tmp_path / "x", {"kl": {"control": control, "target": 6.0}})
     assert run_report.page_data(folder.path)["target"] == target
     folder.close()
 
 
-def test_without_probes_the_held_out_tasks_speak(tmp_path):
+def test_without_probes_the_held_out_tasks_are_the_samples(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     folder.log(1, {"reward/mean": 0.5})
-    said = [{"task": f"t{i}", "query": "q", "reply": f"r{i}", "score": i / 4} for i in range(5)]
-    told = {"before": None, "after": {"mean": 0.5, "kl": 1.0, "replies": said}}
-    (folder.path / "evaluation.json").write_text(json.dumps(told), encoding="utf-8")
-    teaser = run_report.page_data(folder.path)["teaser"]
-    assert teaser["of"] == 5 and [r["after"]["reply"] for r in teaser["rows"]] == ["r0", "r1", "r2"]
-    assert [r["before"] for r in teaser["rows"]] == [None] * 3
+    replies = [{"task": f"t{i}", "query": "q", "reply": f"r{i}", "score": i / 4} for i in range(5)]
+    evaluation = {"before": None, "after": {"mean": 0.5, "kl": 1.0, "replies": replies}}
+    (folder.path / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+    samples = run_report.page_data(folder.path)["samples"]
+    assert samples["of"] == 5 and [r["after"]["reply"] for r in samples["rows"]] == ["r0", "r1", "r2"]
+    assert [r["before"] for r in samples["rows"]] == [None] * 3
     folder.close()
 
 
-def test_a_metric_that_nobody_described_and_one_never_known(tmp_path):
+def test_metrics_without_a_description_or_without_a_finite_value(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0, "reward/a/mean": 1.0})
     data = run_report.page_data(folder.path)
-    assert [m["name"] for m in data["metrics"]] == ["reward/a/mean", "kl/per_reply", "own/thing"]  # as the registry
+    assert [m["name"] for m in data["metrics"]] == [
+        "reward/a/mean",
+        "kl/per_reply",
+        "own/thing",
+    ]  # in the order of the registry
     assert data["metrics"][2] == {"name": "own/thing", "first": 1.0, "last": 1.0} and data["metrics"][1]["odd"]
     folder.close()
 
@@ -248,16 +253,16 @@ def test_a_metric_that_nobody_described_and_one_never_known(tmp_path):
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_text_of_a_run_becomes_a_part_of_the_page(run):
+def test_no_text_of_a_run_becomes_markup(run):
     html = run_report.write_report(run).read_text(encoding="utf-8")
-    assert html.count("</script") == 2 and html.count("<script") == 2  # the data's and the page's own
+    assert html.count("</script") == 2 and html.count("<script") == 2  # those of the data and of the page
     assert "<title>a&lt;b</title>" in html and "<img" not in html
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
-    assert data["teaser"]["rows"][0]["after"]["reply"] == EVIL
-    assert data | {"replies": None} == json.loads(pages.as_json(run_report.page_data(run) | {"replies": None}))
+    assert data["samples"]["rows"][0]["after"]["reply"] == EVIL
+    assert data | {"replies": None} == json.loads(html_pages.as_json(run_report.page_data(run) | {"replies": None}))
 
 
-def test_the_page_names_nothing_outside_of_itself(run):
+def test_the_page_refers_to_nothing_outside_itself(run):
     html = run_report.write_report(run).read_text(encoding="utf-8")
     around = re.sub(r"<script.*?</script>", "", html, flags=re.S)
     assert re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']?([^"'>\s]*)""", around) == ["data:,"]
@@ -274,11 +279,11 @@ def test_own_scripts_neither_end_the_page_nor_build_html(path):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
 
 
-def test_what_others_wrote_is_what_its_note_says():
+def test_vendored_files_match_their_readme():
     note = (PAGE / "vendor" / "README.md").read_text(encoding="utf-8")
-    named = dict(re.findall(r"`([\w.]+)` \| `([0-9a-f]{64})`", note))
-    assert {name: hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() for name in named} == named
-    assert {path.name for path in (PAGE / "vendor").iterdir()} == {*named, "LICENSE", "README.md"}
+    listed = dict(re.findall(r"`([\w.]+)` \| `([0-9a-f]{64})`", note))
+    assert {name: hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() for name in listed} == listed
+    assert {path.name for path in (PAGE / "vendor").iterdir()} == {*listed, "LICENSE", "README.md"}
     assert "uPlot" in note and "MIT" in (PAGE / "vendor" / "LICENSE").read_text(encoding="utf-8")
 
 
@@ -326,12 +331,12 @@ BLUE = {"light": (31, 111, 181), "dark": (107, 177, 238)}
 
 
 def has(colours, wanted):
-    """Whether one of "r,g,b" is that colour, up to the rounding of a canvas."""
+    """Whether one of the "r,g,b" is the wanted colour, up to the rounding of a canvas."""
     return any(all(abs(int(a) - b) < 3 for a, b in zip(colour.split(","), wanted)) for colour in colours)
 
 
 def wait_until(page, script):
-    """Wait until the page says so; its policy forbids playwright's own way."""
+    """Wait until a script is true on the page, whose content policy forbids playwright's wait_for_function."""
     for _ in range(200):
         if page.evaluate(script):
             return
@@ -361,7 +366,7 @@ def test_every_chart_is_drawn_and_fits(browser, url, size, scheme):
         )
 
 
-def test_a_new_theme_draws_anew(browser, url):
+def test_a_change_of_theme_redraws(browser, url):
     with visit(browser, url) as page:
         before = dict(page.evaluate(COLOURS))
         assert has(before["chart-reward-mean"], BLUE["light"])
@@ -371,12 +376,12 @@ def test_a_new_theme_draws_anew(browser, url):
         after = dict(page.evaluate(COLOURS))
         for name in ("chart-reward-mean", "chart-phases", "chart-kl-coef"):
             assert has(after[name], BLUE["dark"]) and not has(after[name], BLUE["light"]), name
-        for name in ("chart-heat-reward", "chart-blocks-weight"):  # heatmaps have pictures of their own
+        for name in ("chart-heat-reward", "chart-blocks-weight"):  # heatmaps are painted apart
             assert not set(before[name]) & set(after[name])
 
 
-def over(page, chart, share):
-    """The mouse at that share of a chart's width."""
+def hover(page, chart, share):
+    """Move the mouse to a share of a chart's width."""
     box = page.locator(f"#{chart} .u-over").bounding_box()
     page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
 
@@ -384,40 +389,42 @@ def over(page, chart, share):
 def test_one_cursor_and_one_zoom_for_all(browser, url):
     with visit(browser, url) as page:
         page.locator("#chart-reward-mean").scroll_into_view_if_needed()
-        over(page, "chart-reward-mean", 0.5)
+        hover(page, "chart-reward-mean", 0.5)
         for chart in ("chart-reward-mean", "chart-reward-return", "chart-kl-per_reply", "chart-heat-reward"):
             assert re.search(r"step [67]\b", page.locator(f"#{chart} .readout").inner_text()), chart
         value = page.locator("#chart-kl-per_reply .readout").inner_text()
         step = int(re.search(r"step (\d+)", value)[1])
         assert value.endswith(f"{0.5 * step:g}")
-        over(page, "chart-reward-mean", 0.02)
+        hover(page, "chart-reward-mean", 0.02)
         page.mouse.down()
-        over(page, "chart-reward-mean", 0.3)
+        hover(page, "chart-reward-mean", 0.3)
         page.mouse.up()
         assert page.locator(".zoomed").inner_text() == "steps 1 to 4 · show all"
-        over(page, "chart-reward-return", 0.99)
+        hover(page, "chart-reward-return", 0.99)
         assert "step 4" in page.locator("#chart-reward-return .readout").inner_text()
         page.locator("#chart-reward-return .u-over").dblclick()
         assert page.locator(".zoomed").is_hidden()
-        over(page, "chart-heat-reward", 0.99)
+        hover(page, "chart-heat-reward", 0.99)
         assert "step 12" in page.locator("#chart-reward-mean .readout").inner_text()
         assert "%" in page.locator("#chart-heat-reward .readout").inner_text()
 
 
-def test_texts_stay_texts_and_a_finding_leads_to_its_chart(browser, tmp_path):
+def test_texts_are_escaped_and_a_finding_links_to_its_chart(browser, tmp_path):
     path = write_run(tmp_path / "x", config={"kl": {"coef": 0.1}})
-    told = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    told = [m | {"kl/per_reply": 20.0 * m["step"], "kl/coef": 0.1} for m in told]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in told), encoding="utf-8")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [m | {"kl/per_reply": 20.0 * m["step"], "kl/coef": 0.1} for m in lines]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines), encoding="utf-8")
     with visit(browser, run_report.write_report(path).as_uri()) as page:
-        assert page.locator("#teaser td").nth(1).inner_text().endswith(EVIL)
+        assert page.locator("#samples td").nth(1).inner_text().endswith(EVIL)
         assert page.locator("img").count() == 0
         page.evaluate("document.querySelectorAll('#diagnosis details').forEach((it) => (it.open = true))")
         chip = page.locator("#diagnosis button", has_text="kl/per_reply").first
         assert not page.locator("#chart-kl-per_reply").evaluate("(it) => it.getBoundingClientRect().top < innerHeight")
         chip.click()
         place = "document.querySelector('#chart-kl-per_reply').getBoundingClientRect()"
-        wait_until(page, f"(({{ top, bottom }}) => top >= 0 && bottom <= innerHeight)({place})")  # it scrolls smoothly
+        wait_until(
+            page, f"(({{ top, bottom }}) => top >= 0 && bottom <= innerHeight)({place})"
+        )  # the scrolling is animated
         assert page.evaluate(FITS)
 
 
@@ -437,12 +444,12 @@ def test_many_findings_are_folded(browser, tmp_path):
                 assert page.locator("#diagnosis li:visible").count() == count
 
 
-def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(browser, tmp_path):
+def test_nan_leaves_a_gap_in_a_curve_and_a_step_without_the_metric_does_not(browser, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     for step in range(1, 12):
-        told = {"policy/entropy": None if step == 6 else 1.0, "policy/approx_kl": None if step in (5, 7) else 0.01}
+        values = {"policy/entropy": None if step == 6 else 1.0, "policy/approx_kl": None if step in (5, 7) else 0.01}
         clipped = {} if step == 6 else {"update/grad_norm_clipped": 1.0}
-        folder.log(step, told | {"update/grad_norm": 2.0} | clipped)
+        folder.log(step, values | {"update/grad_norm": 2.0} | clipped)
     folder.close()
     columns = """(id) => {
         const canvas = document.querySelector(`#${id} canvas`), { width, height } = canvas;
@@ -456,7 +463,7 @@ def test_a_number_that_was_not_finite_leaves_a_gap_and_a_step_without_one_none(b
             assert len(blue) > 200 and len(re.findall(r"\.{15,}", blue)) == gaps, (chart, blue)
 
 
-def test_a_young_critic_does_not_flatten_its_curve(browser, tmp_path):
+def test_an_untrained_critic_does_not_flatten_its_curve(browser, tmp_path):
     for name, values, floor in (("x", (-90.0, 0.1, 0.5), True), ("y", (-90.0, 0.1, -3.0), False)):
         folder = RunFolder.create(tmp_path / name, {})
         for step, value in enumerate(values, 1):
@@ -464,12 +471,12 @@ def test_a_young_critic_does_not_flatten_its_curve(browser, tmp_path):
         folder.close()
         with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
             chart = page.locator("#chart-value-explained_variance")
-            assert ("Drawn from −1 upwards." in chart.inner_text()) == floor
-            over(page, "chart-value-explained_variance", 0.01)
-            assert chart.locator(".readout").inner_text().endswith("−90")  # what is told is the number itself
+            assert ("Values below −1 are drawn at −1." in chart.inner_text()) == floor
+            hover(page, "chart-value-explained_variance", 0.01)
+            assert chart.locator(".readout").inner_text().endswith("−90")  # the readout shows the true value
 
 
-def test_a_run_that_has_only_begun_has_a_friendly_page(browser, tmp_path):
+def test_the_page_of_a_run_before_its_first_step(browser, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {"steps": 7})
     with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
         assert page.locator(".verdict").inner_text() == "No step is finished yet."
@@ -482,11 +489,11 @@ def test_a_run_that_has_only_begun_has_a_friendly_page(browser, tmp_path):
     folder.close()
 
 
-def test_the_live_page_grows_in_place(browser, tmp_path):
+def test_the_live_page_is_updated_in_place(browser, tmp_path):
     path = tmp_path / "x"
     shutil.copytree(write_run(tmp_path / "y"), path)
     folder = RunFolder.open(path)
-    with server(path, Serving(serve=True, port=0)) as running:
+    with Server(path, Serving(serve=True, port=0)) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -496,9 +503,9 @@ def test_the_live_page_grows_in_place(browser, tmp_path):
                 folder.log(13, metrics(13, random.Random(0)))
                 page.get_by_text("step 13", exact=False).first.wait_for()
                 page.locator("#chart-reward-mean").scroll_into_view_if_needed()
-                over(page, "chart-reward-mean", (13 - 3) / 17)
+                hover(page, "chart-reward-mean", (13 - 3) / 17)
                 assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
-                assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # drawn in place
+                assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
                 assert page.locator(".zoomed").is_visible()
         finally:
             running.shutdown()

@@ -1,1 +1,1 @@
-"""What a run tells: the record, trackers that copy it, the console, the report, and what each metric means."""
+"""Reports of runs: the page of a run, its live server, and the comparison of several runs."""

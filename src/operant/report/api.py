@@ -1,14 +1,13 @@
-"""What a live page may ask of a run folder, and the answers: paths, their parameters, and sentences for wrong ones.
+"""Answers the requests of the live page from the files of a run folder, which are all that it reads.
 
-    GET /               the page; what it shows comes from the paths below
-    GET /data.json      the page's data without replies
-    GET /probes.json    the fixed queries and their answers
-    GET /replies.json   ?search= &sort= &descending=0|1 &step= &offset= &limit=    any of the run's replies
-    GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 one reply's tokens and their numbers
-
-Nothing but the folder is read.
+GET /               the page; it fetches its data from the paths below
+GET /data.json      the page's data without replies
+GET /probes.json    the fixed queries and their answers
+GET /replies.json   ?search= &sort= &descending=0|1 &step= &offset= &limit=    any of the run's replies
+GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 the tokens of one reply
 """
 
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,111 +19,114 @@ from operant.report.search import Index
 from operant.storage import atomic_io
 from operant.types import OperantError
 
-_OTHERS = ("report.html", "log.txt")
-"""Files of a run that the page shows nothing of."""
+_NOT_SHOWN = ("report.html", "log.txt")
+"""Files of a run that the page does not depend on."""
 
 
-class Wrong(Exception):
-    """A request that gets no answer but a sentence: (status, sentence)."""
+class RequestError(Exception):
+    """A request that is refused: (HTTP status, message)."""
 
 
 class Site:
-    """What there is to ask of one run folder. Many threads may ask at once."""
+    """Answers requests about one run folder. It may be used from several threads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.index = folder, Index(folder)
-        self._kept: dict[Callable, tuple[Any, Any]] = {}
+        self._results: dict[Callable, tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 
     def answer(self, path: str, query: str) -> Any:
-        """HTML of the page, or an object for JSON. Raises: Wrong, and OperantError where the folder cannot be read."""
-        if path not in _PATHS:
-            raise Wrong(404, f"there is nothing at {path}; there are: {', '.join(_PATHS)}")
-        answer, kinds = _PATHS[path]
-        return answer(self, **_parameters(query, kinds))
+        """Return the HTML of the page, or an object to send as JSON.
 
-    def fresh(self, make: Callable[[Path], Any]) -> Any:
-        """`make(folder)`, made anew only where a file of the run has changed: a page that waits costs a run nothing."""
+        Raises: RequestError for an unknown path or parameter; OperantError where the folder cannot be read.
+        """
+        if path not in _PATHS:
+            raise RequestError(404, f"there is nothing at {path}; there are: {', '.join(_PATHS)}")
+        method, types = _PATHS[path]
+        return method(self, **_parameters(query, types))
+
+    def page(self) -> str:
+        """The page itself, with its data but without replies."""
+        return run_report.page(self.data(), live=True)
+
+    def data(self) -> Any:
+        """The page's data without replies."""
+        return self._cached(run_report.page_data)
+
+    def probes(self) -> Any:
+        """The fixed queries with their answers, and notes about files that could not be read."""
+        return self._cached(_read_probes)
+
+    def replies(self, **parameters: Any) -> Any:
+        """The rows that `Index.find` finds."""
+        try:
+            return self.index.find(**parameters)
+        except OperantError as error:
+            raise RequestError(400, str(error)) from error
+
+    def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
+        """The tokens of the reply in one row of a file, with their numbers."""
+        if of not in ("rollouts", "probes", "reference") or row < 0:
+            raise RequestError(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
+        path = self.folder / ("rollouts" if of == "rollouts" else "probes") / f"{atomic_io.step_name(step)}.parquet"
+        if of == "reference":
+            path = self.folder / "probes" / "reference.parquet"
+        try:
+            return parquet.tokens(path, [row])[0]
+        except (FileNotFoundError, IndexError):
+            raise RequestError(404, f"there is no reply {row} at step {step} any more") from None
+
+    def _cached(self, make: Callable[[Path], Any]) -> Any:
+        """Return `make(folder)`, computed again only after a file of the run has changed, so that polling is cheap."""
         with self._lock:
             paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
-            stamps = [(path, parquet.stamp(path)) for path in paths if path.name not in _OTHERS]
-            if make not in self._kept or self._kept[make][0] != stamps:
-                self._kept[make] = stamps, make(self.folder)
-            return self._kept[make][1]
+            stamps = [(path, parquet.stamp(path)) for path in paths if path.name not in _NOT_SHOWN]
+            if make not in self._results or self._results[make][0] != stamps:
+                self._results[make] = stamps, make(self.folder)
+            return self._results[make][1]
 
 
-def _page(site: Site) -> str:
-    return run_report.page(_data(site), live=True)
-
-
-def _data(site: Site) -> Any:
-    return site.fresh(run_report.page_data)
-
-
-def _probes(site: Site) -> Any:
-    return site.fresh(_asked_again)
-
-
-def _asked_again(folder: Path) -> Any:
+def _read_probes(folder: Path) -> Any:
     read = replies.Reader()
     return {"probes": replies.probes(folder, read), "notes": read.notes}
 
 
-def _replies(site: Site, **asked: Any) -> Any:
-    try:
-        return site.index.find(**asked)
-    except OperantError as error:
-        raise Wrong(400, str(error)) from error
-
-
-def _tokens(site: Site, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
-    if of not in ("rollouts", "probes", "reference") or row < 0:
-        raise Wrong(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
-    path = site.folder / ("rollouts" if of == "rollouts" else "probes") / f"{atomic_io.step_name(step)}.parquet"
-    if of == "reference":
-        path = site.folder / "probes" / "reference.parquet"
-    try:
-        return parquet.tokens(path, [row])[0]
-    except (FileNotFoundError, IndexError):
-        raise Wrong(404, f"there is no reply {row} at step {step} any more") from None
-
-
 _PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
-    "/": (_page, {}),
-    "/data.json": (_data, {}),
-    "/probes.json": (_probes, {}),
+    "/": (Site.page, {}),
+    "/data.json": (Site.data, {}),
+    "/probes.json": (Site.probes, {}),
     "/replies.json": (
-        _replies,
+        Site.replies,
         {"search": str, "sort": str, "descending": bool, "step": int, "offset": int, "limit": int},
     ),
-    "/tokens.json": (_tokens, {"of": str, "step": int, "row": int}),
+    "/tokens.json": (Site.tokens, {"of": str, "step": int, "row": int}),
+}
+"""By path: the method that answers, and the types of its parameters."""
+_FORMATS = {
+    bool: ("[01]", "0 or 1"),
+    int: ("[0-9]{1,9}", "a whole number of at least 0"),
 }
 
 
-def _parameters(query: str, kinds: dict[str, type]) -> dict[str, Any]:
-    """The parameters of a request as their kinds. One that is empty counts as not given."""
+def _parameters(query: str, types: dict[str, type]) -> dict[str, Any]:
+    """Parse the parameters of a request. An empty one counts as absent."""
     try:
-        given = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
     except ValueError:
-        raise Wrong(400, "the parameters are not well-formed") from None
-    asked: dict[str, Any] = {}
-    for name, text in given:
-        if name not in kinds:
-            raise Wrong(400, f"parameter {name!r} is unknown; there are: {', '.join(kinds) or 'none'}")
-        if name in asked:
-            raise Wrong(400, f"parameter {name!r} is given twice")
-        if text:
-            asked[name] = _value(name, text, kinds[name])
-    return asked
-
-
-def _value(name: str, text: str, kind: type) -> Any:
-    if kind is bool:
-        if text not in ("0", "1"):
-            raise Wrong(400, f"{name}={text!r}: it must be 0 or 1")
-        return text == "1"
-    if kind is int:
-        if not text.isascii() or not text.isdigit() or len(text) > 9:
-            raise Wrong(400, f"{name}={text!r}: it must be a whole number of at least 0")
-        return int(text)
-    return text
+        raise RequestError(400, "the parameters are not well-formed") from None
+    parameters: dict[str, Any] = {}
+    for name, text in pairs:
+        if name not in types:
+            raise RequestError(400, f"parameter {name!r} is unknown; there are: {', '.join(types) or 'none'}")
+        if name in parameters:
+            raise RequestError(400, f"parameter {name!r} appears twice")
+        if not text:
+            continue
+        if types[name] is str:
+            parameters[name] = text
+            continue
+        pattern, description = _FORMATS[types[name]]
+        if not re.fullmatch(pattern, text):
+            raise RequestError(400, f"{name}={text!r}: it must be {description}")
+        parameters[name] = types[name](int(text))
+    return parameters

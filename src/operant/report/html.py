@@ -1,8 +1,8 @@
-"""One self-contained page: template, style, scripts and data in a single file that asks nothing of a network.
+"""Builds a self-contained page: template, style, scripts and data in a single file that needs no network.
 
     html = page("runs/x", data, scripts=("charts.js", "app.js"))
 
-The files stand in `page/`. Data is JSON that no text in it can end: every `<` is written as an escape.
+The files are in `page/`. In the JSON of the data every `<` is escaped, so that no text can close its script element.
 """
 
 import json
@@ -23,13 +23,13 @@ def page(
     styles: Sequence[str] = ("style.css",),
     live: bool = False,
 ) -> str:
-    """The page. live: it may ask the server that it came from, and nobody else; `<meta name="live">` tells it so.
+    """Fill in the template.
 
-    scripts, styles: names of files in `page/`, after uPlot's own; data: what JSON can hold, found in `#data`.
+    data: the object that the scripts find as JSON in `#data`. scripts, styles: names of files in `page/`, added after
+    those of uPlot. live: the page may fetch from its own server, and has `<meta name="live">`.
     """
-    policy = _POLICY + ("; connect-src 'self'" if live else "")
     parts = {
-        "policy": policy,
+        "policy": _POLICY + ("; connect-src 'self'" if live else ""),
         "live": '<meta name="live" content="yes">' if live else "",
         "title": escape(title),
         "styles": "\n".join(_read(name) for name in ("vendor/uPlot.min.css", *styles)),
@@ -42,7 +42,7 @@ def page(
 
 
 def as_json(data: Mapping[str, Any]) -> str:
-    """Compact and strict: NaN is refused."""
+    """Encode as compact JSON. Raises: ValueError for NaN and infinity."""
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 

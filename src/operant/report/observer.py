@@ -1,14 +1,14 @@
-"""Keeps `report.html` up to date while a run goes on."""
+"""Keeps `report.html` up to date while a run is in progress."""
 
 from operant.report.run_report import write_report
 from operant.runs.run import Observer, Pace, Run
 
 SECONDS = 20.0
-"""The report of a run in progress is written at most this often."""
+"""Least time between two writes of the report during a run."""
 
 
 class ReportObserver(Observer):
-    """Writes the report after a step where one is due, and at the end."""
+    """Writes the report at the end of a run, and after a step where enough time has passed."""
 
     name = "report"
 

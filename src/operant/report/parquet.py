@@ -1,4 +1,4 @@
-"""The parquet files of a run, read column by column: what one line of a table needs, and what one reply's tokens need.
+"""Reads the parquet files of a run by column: whole rows without their tokens, and the tokens of single replies.
 
 A file may be replaced, removed or damaged while it is read: the run goes on, and so does the reader.
 """
@@ -12,102 +12,109 @@ from typing import Any
 from operant.storage import atomic_io
 from operant.types import OperantError
 
-PER_TOKEN = ("logprobs", "ref_logprobs", "values", "advantages")
-"""What colours a token; `tokens` are the pieces of text that carry the colours."""
-_TEXTS, _NUMBERS, _COUNTS = ("task", "query", "reply", "end"), ("reward",), ("rollout", "turn", "reply_tokens")
-_DECIMALS = 3
+PER_TOKEN = ("tokens", "logprobs", "ref_logprobs", "values", "advantages")
+"""Columns with one entry per token: its text, and the numbers that the page colours it by."""
+_COLUMNS = {
+    **dict.fromkeys(("task", "query", "reply", "end"), "string"),
+    **dict.fromkeys(("rollout", "turn", "reply_tokens"), "int64"),
+    "reward": "float64",
+}
+"""Columns with one entry per reply, and their Arrow types."""
 
 Stamp = tuple[int, int, int]
 
 
 @contextmanager
-def sound(folder: str | Path) -> Iterator[None]:
-    """The block reads files of runs, which somebody else may have written: what is no record of a run is told so."""
+def reading_run(folder: str | Path) -> Iterator[None]:
+    """Turn errors that malformed files of a run cause within the block into an OperantError that names the folder."""
     try:
         yield
     except OperantError:
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        why = f"{type(error).__name__}: {_first(error)}"
-        raise OperantError(f"{folder} holds something that no run has written ({why}): is it whole?") from error
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise OperantError(f"{folder} has contents that operant did not write ({reason}): is it complete?") from error
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The files of a folder by step, in the order of steps; none where there is no folder yet."""
+    """The `step-*.parquet` files of a folder by step, in ascending order; empty where the folder does not exist."""
     found = {atomic_io.step_of(path): path for path in folder.glob("step-*.parquet")}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
 
 def stamp(path: Path) -> Stamp | None:
-    """What changes when the file is replaced or written to; None where it is not there."""
+    """Modification time, size and inode, which change when the file does; None where there is no file."""
     try:
-        known = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return known.st_mtime_ns, known.st_size, known.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def lines(path: Path) -> Any:
-    """One line a reply, as a `pyarrow.Table`: task, query, reply, end, reward, `reward/<part>`, rollout, turn,
-    reply_tokens, kl (nats: its log-prob minus the reference's) and row, its place in the file.
+    """Read one row per reply as a `pyarrow.Table`: task, query, reply, end, reward, `reward/<part>`, rollout, turn,
+    reply_tokens, kl (nats, summed log-prob minus reference log-prob) and row (the index in the file).
 
-    A column that the file lacks is null. Raises: OperantError where the file is damaged; FileNotFoundError where it
-    was removed meanwhile.
+    A column that the file lacks is null.
+    Raises: OperantError where the file is damaged; FileNotFoundError where it has been removed.
     """
     import numpy as np
     import pyarrow as pa
 
-    table = _read(path, [*_TEXTS, *_NUMBERS, *_COUNTS, "logprobs", "ref_logprobs"], parts=True)
-    kinds = dict.fromkeys(_TEXTS, pa.string()) | dict.fromkeys(_COUNTS, pa.int64())
-    kinds |= {name: pa.float64() for name in table.column_names if name.startswith("reward/")}
-    kinds |= dict.fromkeys(_NUMBERS, pa.float64())
-    made = {name: _column(table, name, kind) for name, kind in kinds.items()}
-    made |= {"kl": _kl(table), "row": np.arange(table.num_rows)}
-    return pa.table(made)
+    table = _read(path, [*_COLUMNS, "logprobs", "ref_logprobs"], parts=True)
+    types = _COLUMNS | {name: "float64" for name in table.column_names if name.startswith("reward/")}
+    columns = {name: _column(table, name, pa.type_for_alias(alias)) for name, alias in types.items()}
+    return pa.table(columns | {"kl": _summed_kl(table), "row": np.arange(table.num_rows)})
 
 
 def tokens(path: Path, rows: Sequence[int]) -> list[dict[str, list | None]]:
-    """Pieces and numbers of every token of the replies at these places of a file, one mapping a reply; None: unknown.
+    """Read the `PER_TOKEN` columns of the replies at these row indices, one mapping per reply; None where unknown.
 
     Raises: OperantError and FileNotFoundError as `lines`; IndexError where the file has no such row.
     """
     import pyarrow as pa
 
-    table = _read(path, ["tokens", *PER_TOKEN])
+    table = _read(path, PER_TOKEN)
     if any(row >= table.num_rows for row in rows):
         raise IndexError(f"{path} has {table.num_rows} rows")
-    names = [name for name in ("tokens", *PER_TOKEN) if name in table.column_names]
-    picked = table.select(names).take(pa.array(rows, pa.int64())).to_pylist()
-    return [{name: _rounded(row.get(name)) for name in ("tokens", *PER_TOKEN)} for row in picked]
+    picked = table.take(pa.array(rows, pa.int64())).to_pylist()
+    return [
+        {name: None if row.get(name) is None else [plain(entry) for entry in row[name]] for name in PER_TOKEN}
+        for row in picked
+    ]
 
 
 def count(path: Path) -> int:
-    """How many rows a file has. Raises as `lines`."""
+    """Number of rows in a file. Raises as `lines`."""
     with _opened(path) as file:
         return file.metadata.num_rows
 
 
-def rounded(number: float | None) -> float | None:
-    """To three decimals; None where it is not finite, which JSON cannot say."""
-    if number is None or not math.isfinite(number):
-        return None
-    return round(number, _DECIMALS) + 0.0  # no -0.0
+def plain(value: Any) -> Any:
+    """A cell as JSON can hold it: floats are rounded to three decimals, NaN and infinity become None."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 3) + 0.0 if math.isfinite(value) else None  # + 0.0 turns -0.0 into 0.0
 
 
-def _rounded(column: list | None) -> list | None:
-    return None if column is None else [x if isinstance(x, str) else rounded(x) for x in column]
+def compute() -> Any:
+    """`pyarrow.compute`, typed as Any because its functions are generated when it is imported."""
+    import pyarrow.compute as module
+
+    return module
 
 
 def _read(path: Path, names: Sequence[str], parts: bool = False) -> Any:
+    """Read the named columns that the file has; parts: and every `reward/<part>`."""
     with _opened(path) as file:
-        have = file.schema_arrow.names
-        wanted = [name for name in have if name in names or (parts and name.startswith("reward/"))]
+        available = file.schema_arrow.names
+        wanted = [name for name in available if name in names or (parts and name.startswith("reward/"))]
         return file.read(columns=wanted, use_threads=False)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The file, held open: a replacement cannot come between its footer and its columns."""
+    """Keep the file open, so that it cannot be replaced between reading its footer and its columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,14 +124,16 @@ def _opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise OperantError(f"{path.parent.name}/{path.name} cannot be read and is left out: {_first(error)}") from error
+        name = f"{path.parent.name}/{path.name}"
+        raise OperantError(f"{name} cannot be read and is left out: {_first_line(error)}") from error
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
 def _column(table: Any, name: str, kind: Any) -> Any:
+    """A column cast to an Arrow type, with nulls for NaN, infinity and a column that is missing."""
     import pyarrow as pa
 
     pc = compute()
@@ -134,8 +143,8 @@ def _column(table: Any, name: str, kind: Any) -> Any:
     return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(kind) else column
 
 
-def _kl(table: Any) -> Any:
-    """[rows] sums over each reply; null where either model's log-probs are unknown."""
+def _summed_kl(table: Any) -> Any:
+    """[rows] log-prob minus reference log-prob, summed over each reply; null where either is unknown."""
     import numpy as np
     import pyarrow as pa
 
@@ -149,10 +158,3 @@ def _kl(table: Any) -> Any:
         place = np.repeat(np.arange(known.sum()), own[known])
         sums[known] = np.bincount(place, weights=flat[0] - flat[1], minlength=known.sum())
     return pa.array(np.where(np.isfinite(sums), sums, np.nan), from_pandas=True)
-
-
-def compute() -> Any:
-    """`pyarrow.compute`, whose functions are made when it is imported, so that a type checker knows none."""
-    import pyarrow.compute as module
-
-    return module

@@ -1,13 +1,13 @@
-"""A run folder as one page of HTML: verdict, charts, replies, numbers, configuration. It needs nothing from elsewhere.
+"""Writes the report of a run as one self-contained HTML page: verdict, charts, replies, metrics, configuration.
 
     write_report("runs/x")     writes runs/x/report.html
-    page_data("runs/x")        what the page is told, without the table of replies; a live page asks for it again
+    page_data("runs/x")        the page's data without the table of replies; a live page fetches it repeatedly
 
-`page/app.js` lays the page out; `thinning.py` makes a long run small; `diagnosis/` writes the verdict.
+`page/app.js` lays the page out, `downsample.py` shortens long runs, and `diagnosis/` writes the verdict.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,42 +16,47 @@ from operant.diagnosis import History, diagnose, read_history, verdict
 from operant.diagnosis.progress import progress
 from operant.metrics.registry import METRICS, describe
 from operant.report import html
-from operant.report.downsample import Heatmaps, curves, short, stretch
-from operant.report.parquet import sound
+from operant.report.downsample import Heatmaps, curves, short, steps_per_interval
+from operant.report.parquet import reading_run
 from operant.report.replies import Reader, embedded, probes
 from operant.storage import atomic_io
 
 SCRIPTS = ("charts.js", "heat.js", "figures.js", "replies.js", "app.js")
 STYLES = ("style.css", "replies.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
-_STEERED = ("adaptive", "per_token")
-_TEASER = 3
+_CONTROLLERS = ("adaptive", "per_token")
+"""Values of `kl.control` that steer KL towards `kl.target`."""
+_SAMPLES = 3
+"""Fixed queries shown beside the diagnosis."""
 
 
 def write_report(run_folder: str | Path) -> Path:
-    """Write `report.html` into a run folder, from what stands in it by now; returns its path.
+    """Write `report.html` into a run folder from its present contents; returns its path.
 
-    Raises `OperantError` where the folder cannot be read or written.
+    Raises: OperantError where the folder cannot be read or written.
     """
     folder = Path(run_folder)
     path = folder / "report.html"
-    with sound(folder):
+    with reading_run(folder):
         text = page(page_data(folder) | {"replies": embedded(folder)})
     atomic_io.write(path, text)
     return path
 
 
 def page(data: Mapping[str, Any], live: bool = False) -> str:
-    """The page of `page_data`, with `replies` in it or, live, without."""
+    """The page's HTML from `page_data`, with `replies` in it unless the page is live."""
     return html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
 
 def page_data(run_folder: str | Path) -> dict[str, Any]:
-    """What the page shows but for the table of replies, as JSON can hold it. Raises `OperantError`."""
+    """Collect the page's data, as JSON can hold it, without the table of replies.
+
+    Raises: OperantError where the folder cannot be read.
+    """
     folder = Path(run_folder)
     history = read_history(folder)
     metrics, findings = history.metrics, diagnose(history)
-    asked = probes(folder, Reader(), 2)
+    found_probes = probes(folder, Reader(), 2)
     heatmaps = Heatmaps(folder / "distributions.jsonl")
     return {
         "name": folder.resolve().name,
@@ -59,113 +64,96 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "verdict": verdict(history, findings),
         "findings": [asdict(finding) for finding in findings] if metrics else [],
         "numbers": key_numbers(history),
-        "teaser": _probed(asked) if asked else _evaluated(history.evaluation),
-        "curves": _with_first_probe(curves(metrics), asked),
-        "stretch": stretch(len(metrics)),
-        "heats": _present(_HISTOGRAMS, heatmaps.of),
-        "blocks": _present(("gradient", "update", "weight"), heatmaps.blocks),
+        "samples": _probe_samples(found_probes) if found_probes else _held_out_samples(history.evaluation),
+        "curves": _with_first_probe(curves(metrics), found_probes),
+        "steps_per_interval": steps_per_interval(len(metrics)),
+        "histograms": {name: found for name in _HISTOGRAMS if (found := heatmaps.histogram(name))},
+        "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},
         "metrics": metric_table(metrics),
-        "target": history.option("kl.target") if history.option("kl.control") in _STEERED else None,
+        "target": history.option("kl.target") if history.option("kl.control") in _CONTROLLERS else None,
         "config": _text(folder / "config.yaml"),
         "environment": json.loads(_text(folder / "environment.json") or "{}"),
     }
 
 
-def _present(names: Sequence[str], of: Callable[[str], Any]) -> dict[str, Any]:
-    return {name: found for name in names if (found := of(name)) is not None}
-
-
-def _with_first_probe(told: dict[str, Any], asked: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The curves, that of the probes with what they scored before training: no step's metrics can tell that."""
-    curve = told["of"].get("probe/reward")
-    if asked is None or asked["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
-        return told
-    scores = [score for score in asked["policy"][0]["reward"] if score is not None]
-    if not scores:
-        return told
-    first = {"steps": [0, *curve["steps"]], "values": [short(sum(scores) / len(scores)), *curve["values"]]}
-    return told | {"of": told["of"] | {"probe/reward": first}}
+def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Prepend the probes' mean score before training to their curve, because the metrics of the steps lack it."""
+    curve = data["values"].get("probe/reward")
+    if found_probes is None or found_probes["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
+        return data
+    scores = [score for score in found_probes["policy"][0]["reward"] if score is not None]
+    if scores:
+        first = short(sum(scores) / len(scores))
+        data["values"]["probe/reward"] = {"steps": [0, *curve["steps"]], "values": [first, *curve["values"]]}
+    return data
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def key_numbers(history: History) -> list[dict[str, Any]]:
-    """The few numbers beside the verdict: label, unit, before and after; after alone where a start says nothing.
+    """The few numbers below the verdict: label, unit, before and after; only after where a start means nothing.
 
-    What goes up and down from step to step is a mean over the newest few, as in the verdict.
+    Like the verdict, they average noisy metrics over the newest few steps.
     """
     score, kl, entropy = progress(history), history.recent("kl/per_reply"), history.recent("policy/entropy")
-    told: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
     if score is not None:
         label = score.label[0].upper() + score.label[1:]
-        told.append({"label": label, "unit": "", "before": short(score.before), "after": short(score.after)})
+        numbers.append({"label": label, "unit": "", "before": short(score.before), "after": short(score.after)})
     if kl is not None:
-        told.append({"label": "KL per reply", "unit": "nats", "after": short(kl)})
+        numbers.append({"label": "KL per reply", "unit": "nats", "after": short(kl)})
     if entropy is not None:
         first = short(history.first("policy/entropy"))
-        told.append({"label": "Entropy", "unit": "nats", "before": first, "after": short(entropy)})
+        numbers.append({"label": "Entropy", "unit": "nats", "before": first, "after": short(entropy)})
     if seconds := sum(history.values("time/step")):
-        told.append({"label": "Training time", "unit": "s", "after": short(seconds)})
-    return told
+        numbers.append({"label": "Training time", "unit": "s", "after": short(seconds)})
+    return numbers
 
 
 def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """First and newest value of every metric, and what the registry says of it, in the registry's order."""
+    """First and newest value of every metric with its description, in the registry's order."""
     places = {name: place for place, name in enumerate(METRICS)}
     names = dict.fromkeys(name for m in metrics for name in m if name != "step")
-    names = sorted(names, key=lambda name: places[known.name] if (known := describe(name)) else len(places))
-    return [_metric_row(name, known) for name in names if (known := _known(metrics, name))]
+    rows = []
+    for name in sorted(names, key=lambda name: places[known.name] if (known := describe(name)) else len(places)):
+        values = [m[name] for m in metrics if m.get(name) is not None]
+        if not values:
+            continue
+        row = {"name": name, "first": short(values[0]), "last": short(values[-1])}
+        if metric := describe(name):
+            row |= {"unit": metric.unit, "healthy": metric.healthy, "meaning": metric.meaning, "band": metric.band}
+            row["odd"] = metric.unhealthy(values[-1])
+        rows.append(row)
+    return rows
 
 
-def _metric_row(name: str, known: Sequence[float]) -> dict[str, Any]:
-    metric = describe(name)
-    row = {"name": name, "first": short(known[0]), "last": short(known[-1])}
-    if metric is None:
-        return row
-    told = {"unit": metric.unit, "healthy": metric.healthy, "meaning": metric.meaning, "band": metric.band}
-    return row | told | {"odd": metric.unhealthy(known[-1])}
+# --- sample replies ---------------------------------------------------------------------------------------------------
 
 
-def _known(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [m[name] for m in metrics if m.get(name) is not None]
-
-
-# --- what it says -----------------------------------------------------------------------------------------------------
-
-
-def _probed(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The first few fixed queries, answered before, or by the reference, and now."""
-    steps, sides, reference = asked["steps"], asked["policy"], asked["reference"]
+def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
+    """The first few fixed queries with the newest answers beside those of the reference, or else the oldest."""
+    steps, sides, reference = found_probes["steps"], found_probes["policy"], found_probes["reference"]
     before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
-    rows = [
-        {"query": query["query"], "before": _said(before, i), "after": _said(sides[-1], i)}
-        for i, query in enumerate(asked["queries"])
-        if sides[-1]["reply"][i] is not None
-    ]
-    return {"before": label, "after": f"policy, step {steps[-1]}", "of": len(rows), "rows": rows[:_TEASER]}
+    queries = [row["query"] for row in found_probes["queries"]]
+    replies = [[_answer(*pair) for pair in zip(side["reply"], side["reward"])] for side in (before, sides[-1])]
+    rows = [{"query": query, "before": old, "after": new} for query, old, new in zip(queries, *replies) if new]
+    return {"before": label, "after": f"policy, step {steps[-1]}", "of": len(rows), "rows": rows[:_SAMPLES]}
 
 
-def _said(side: Mapping[str, Sequence[Any]], i: int) -> dict[str, Any] | None:
-    return None if side["reply"][i] is None else {"reply": side["reply"][i], "reward": short(side["reward"][i])}
-
-
-def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The same from the held-out tasks, in a run without probes."""
+def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The first few held-out tasks with their replies before and after training, in a run without probes."""
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
-    earlier = {row["task"]: row for row in reversed(before)}
-    told = [
-        {"query": row["query"], "before": _scored(earlier.get(row["task"])), "after": _scored(row)}
-        for row in after[:_TEASER]
+    earlier = {row["task"]: _answer(row["reply"], row["score"]) for row in reversed(before)}
+    rows = [
+        {"query": row["query"], "before": earlier.get(row["task"]), "after": _answer(row["reply"], row["score"])}
+        for row in after[:_SAMPLES]
     ]
-    return {"before": "before", "after": "after", "of": len(after), "rows": told} if told else None
+    return {"before": "before", "after": "after", "of": len(after), "rows": rows} if rows else None
 
 
-def _scored(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if row is None else {"reply": row["reply"], "reward": short(row["score"])}
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
+def _answer(reply: str | None, reward: float | None) -> dict[str, Any] | None:
+    return None if reply is None else {"reply": reply, "reward": short(reward)}
 
 
 def _text(path: Path) -> str:

@@ -1,6 +1,6 @@
-"""Runs side by side: read from their folders, and brought into groups that differ in nothing but the seed.
+"""Reads runs from their folders and groups those that differ only in the seed.
 
-runs = [read_run(folder) for folder in expand(["runs/letters-sweep"])]
+runs = read_runs(["runs/letters-sweep"])
 groups = grouped(runs)        # [Group("kl.coef 0", [run, run, run]), Group("kl.coef 0.02", ...), ...]
 """
 
@@ -17,23 +17,23 @@ from operant.options import read_mapping
 from operant.types import OperantError
 
 FILE = "sweep.yaml"
-"""What makes a folder of runs a sweep."""
+"""The file that marks a folder of runs as a sweep."""
 SEED = "learner.seed"
 UNIMPORTANT = frozenset({"checkpoint_minutes", "keep", "samples_every", "trackers", "learner.device"})
-"""Options that change nothing of what is learnt."""
+"""Options that do not change the training."""
 _ABSENT = "–"
 
 
 @dataclass(frozen=True)
-class Told:
-    """One run as far as it is known."""
+class RunRecord:
+    """The recorded data of one run."""
 
     name: str
     folder: Path
     history: History
     findings: Sequence[Finding]
     held_out: Mapping[str, Any]
-    """Of the replies to held-out tasks after training: reward, kl, empty, top_word, word, words; empty without them."""
+    """Results on held-out tasks after training: reward, kl, empty, top_word; empty without held-out tasks."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -43,11 +43,11 @@ class Told:
     @property
     def before(self) -> float | None:
         """Mean reward on held-out tasks before training; else that of the first step."""
-        held = (self.history.evaluation.get("before") or {}).get("mean")
-        return held if held is not None else self.history.first("reward/mean")
+        mean = (self.history.evaluation.get("before") or {}).get("mean")
+        return mean if mean is not None else self.history.first("reward/mean")
 
     def final(self, name: str, held_out: bool) -> Any:
-        """A number at the end, from the held-out tasks, or from the mean of the last steps."""
+        """A result after training, from the held-out tasks or as the mean of the last steps."""
         if held_out:
             return self.held_out.get(name)
         metric = {"reward": "reward/mean", "kl": "kl/per_reply"}.get(name, f"text/{name}")
@@ -56,12 +56,12 @@ class Told:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed."""
 
     label: str
-    """What tells it from the others: `kl.coef 0.1`."""
+    """The options that distinguish it from the other groups: `kl.coef 0.1`."""
     values: Mapping[str, Any]
-    runs: Sequence[Told]
+    runs: Sequence[RunRecord]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def is_sweep(place: str | Path) -> bool:
 
 
 def expand(places: Sequence[str | Path]) -> list[Path]:
-    """Run folders, a sweep standing for its runs. Raises: OperantError for a folder that is neither."""
+    """Replace each sweep folder by its run folders. Raises: OperantError for a folder that is neither."""
     found: list[Path] = []
     for place in map(Path, places):
         inner = sorted(path.parent for path in place.glob("*/config.yaml"))
@@ -82,33 +82,28 @@ def expand(places: Sequence[str | Path]) -> list[Path]:
         elif is_sweep(place) and inner:
             found += inner
         elif is_sweep(place):
-            raise OperantError(f"{place} is a sweep in which no run has begun; let it begin, then ask again")
+            raise OperantError(f"{place} is a sweep in which no run has started yet; try again once one has")
         else:
-            near = f"; the runs in it: {', '.join(p.name for p in inner[:5])}" if inner else ""
-            raise OperantError(f"{place} is no run folder: it has no config.yaml{near}")
+            hint = f"; the runs in it: {', '.join(p.name for p in inner[:5])}" if inner else ""
+            raise OperantError(f"{place} is not a run folder: it has no config.yaml{hint}")
     return list(dict.fromkeys(found))
 
 
-def read_run(folder: Path, name: str | None = None) -> Told:
-    """Raises: OperantError where a file of it cannot be read."""
+def read_run(folder: Path, name: str | None = None) -> RunRecord:
+    """Read one run folder. Raises: OperantError where one of its files cannot be read."""
     history = read_history(folder)
     findings = diagnose(history) if history.metrics else []
-    return Told(name or folder.name, folder, history, findings, _held_out(history.evaluation.get("after")))
+    after, held_out = history.evaluation.get("after"), {}
+    if after and after.get("mean") is not None:
+        held_out = {"reward": after["mean"], "kl": after.get("kl")}
+        if texts := [str(reply.get("reply") or "") for reply in after.get("replies", [])]:
+            statistics = collect.of_texts(texts).result()
+            held_out |= {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
+    return RunRecord(name or folder.name, folder, history, findings, held_out)
 
 
-def _held_out(after: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not after or after.get("mean") is None:
-        return {}
-    texts = [str(reply.get("reply") or "") for reply in after.get("replies", [])]
-    told = {"reward": after["mean"], "kl": after.get("kl")}
-    if texts:
-        told |= {name: collect.of_texts(texts).result().get(f"text/{name}") for name in ("empty", "top_word")}
-        told["word"] = collect.top_word(texts)[0]
-    return told
-
-
-def read_runs(places: Sequence[str | Path]) -> list[Told]:
-    """Every run, called by its folder, or by as much of its path as tells it from the others."""
+def read_runs(places: Sequence[str | Path]) -> list[RunRecord]:
+    """Read every run, named by its folder or, where folders share a name, by as much of its path as is needed."""
     folders = expand(places)
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -118,55 +113,52 @@ def read_runs(places: Sequence[str | Path]) -> list[Told]:
 
 
 def swept(places: Sequence[str | Path]) -> list[str]:
-    """The axes of the sweep, where there is one and nothing else."""
+    """The swept options where the only folder is a sweep, else none."""
     if len(places) != 1 or not is_sweep(places[0]):
         return []
     return list(read_mapping(Path(places[0]) / FILE).get("axes") or {})
 
 
-# --- what differs -----------------------------------------------------------------------------------------------------
+# --- differences ------------------------------------------------------------------------------------------------------
 
 
-def differing(runs: Sequence[Told]) -> list[str]:
-    """Options in which the runs are not all equal, by full name; one that a run lacks counts as different."""
-    names = dict.fromkeys(name for run in runs for name in run.config)
+def differing(runs: Sequence[RunRecord]) -> list[str]:
+    """Options that are not equal in all runs, by full name; an option that a run lacks counts as different."""
     first = runs[0].config
     return [
         name
-        for name in names
+        for name in dict.fromkeys(name for run in runs for name in run.config)
         if name not in UNIMPORTANT
         and any(name not in run.config or name not in first or run.config[name] != first[name] for run in runs)
     ]
 
 
-def grouped(runs: Sequence[Told], known: Sequence[str] = ()) -> list[Group]:
-    """Groups in the order of their values: numbers by size. known: options to name even where all runs agree."""
+def grouped(runs: Sequence[RunRecord], known: Sequence[str] = ()) -> list[Group]:
+    """Group runs by the options that differ, in the order of their values, numbers by size.
+
+    known: options that label the groups even where they are equal in all runs.
+    """
     names = [name for name in dict.fromkeys([*known, *differing(runs)]) if name != SEED]
-    held: dict[tuple[str, ...], list[Told]] = {}
-    for run in runs:
-        held.setdefault(tuple(spoken(run.config.get(name, _ABSENT)) for name in names), []).append(run)
     if not names and len(runs) == 1:
         return [Group(runs[0].name, {}, runs)]
-    groups = [
-        Group(_label(names, key) or "all runs", {name: members[0].config.get(name) for name in names}, members)
-        for key, members in held.items()
-    ]
+    members: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        label = ", ".join(f"{name} {as_text(run.config.get(name, _ABSENT))}" for name in names)
+        members.setdefault(label or "all runs", []).append(run)
+    groups = [Group(label, {name: same[0].config.get(name) for name in names}, same) for label, same in members.items()]
     return sorted(groups, key=lambda group: [_order(value) for value in group.values.values()])
 
 
-def _label(names: Sequence[str], key: Sequence[str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in zip(names, key))
-
-
-def spoken(value: Any) -> str:
-    """A value as one reads it in a sentence."""
+def as_text(value: Any) -> str:
+    """The value of an option as a reader would write it: `2` for 2.0, `none`, `true`, `[1, 2]`."""
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(spoken, value)) + "]"
+        return "[" + ", ".join(map(as_text, value)) + "]"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return (0, float(value), "") if known else (1, 0.0, spoken(value))
+    """Sort key: numbers by size, then everything else by its text."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (0, float(value), "") if number else (1, 0.0, as_text(value))

@@ -1,9 +1,9 @@
-"""Every reply of a run in memory, without its tokens' numbers: searched, sorted and cut into pages.
+"""Keeps every reply of a run in memory, without its tokens, to search, sort and page through them.
 
     index = Index("runs/sentiment")
     index.find(search="great", sort="reward", limit=20)["rows"]
 
-Each question first looks which files are new, changed or gone, so the answers follow a run that goes on.
+Each query first reads the files that are new or have changed, so the answers follow a run in progress.
 """
 
 import threading
@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from operant.report import parquet
-from operant.report.replies import Reader, plain
+from operant.report.parquet import plain
+from operant.report.replies import Reader
 from operant.types import OperantError
 
 SORTS = ("step", "reward", "kl", "reply_tokens", "end")
 MOST = 500
-"""Rows of an answer."""
+"""Most rows of one answer."""
 _SHOWN = ("step", "row", "query", "reply", "reward", "kl", "reply_tokens", "end")
 
 
 class Index:
-    """The replies below `folder/rollouts`. Many threads may ask at once."""
+    """The replies below `folder/rollouts`. It may be queried from several threads."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder) / "rollouts"
         self._lock = threading.Lock()
-        self._stamps: dict[int, parquet.Stamp] = {}
-        self._tables: dict[int, Any] = {}
-        self._notes: dict[int, list[str]] = {}
-        self._whole: Any = None
+        self._files: dict[int, tuple[parquet.Stamp, Any, list[str]]] = {}
+        """By step: the stamp of the file, its table (None where it cannot be read), and notes about it."""
+        self._joined: Any = None
 
     def find(
         self,
@@ -40,53 +40,57 @@ class Index:
         offset: int = 0,
         limit: int = 50,
     ) -> dict[str, Any]:
-        """Replies whose query or reply holds `search` in any case; rows without a number come last in either order.
+        """Find the replies whose query or reply contains `search`, ignoring case.
 
-        `total`: how many were found; `exist`: steps and replies that there are; `steps`: which; `rows`: from `offset`,
-        one mapping a reply; `notes`: files that could not be read. Raises: OperantError for a sort or limit it lacks.
+        Equal rows are ordered by step, newest first, then as in the file; rows without a value of `sort` come last.
+        Returns `total`: number of replies found; `available`: numbers of steps and replies of the run; `steps`: the
+        steps; `rows`: one mapping per reply, from `offset`; `notes`: files that could not be read.
+        Raises: OperantError for a sort, offset or limit that is not allowed.
         """
         if sort not in SORTS:
             raise OperantError(f"sort={sort!r}: it must be one of {', '.join(SORTS)}")
         if offset < 0 or not 1 <= limit <= MOST:
             raise OperantError(f"offset={offset}, limit={limit}: offset must be at least 0, limit 1 to {MOST}")
-        whole, steps, notes = self._now()
-        found = None if whole is None else _matching(whole, search, step)
-        order = [] if found is None else _order(found, sort, descending)
-        return {
-            "total": len(order),
-            "exist": {"steps": len(steps), "replies": 0 if whole is None else whole.num_rows},
-            "steps": steps,
-            "rows": [] if found is None else _page(found.take(order[offset : offset + limit])),
-            "notes": notes,
-        }
-
-    def _now(self) -> tuple[Any, list[int], list[str]]:
-        """Everything as one table, its steps and what could not be read, as the folder stands now."""
         with self._lock:
-            if self._refresh():
-                self._whole = _joined(self._tables)
-            return self._whole, list(self._tables), [note for notes in self._notes.values() for note in notes]
+            self._refresh()
+            found, files = self._joined, self._files
+        steps = [step for step, (_, table, _) in files.items() if table is not None]
+        notes = [note for _, _, notes in files.values() for note in notes]
+        available = {"steps": len(steps), "replies": 0 if found is None else found.num_rows}
+        answer = {"total": 0, "available": available, "steps": steps, "rows": [], "notes": notes}
+        if found is None:
+            return answer
+        pc = parquet.compute()
+        if step is not None:
+            found = found.filter(pc.equal(found["step"], step))
+        if search:
+            found = found.filter(pc.match_substring(found["text"], search.lower()))
+        keys = [(sort, "descending" if descending else "ascending"), ("step", "descending"), ("row", "ascending")]
+        order = pc.sort_indices(found, sort_keys=keys)  # nulls come last; a repeated "step" changes nothing
+        parts = sorted(name for name in found.column_names if name.startswith("reward/"))
+        columns = [*_SHOWN, *(parts if len(parts) > 1 else ())]
+        page = found.select(columns).take(order[offset : offset + limit]).to_pylist()
+        rows = [{name: plain(value) for name, value in row.items()} for row in page]
+        return answer | {"total": found.num_rows, "rows": rows}
 
-    def _refresh(self) -> bool:
-        """Read what is new or changed, forget what is gone. Returns whether there was anything."""
-        paths = parquet.steps(self._folder)
-        stamps = {step: stamp for step, path in paths.items() if (stamp := parquet.stamp(path)) is not None}
-        gone = self._stamps.keys() - stamps.keys()
-        new = [step for step, stamp in stamps.items() if self._stamps.get(step) != stamp]
-        for step in (*gone, *new):
-            self._tables.pop(step, None)
-            self._notes.pop(step, None)
-        for step in new:
-            read = Reader()
-            if (table := read(parquet.lines, paths[step])) is not None:
-                self._tables[step] = table
-            self._notes[step] = read.notes
-        self._stamps = stamps
-        self._tables = dict(sorted(self._tables.items()))
-        return bool(gone or new)
+    def _refresh(self) -> None:
+        """Read the files that are new or have changed, and drop those that are gone."""
+        files = {}
+        for step, path in parquet.steps(self._folder).items():
+            stamp, file = parquet.stamp(path), self._files.get(step)
+            if stamp is None:  # removed meanwhile
+                continue
+            if file is None or file[0] != stamp:
+                read = Reader()
+                file = stamp, read(parquet.lines, path), read.notes
+            files[step] = file
+        if {step: file[0] for step, file in files.items()} != {step: file[0] for step, file in self._files.items()}:
+            self._joined = _joined({step: table for step, (_, table, _) in files.items() if table is not None})
+        self._files = files
 
 
 def _joined(tables: dict[int, Any]) -> Any:
+    """All replies as one table, with their step and the lower-case text to search in; None without replies."""
     import pyarrow as pa
 
     pc = parquet.compute()
@@ -96,25 +100,3 @@ def _joined(tables: dict[int, Any]) -> Any:
         steps = pa.array([step] * table.num_rows, pa.int64())
         parts.append(table.append_column("step", steps).append_column("text", text))
     return pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None
-
-
-def _matching(whole: Any, search: str, step: int | None) -> Any:
-    pc = parquet.compute()
-    if step is not None:
-        whole = whole.filter(pc.equal(whole["step"], step))
-    if search:
-        whole = whole.filter(pc.match_substring(whole["text"], search.lower()))
-    return whole
-
-
-def _order(found: Any, sort: str, descending: bool) -> Any:
-    """Places in order: by the column, then the newest step, then as they came."""
-    way = "descending" if descending else "ascending"
-    keys = [(sort, way), *([("step", "descending")] if sort != "step" else []), ("row", "ascending")]
-    return parquet.compute().sort_indices(found, sort_keys=keys)  # nulls come last
-
-
-def _page(rows: Any) -> list[dict[str, Any]]:
-    parts = sorted(name for name in rows.column_names if name.startswith("reward/"))
-    names = [*_SHOWN, *(parts if len(parts) > 1 else ())]
-    return [{name: plain(value) for name, value in row.items()} for row in rows.select(names).to_pylist()]

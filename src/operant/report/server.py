@@ -1,7 +1,7 @@
-"""A run's page over HTTP, live while the run goes on: `operant report runs/x --serve`.
+"""Serves the page of a run over HTTP, live while the run is in progress: `operant report runs/x --serve`.
 
-`answers.py` says what there is to ask for. The server listens to this machine alone unless told otherwise, and answers
-no page that another site's name leads to.
+`api.py` answers the requests. By default the server listens on this machine alone; it refuses requests whose Host
+header is not a name of this server, because a page of another site could have sent them (DNS rebinding).
 """
 
 import errno
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from operant.report.api import Site, Wrong
+from operant.report.api import RequestError, Site
 from operant.report.html import as_json
 from operant.types import OperantError
 
@@ -30,69 +30,66 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Serving:
-    """Where the live page is served: `Serving(serve=True, port=8265)`."""
+    """Options of the live page: `Serving(serve=True, port=8265)`."""
 
     serve: bool = False
-    """Serve the page with every reply, instead of writing report.html."""
+    """Serve the live page with every reply instead of writing report.html."""
     host: str = "127.0.0.1"
-    """The address to listen at. 0.0.0.0 shows the run to everyone who can reach this machine."""
+    """The address to listen on. 0.0.0.0 shows the run to everyone who can reach this machine."""
     port: int = 8265
-    """0: any free one."""
+    """The port to listen on. 0: any free port."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise OperantError(f"port={self.port}: it must be 0 (any free one) to 65535")
+            raise OperantError(f"port={self.port}: it must be 0 (any free port) to 65535")
 
 
 def serve(folder: str | Path, options: Serving) -> int:
-    """Serve the page of a run folder until Ctrl-C; returns the exit code. Raises as `server`."""
-    with server(folder, options) as running:
+    """Serve the page of a run folder until Ctrl-C; returns the exit code. Raises as `Server`."""
+    with Server(Path(folder), options) as server:
         try:
-            print(f"{running.url} shows {folder} with every reply, live while it goes on; Ctrl-C ends", flush=True)
+            print(f"{server.url} serves {folder} with every reply, live; press Ctrl-C to end", flush=True)
             if not _is_local(options.host):
-                print("everyone who can reach this machine can read it there; --host 127.0.0.1 keeps it to yourself")
-            running.serve_forever()
+                print("everyone who can reach this machine can read it; --host 127.0.0.1 restricts it to this machine")
+            server.serve_forever()
         except KeyboardInterrupt:
             print()
     return 0
 
 
-def server(folder: str | Path, options: Serving) -> "Server":
-    """A server that listens and waits for `serve_forever`. Raises: OperantError where it cannot listen."""
-    try:
-        return Server(Path(folder), options)
-    except OSError as error:
-        place = f"{options.host}, port {options.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise OperantError(f"cannot serve at {place}: it is in use; choose another --port, or 0 for any") from error
-        if error.errno == errno.EACCES:
-            raise OperantError(f"cannot serve at {place}: not allowed; choose a --port above 1023") from error
-        reason = (error.strerror or str(error)).lower()
-        raise OperantError(f"cannot serve at {place}: {reason}; --host must be an address of this machine") from error
-
-
 class Server(ThreadingHTTPServer):
-    """Hands requests to the site of a run."""
+    """Listens on the address of the options; `serve_forever` then answers requests about a run folder.
+
+    Raises: OperantError where it cannot listen.
+    """
 
     daemon_threads = True
 
     def __init__(self, folder: Path, options: Serving) -> None:
         self.site, self.host = Site(folder), options.host
         self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        super().__init__((options.host, options.port), _Handler)
+        try:
+            super().__init__((options.host, options.port), _Handler)
+        except OSError as error:
+            reason = {
+                errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any",
+                errno.EACCES: "permission denied; choose a --port above 1023",
+            }.get(error.errno or 0)
+            reason = reason or f"{(error.strerror or str(error)).lower()}; --host must be an address of this machine"
+            raise OperantError(f"cannot serve at {options.host}, port {options.port}: {reason}") from error
 
     def server_bind(self) -> None:
-        """Without asking a name server what this machine is called, which may take seconds."""
+        """Bind without looking up this machine's name, which may take seconds."""
         socketserver.TCPServer.server_bind(self)
 
     @property
     def url(self) -> str:
-        """Where a browser finds the page."""
+        """The address of the page in a browser."""
         host = "127.0.0.1" if self.host == "0.0.0.0" else f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
     def knows(self, host: str | None) -> bool:
-        """Whether a request's Host header names this server. Another name that leads here is another site's trick."""
+        """Whether a request's Host header names this server."""
         try:
             name = urlsplit(f"//{host or ''}").hostname or ""
         except ValueError:
@@ -115,7 +112,7 @@ def _is_local(host: str) -> bool:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request: checked, answered, or told in a sentence what is wrong with it."""
+    """Answers one request with the page, a JSON object, or a JSON object with an `error`."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
@@ -123,23 +120,28 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer."""
-        status, said = 200, ""
+        """Answer from the site of the run."""
+        status = 200
         try:
-            said = self._answer()
-        except Wrong as wrong:
-            status, said = wrong.args
+            if not self.server.knows(self.headers.get("Host")):
+                raise RequestError(403, f"this page is available at {self.server.url} only")
+            url = urlsplit(self.path)
+            answer = self.server.site.answer(url.path, url.query)
+        except RequestError as error:
+            status, answer = error.args[0], {"error": error.args[1]}
         except OperantError as error:
-            status, said = 500, str(error)
-        page = status == 200 and urlsplit(self.path).path == "/"
-        body = said if page else as_json(said if status == 200 else {"error": said})
-        self._send(status, body, "text/html" if page else "application/json")
+            status, answer = 500, {"error": str(error)}
+        if isinstance(answer, str):
+            self._send(status, answer, "text/html")
+        else:
+            self._send(status, as_json(answer), "application/json")
 
-    def _answer(self) -> Any:
-        if not self.server.knows(self.headers.get("Host")):
-            raise Wrong(403, f"this page is served to {self.server.url} alone")
-        url = urlsplit(self.path)
-        return self.server.site.answer(url.path, url.query)
+    def do_POST(self) -> None:
+        """Refuse any method but GET."""
+        self.close_connection = True  # the body is not read
+        self._send(405, as_json({"error": f"{self.command} is not supported; use GET"}), "application/json")
+
+    do_HEAD = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
 
     def _send(self, status: int, body: str, kind: str) -> None:
         data = body.encode("utf-8", errors="replace")
@@ -153,18 +155,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def _refuse(self) -> None:
-        self.close_connection = True  # what stands in the body is not read
-        self._send(405, as_json({"error": f"{self.command} is not answered here, GET is"}), "application/json")
-
-    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
-
     def handle(self) -> None:
-        """A browser that has gone away is no fault of anybody's."""
+        """Handle the requests of one connection; a browser that closes it early is not an error."""
         try:
             super().handle()
         except ConnectionError:
             self.close_connection = True
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing of each request."""
+        """Print nothing about single requests."""

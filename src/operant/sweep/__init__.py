@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from operant.report.compare import comparison, write_comparison
-from operant.report.outcomes import brief, table
+from operant.report.summary import brief, table
 from operant.sweep.grid import Point
 from operant.sweep.processes import Exit, RunCommand, run_all
 from operant.sweep.state import SweepPlan, make_plan, progress, remember, steps_done

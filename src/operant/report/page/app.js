@@ -1,15 +1,15 @@
-// The page of one run: lays out what report.py tells, draws Figures with Charts, and, live, asks for news.
+// Lays out the page of one run from the data of run_report.py; the live page fetches new data repeatedly.
 // Texts from a run are set as text, never as HTML.
 (() => {
   const $ = (selector) => document.querySelector(selector);
   const main = $("#page");
   const live = Boolean($("meta[name=live]"));
-  const FIRST = 3; // findings that are told before one asks for more
-  const EVERY = 4000; // milliseconds between two questions of the live page
+  const FIRST = 3; // findings shown before the others are unfolded
+  const POLL_INTERVAL = 4000; // milliseconds between two requests of the live page
   let data = JSON.parse($("#data").textContent);
   const drawn = new Map(); // figures by id
   let unfolded = false;
-  const shows = new Map(); // metric -> id of the figure that shows it
+  const figureOf = new Map(); // metric -> id of the figure that shows it
 
   const number = Charts.number;
   function make(tag, attributes = {}, ...children) {
@@ -22,18 +22,18 @@
     return made;
   }
 
-  // --- drawing -------------------------------------------------------------------------------------------------------
+  // --- drawing ------------------------------------------------------------------------------------------------------
 
-  function section({ id, title }, wanted) {
+  function section({ id, title }, specs) {
     const host = $(`#${id}`);
-    host.hidden = !wanted.length;
-    if (!wanted.length) return;
+    host.hidden = !specs.length;
+    if (!specs.length) return;
     const grid = host.querySelector(".charts") ?? host.appendChild(make("div", { class: "charts" }));
     if (!host.querySelector("h2")) host.prepend(make("h2", {}, title));
-    wanted.forEach((spec) => figure(spec.small ? panel(grid) : grid, spec));
+    specs.forEach((spec) => figure(spec.small ? panel(grid) : grid, spec));
   }
 
-  /** Where the small charts stand. */
+  /** The frame around the small charts. */
   function panel(grid) {
     const known = grid.querySelector(".panel");
     if (known) return known;
@@ -42,12 +42,12 @@
       make(
         "div",
         { class: "panel-frame" },
-        make("h3", {}, "How the replies read"),
+        make("h3", {}, "Text statistics"),
         made,
         make(
           "figcaption",
           {},
-          "Shares of the replies, of their words or of their characters; what each means stands under All metrics.",
+          "Shares of the replies, of their words or of their characters. All metrics, below, explains each of them.",
         ),
       ),
     );
@@ -55,7 +55,7 @@
   }
 
   function figure(grid, spec) {
-    for (const metric of spec.metrics) shows.set(metric, `chart-${spec.id}`);
+    for (const metric of spec.metrics) figureOf.set(metric, `chart-${spec.id}`);
     const known = drawn.get(spec.id);
     if (known) return known.update(spec);
     const host = grid.appendChild(
@@ -64,7 +64,7 @@
     drawn.set(spec.id, Charts[spec.kind](host, spec));
   }
 
-  function glance() {
+  function overview() {
     const [step, of] = data.steps,
       worst = data.findings[0]?.level;
     const count = (level) => data.findings.filter((f) => f.level === level).length;
@@ -76,8 +76,8 @@
             i ? ", " : " · ",
             make("b", { class: level }, `${n} ${level}${n > 1 ? "s" : ""}`),
           ])
-        : [" · ", make("b", { class: "fine" }, "nothing unhealthy")];
-    const host = $("#glance");
+        : [" · ", make("b", { class: "fine" }, "no issues found")];
+    const host = $("#overview");
     host.replaceChildren(
       make(
         "p",
@@ -93,11 +93,11 @@
             "p",
             { class: "soft" },
             live
-              ? "This page fills itself as the run goes on."
-              : "The run writes this page anew every few seconds: reload it then.",
+              ? "This page updates itself while the run is in progress."
+              : "The run rewrites this page every few seconds; reload it to see progress.",
           ),
       data.numbers.length ? make("dl", { class: "numbers" }, data.numbers.map(keyNumber)) : "",
-      make("div", { class: data.findings.length ? "glance" : "glance calm" }, step ? findings() : null, teaser()),
+      make("div", { class: data.findings.length ? "overview" : "overview calm" }, step ? findings() : null, samples()),
     );
     document.title = `${data.name} · step ${step}`;
     host.dataset.worst = worst ?? "";
@@ -133,13 +133,12 @@
       make("summary", {}, `${more.length} more`),
       make("ul", { class: "findings" }, more),
     );
-    rest.open = unfolded; // also after the next news
-    const silent = "No rule of the diagnosis found anything wrong.";
+    rest.open = unfolded; // stays open when new data arrives
     return make(
       "div",
       { id: "diagnosis" },
       make("h2", {}, "Diagnosis"),
-      list.length ? make("ul", { class: "findings" }, list.slice(0, shown)) : make("p", { class: "silent" }, silent),
+      list.length ? make("ul", { class: "findings" }, list.slice(0, shown)) : make("p", { class: "no-issues" }, "No issues found."),
       more.length ? rest : null,
     );
   }
@@ -157,44 +156,44 @@
     );
   }
 
-  /** What stands in backticks stands out. */
+  /** Highlight text between backticks, such as an option. */
   const marked = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", { class: "option" }, part) : part));
 
   function scrollTo(metric) {
-    const host = document.getElementById(shows.get(metric) ?? "metrics");
+    const host = document.getElementById(figureOf.get(metric) ?? "metrics");
     if (host.tagName === "DETAILS") host.open = true;
     host.scrollIntoView({ block: "center" });
-    host.classList.remove("found");
-    requestAnimationFrame(() => host.classList.add("found"));
+    host.classList.remove("highlighted");
+    requestAnimationFrame(() => host.classList.add("highlighted"));
   }
 
-  function teaser() {
-    if (!data.teaser?.rows.length) return null;
-    const { before, after, of, rows } = data.teaser;
-    const scored = rows.some((row) => [row.before, row.after].some((said) => typeof said?.reward === "number"));
-    const cell = (label, query, said) =>
+  function samples() {
+    if (!data.samples?.rows.length) return null;
+    const { before, after, of, rows } = data.samples;
+    const scored = rows.some((row) => [row.before, row.after].some((answer) => typeof answer?.reward === "number"));
+    const cell = (label, query, answer) =>
       make(
         "td",
         { "data-label": label },
-        said
+        answer
           ? [
-              scored ? make("b", {}, said.reward === null ? "no score" : number(said.reward)) : null,
-              make("div", { class: "said" }, make("i", {}, query), said.reply),
+              scored ? make("b", {}, answer.reward === null ? "no score" : number(answer.reward)) : null,
+              make("div", { class: "text" }, make("i", {}, query), answer.reply),
             ]
           : "–",
       );
     return make(
       "div",
-      { id: "teaser" },
+      { id: "samples" },
       make(
         "h2",
         {},
-        "What it says now ",
+        "Sample replies ",
         make("span", {}, `the first ${rows.length} of ${of} fixed queries${scored ? ", with their scores" : ""}`),
       ),
       make(
         "table",
-        { class: "teaser" },
+        { class: "samples" },
         make("thead", {}, make("tr", {}, make("th", {}, before), make("th", {}, after))),
         make(
           "tbody",
@@ -203,12 +202,12 @@
         ),
       ),
       data.replies || live
-        ? make("a", { class: "more", href: "#replies" }, "All replies, with the numbers of every token")
+        ? make("a", { class: "more", href: "#replies" }, "All replies, with the log-prob and value of every token")
         : null,
     );
   }
 
-  function lookups() {
+  function details() {
     const rows = data.metrics.map((m) =>
       make(
         "tr",
@@ -217,7 +216,7 @@
         make("td", { class: "n" }, number(m.first)),
         make(
           "td",
-          { class: m.odd ? "n odd" : "n", ...(m.odd ? { title: "outside of the healthy range" } : {}) },
+          { class: m.odd ? "n odd" : "n", ...(m.odd ? { title: "outside the healthy range" } : {}) },
           number(m.last) + (m.odd ? " !" : ""),
         ),
         make("td", {}, m.healthy ?? ""),
@@ -250,41 +249,42 @@
         : null,
     );
     fold("config", "Configuration", data.config ? make("pre", {}, data.config) : null);
-    $("#aside").textContent = thinned();
+    $("#footnote").textContent = notes();
   }
 
   function fold(id, title, content) {
     const host =
-      document.getElementById(id) ?? $("#lookup").appendChild(make("details", { id }, make("summary", {}, title)));
+      document.getElementById(id) ?? $("#details").appendChild(make("details", { id }, make("summary", {}, title)));
     host.hidden = !content;
     if (content) host.replaceChildren(host.querySelector("summary"), content);
   }
 
-  function thinned() {
-    const heats = Object.values(data.heats)
+  /** What to know about reading the charts. */
+  function notes() {
+    const heatmaps = Object.values(data.histograms)
       .map((h) => h.steps)
       .filter((s) => s.length > 1);
-    const said = drawn.size ? ["Drag over a chart to zoom, double-click for all steps."] : [];
-    if (data.stretch > 1)
-      said.push(`Of every ${data.stretch} steps, the curves show the lowest and the highest value.`);
-    if (heats.some((s) => s[1] - s[0] > 1)) said.push("The heatmaps show some of the steps, evenly.");
-    if (heats.length)
-      said.push("In a heatmap of shares, the few values beyond its edges are counted in its outermost rows.");
-    return said.join(" ");
+    const texts = drawn.size ? ["Drag over a chart to zoom, double-click for all steps."] : [];
+    if (data.steps_per_interval > 1)
+      texts.push(`The curves show the lowest and the highest value of every ${data.steps_per_interval} steps.`);
+    if (heatmaps.some((s) => s[1] - s[0] > 1)) texts.push("The heatmaps show evenly spaced steps, not all of them.");
+    if (heatmaps.length)
+      texts.push("In a heatmap of shares, the few values beyond its edges are counted in its outermost rows.");
+    return texts.join(" ");
   }
 
   function render() {
     const figures = Figures.of(data);
-    shows.clear();
-    glance();
+    figureOf.clear();
+    overview();
     for (const it of Figures.SECTIONS) section(it, figures[it.id]);
-    lookups();
+    details();
     for (const link of document.querySelectorAll("nav a[href]"))
       link.hidden = $(link.getAttribute("href"))?.hidden ?? true;
   }
 
   function skeleton() {
-    const links = [...Figures.SECTIONS, { id: "replies", short: "Replies" }, { id: "lookup", short: "Details" }];
+    const links = [...Figures.SECTIONS, { id: "replies", short: "Replies" }, { id: "details", short: "Details" }];
     main.replaceChildren(
       make(
         "nav",
@@ -292,11 +292,11 @@
         make("a", { class: "run", href: "#page" }, data.name),
         links.map(({ id, short }) => make("a", { href: `#${id}` }, short)),
       ),
-      make("div", { id: "glance" }),
+      make("div", { id: "overview" }),
       ...Figures.SECTIONS.map(({ id }) => make("section", { id })),
       make("section", { id: "replies" }),
-      make("div", { id: "lookup", class: "lookup" }),
-      make("p", { id: "aside", class: "aside" }),
+      make("div", { id: "details", class: "details" }),
+      make("p", { id: "footnote", class: "footnote" }),
     );
     const reset = document.body.appendChild(
       make("button", { class: "zoomed", type: "button", onclick: () => Charts.zoom(null) }),
@@ -311,28 +311,28 @@
 
   function replies() {
     const host = $("#replies");
-    host.hidden = !live && !data.replies?.exist.replies && !data.replies?.probes;
+    host.hidden = !live && !data.replies?.available.replies && !data.replies?.probes;
     if (!host.hidden) Replies.mount(host, data.replies ?? null, live ? { base: "" } : null);
   }
 
-  async function ask() {
+  async function poll() {
     try {
-      const answer = await fetch("data.json", { cache: "no-store" });
-      if (answer.ok) {
-        const news = await answer.json();
-        const changed = JSON.stringify(news) !== JSON.stringify(data);
-        data = news;
+      const response = await fetch("data.json", { cache: "no-store" });
+      if (response.ok) {
+        const newData = await response.json();
+        const changed = JSON.stringify(newData) !== JSON.stringify(data);
+        data = newData;
         if (changed) render();
       }
     } catch {
-      // the server is gone; what is drawn stays, and the next question may be answered again
+      // the server does not answer; the page stays as it is, and the next request may succeed
     }
-    setTimeout(ask, EVERY);
+    setTimeout(poll, POLL_INTERVAL);
   }
 
   skeleton();
   replies();
   render();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Charts.refresh());
-  if (live) setTimeout(ask, EVERY);
+  if (live) setTimeout(poll, POLL_INTERVAL);
 })();

@@ -1,27 +1,28 @@
-// Lines over the steps of a run, and the frame of every chart, drawn by uPlot. No global but `Charts`.
+// Draws lines over the steps of a run, and the frame of every chart, with uPlot. The only global is `Charts`.
 //
 //   const chart = Charts.line(element, spec)    draws into `element`; heat.js adds Charts.heat
 //   chart.update(spec)                          new data in place; zoom and cursor stay
-//   Charts.refresh()                            draw all anew, after the colours have changed
+//   Charts.refresh()                            redraw all charts after the colours have changed
 //   Charts.zoom([10, 40]) / Charts.zoom(null)   all charts that share the cursor show these steps / all steps
-//   Charts.number(0.5234), Charts.onzoom = f    a number as people read it; who wants to hear of a zoom
+//   Charts.number(0.5234)                       a number as text, "0.523"
+//   Charts.onzoom = (range) => ...              called after a zoom; null: all steps are shown
 //
-// Of every spec:
+// Every spec:
 //   title, unit, caption   texts
 //   height                 in pixels
-//   group                  charts of one group share cursor and zoom; "steps" unless said
-//   axis                   what x is called in the readout; "step" unless said
-// Of a line's:
-//   series    [{label, x, values, colour, spread, width, dash, points}]: x ascends; a value of null was not finite and
-//             leaves a gap; colour names a CSS variable, "--blue"; spread is half the height of the shade around the
-//             line; points: dots without a line
-//   band      [low, high] shades a healthy range, null is open
+//   group                  charts of one group share cursor and zoom; "steps" by default
+//   axis                   name of x in the readout; "step" by default
+// The spec of a line chart:
+//   series    [{label, x, values, colour, spread, width, dash, points}]: x ascends; null, from NaN or infinity, leaves
+//             a gap; colour is a CSS variable, "--blue"; spread is half the height of the shade around the line;
+//             points: dots without a line
+//   band      [low, high] shades a healthy range; null leaves a side open
 //   target    a dashed line at this value
 //   gap       shade where the first of two series, without spread, lies above the second
-//   include   values that the y axis must hold; floor: nothing below is drawn
+//   include   values that the y axis must cover; floor: lower values are drawn at this one
 //   log       a logarithmic y axis; percent: the values are shares
-//   stacked   areas upon each other, the first at the bottom
-//   small     a sparkline without axes; whole: the x axis has whole numbers (true unless said)
+//   stacked   stacked areas, the first at the bottom
+//   small     a sparkline without axes; whole: the x axis has whole numbers (true by default)
 const Charts = (() => {
   const charts = new Set();
   const api = { line, refresh, zoom, number, onzoom: null };
@@ -55,9 +56,9 @@ const Charts = (() => {
     api.onzoom?.(range);
   }
 
-  // --- the frame of both kinds ---------------------------------------------------------------------------------------
+  // --- the frame of a chart -----------------------------------------------------------------------------------------
 
-  /** Title, readout, plot and caption; `kind` says how a spec becomes uPlot's options and data. */
+  /** Title, readout, plot and caption; `kind` turns a spec into uPlot's options and data. */
   function chart(host, spec, kind) {
     const self = { group: spec.group ?? "steps", spec, hovered: false };
     host.classList.add("chart");
@@ -177,7 +178,7 @@ const Charts = (() => {
     if (text) self.readout.append(element("b", "", text));
   }
 
-  // --- lines ---------------------------------------------------------------------------------------------------------
+  // --- lines --------------------------------------------------------------------------------------------------------
 
   function line(host, spec) {
     return chart(host, spec, lines);
@@ -187,13 +188,13 @@ const Charts = (() => {
     shape: (spec) =>
       JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread), s.points]), spec.log, spec.stacked]),
 
-    /** uPlot's columns: x, then per series its values and, with a spread, the upper and the lower edge of the shade. */
+    /** uPlot's columns: x, then for each series its values and, with a spread, the upper and lower edges of the shade. */
     data(self) {
       const { spec } = self;
       const xs = [...new Set(spec.series.flatMap((s) => s.x))].sort((a, b) => a - b);
       const at = new Map(xs.map((x, i) => [x, i]));
       const place = (s, values) => {
-        const column = new Array(xs.length).fill(undefined); // unlike null, no gap: this step has no such number
+        const column = new Array(xs.length).fill(undefined); // the step lacks this metric; unlike null, that leaves no gap
         s.x.forEach((x, i) => (column[at.get(x)] = values[i]));
         return column;
       };
@@ -243,7 +244,7 @@ const Charts = (() => {
             size: 46,
             space: 32,
             splits: spec.log ? logSplits : undefined,
-            values: (u, splits) => splits.map((v) => say(spec, spec.log ? 10 ** v : round(v))),
+            values: (u, splits) => splits.map((v) => format(spec, spec.log ? 10 ** v : round(v))),
           });
       return {
         series,
@@ -264,16 +265,16 @@ const Charts = (() => {
     read(self, index) {
       const { spec } = self;
       const newest = (values) => values.findLast((v) => v !== null && v !== undefined);
-      const said = self.values.map((values) => say(spec, index === null ? newest(values) : values[index]));
+      const texts = self.values.map((values) => format(spec, index === null ? newest(values) : values[index]));
       const alone = spec.series.length === 1;
-      put(self, index === null ? null : self.uplot.data[0][index], alone ? said[0] : "");
-      if (!alone) self.keys.replaceChildren(...spec.series.map((s, n) => key(s, said[n])));
+      put(self, index === null ? null : self.uplot.data[0][index], alone ? texts[0] : "");
+      if (!alone) self.keys.replaceChildren(...spec.series.map((s, n) => key(s, texts[n])));
     },
   };
 
   const percent = (share) =>
     share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`;
-  const say = (spec, value) => (spec.percent && Number.isFinite(value) ? percent(value) : number(value));
+  const format = (spec, value) => (spec.percent && Number.isFinite(value) ? percent(value) : number(value));
 
   function key(s, value) {
     const made = element("span", "key");
@@ -293,7 +294,7 @@ const Charts = (() => {
     spec.log ? (value > 0 ? Math.log10(value) : null) : Math.max(value, spec.floor ?? -Infinity);
   const round = (value) => Number(value.toPrecision(12));
 
-  /** Points that stand between two gaps: a line of one point is none. */
+  /** Points between two gaps, which are drawn as dots because a line needs two points. */
   function lonely(u, index, show) {
     if (show) return null;
     const values = u.data[index];
@@ -315,9 +316,9 @@ const Charts = (() => {
     if (!edges.length) return [0, 1];
     [low, high] = [Math.min(...edges), Math.max(...edges)];
     if (spec.stacked) return [0, high || 1];
-    const room = high > low ? (high - low) * 0.06 : Math.abs(low) * 0.1 || 1;
-    const still = spec.small ? [] : (spec.include ?? []); // an edge that was asked for needs no room beyond
-    return [still.includes(low) ? low : low - room, still.includes(high) ? high : high + room];
+    const margin = high > low ? (high - low) * 0.06 : Math.abs(low) * 0.1 || 1;
+    const fixed = spec.small ? [] : (spec.include ?? []); // an edge from `include` gets no margin
+    return [fixed.includes(low) ? low : low - margin, fixed.includes(high) ? high : high + margin];
   }
 
   function logSplits(u, axisIndex, low, high) {

@@ -1,5 +1,5 @@
-// The page of several runs: reward against KL, what each says to the same query, curves over each other, a table.
-// Lays out what compare.py tells; curves are drawn by Charts. Texts from a run are set as text, never as HTML.
+// Lays out the page of several runs from the data of compare.py: reward against KL, replies to the same queries, curves,
+// a table. Texts from a run are set as text, never as HTML.
 (() => {
   const data = JSON.parse(document.querySelector("#data").textContent);
   const main = document.querySelector("#page");
@@ -22,10 +22,10 @@
   const swatch = (group) => make("i", { class: "swatch", ...(group === null ? {} : colour(group)) });
   const share = (value) => (value === null || value === undefined ? "–" : `${number(100 * value)} %`);
 
-  // --- colours -------------------------------------------------------------------------------------------------------
+  // --- colours ------------------------------------------------------------------------------------------------------
 
-  const APART = ["#1f6fb5", "#d17a00", "#0b8a6a", "#b8568f", "#63b2de", "#c4460f", "#c9a90c", "#7a5ba6"];
-  const APART_DARK = ["#6bb1ee", "#f2a33c", "#3cc49d", "#dc8fbd", "#3d7fab", "#ef7c4b", "#e3c94a", "#b79af0"];
+  const DISTINCT = ["#1f6fb5", "#d17a00", "#0b8a6a", "#b8568f", "#63b2de", "#c4460f", "#c9a90c", "#7a5ba6"];
+  const DISTINCT_DARK = ["#6bb1ee", "#f2a33c", "#3cc49d", "#dc8fbd", "#3d7fab", "#ef7c4b", "#e3c94a", "#b79af0"];
   const ORDERED = ["#43308f", "#1f6fb5", "#0b8a6a", "#c09000", "#c4460f", "#8f1d3c"];
   const ORDERED_DARK = ["#a99bf5", "#6bb1ee", "#3cc49d", "#e3c94a", "#ef7c4b", "#f27596"];
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -37,20 +37,20 @@
     return a.map((c, i) => Math.round(c + (b[i] - c) * (place - low)));
   }
 
-  /** Settings that differ in one number go along a ramp, others are told apart. */
+  /** Settings that differ in one number get the colours of a ramp, others get distinct colours. */
   function paint() {
-    const ordered = groups.every((g) => g.number !== null) || groups.length > APART.length;
+    const ordered = groups.every((g) => g.number !== null) || groups.length > DISTINCT.length;
     groups.forEach((_, i) => {
       const found = ordered
         ? between(dark.matches ? ORDERED_DARK : ORDERED, groups.length > 1 ? i / (groups.length - 1) : 0.2)
-        : rgb((dark.matches ? APART_DARK : APART)[i]);
+        : rgb((dark.matches ? DISTINCT_DARK : DISTINCT)[i]);
       document.documentElement.style.setProperty(`--g${i}`, `rgb(${found})`);
       document.documentElement.style.setProperty(`--g${i}-shade`, `rgba(${found}, .16)`);
     });
     Charts.refresh();
   }
 
-  // --- the first screen ----------------------------------------------------------------------------------------------
+  // --- the overview -------------------------------------------------------------------------------------------------
 
   function status() {
     const seeds = [...new Set(groups.map((g) => g.n))];
@@ -59,38 +59,38 @@
     return make("p", { class: "status" }, make("b", {}, `${runs.length} runs`), `: ${many}`);
   }
 
-  function plusMinus(told, percent = false) {
-    if (!told) return ["–"];
-    const say = percent ? share : number;
-    return [say(told.mean), told.half === null || percent ? null : make("small", {}, ` ± ${number(told.half)}`)];
+  function plusMinus(interval, percent = false) {
+    if (!interval) return ["–"];
+    const { mean, half } = interval;
+    return percent ? [share(mean)] : [number(mean), half === null ? null : make("small", {}, ` ± ${number(half)}`)];
   }
 
-  function found(findings, many) {
-    if (!findings.length) return [make("span", { class: "fine" }, "nothing")];
+  function findingNames(findings, many) {
+    if (!findings.length) return [make("span", { class: "fine" }, "none")];
     return findings.map((f) => make("span", { class: f.level, title: f.message },
       f.name.replaceAll("_", " ") + (many > 1 && f.runs < many ? ` (${f.runs} of ${many})` : "")));
   }
 
-  const told = (findings) => findings.filter((f) => f.level !== "note");
+  const withoutNotes = (findings) => findings.filter((f) => f.level !== "note");
 
   function settings() {
-    const head = ["setting", "reward", "KL", "empty", "one word", "the diagnosis found"];
+    const head = ["setting", "reward", "KL", "empty", "top word", "findings"];
     const rows = groups.map((g, i) => make("tr", {},
       make("td", {}, swatch(i), g.label),
       [["reward", false], ["kl", false], ["empty", true], ["top_word", true]].map(([name, percent], k) =>
         make("td", { class: "n", "data-label": head[k + 1] }, ...plusMinus(g.final[name], percent))),
-      make("td", { class: "found" }, ...found(told(g.findings), g.n))));
-    const where = data.held_out ? "On held-out tasks, after training" : "Means of the last steps";
+      make("td", { class: "finding-names" }, ...findingNames(withoutNotes(g.findings), g.n))));
+    const where = data.held_out ? "On held-out tasks, after training" : "Means over the last steps";
     const spread = groups.some((g) => g.n > 1) ? "; ± is half a 95 % interval of Student's t over the seeds" : "";
     return make("div", {},
       make("table", { class: "groups" },
         make("thead", {}, make("tr", {}, ...head.map((h, i) => make("th", { class: i > 0 && i < 5 ? "n" : null }, h)))),
         make("tbody", {}, ...rows)),
-      make("p", { class: "aside", style: "margin-top:.6rem" },
-        `${where}${spread}. One word: the share of all words that are the commonest one.`));
+      make("p", { class: "footnote", style: "margin-top:.6rem" },
+        `${where}${spread}. Empty: share of the replies; top word: share of the most common word among all words.`));
   }
 
-  // --- reward against KL ---------------------------------------------------------------------------------------------
+  // --- reward against KL --------------------------------------------------------------------------------------------
 
   const LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 42;
   let WIDE = 640, HIGH = 400; // pixels, so that texts keep their size on a phone
@@ -107,8 +107,8 @@
   function axes(points) {
     const xs = [0, ...points.map((p) => p.kl)], ys = points.map((p) => p.reward);
     const [left, right] = [root(Math.min(...xs)), root(Math.max(...xs, 1)) * 1.06];
-    const room = (Math.max(...ys) - Math.min(...ys)) * 0.1 || Math.abs(ys[0]) * 0.1 || 1;
-    const [low, high] = [Math.min(...ys) - room, Math.max(...ys) + room];
+    const margin = (Math.max(...ys) - Math.min(...ys)) * 0.1 || Math.abs(ys[0]) * 0.1 || 1;
+    const [low, high] = [Math.min(...ys) - margin, Math.max(...ys) + margin];
     return {
       x: (kl) => LEFT + ((root(kl) - left) / (right - left || 1)) * (WIDE - LEFT - RIGHT),
       y: (reward) => HIGH - BOTTOM - ((reward - low) / (high - low)) * (HIGH - TOP - BOTTOM),
@@ -131,7 +131,7 @@
 
   function plane() {
     const { points, front, start } = data.frontier;
-    if (!points.length) return make("p", { class: "soft" }, "No run tells both a reward and a KL.");
+    if (!points.length) return make("p", { class: "soft" }, "No run has recorded both a reward and a KL.");
     const known = groups.map((g, i) => ({ ...g, place: i })).filter((g) => g.final.kl && g.final.reward);
     const begin = start === null ? [] : [{ kl: 0, reward: start }];
     const to = axes([...points, ...begin]);
@@ -143,7 +143,7 @@
       ...to.up.flatMap((t) => [draw("line", { class: "rule", x1: LEFT, x2: WIDE - RIGHT, y1: to.y(t), y2: to.y(t) }),
         draw("text", { x: LEFT - 8, y: to.y(t) + 4, "text-anchor": "end" }, number(t))]),
       ...to.across.map((t) => draw("text", { x: to.x(t), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, number(t))),
-      draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "KL, nats a reply (square-root scale)"),
+      draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "KL, nats per reply (square-root scale)"),
       front.length > 1 ? draw("polyline", { class: "front", points: path }) : null,
       ...points.map((p) => draw("circle", { class: "run", ...colour(p.group), cx: to.x(p.kl), cy: to.y(p.reward), r: 3.5 },
         draw("title", {}, `${p.run}: reward ${number(p.reward)}, KL ${number(p.kl)}`))),
@@ -164,7 +164,7 @@
     ].filter(Boolean);
   }
 
-  /** A label beside its point where nothing lies yet; none where there is no room. */
+  /** A label beside its point where it covers nothing; null where there is no space. */
   function label(text, x, y, taken) {
     const width = 6.6 * text.length, tries = [[11, 4], [-11 - width, 4], [11, -10], [11, 18], [-11 - width, -10], [-11 - width, 18], [11, -24], [11, 32]];
     const box = ([dx, dy]) => [x + dx, y + dy - 11, x + dx + width, y + dy + 3];
@@ -176,14 +176,14 @@
     return draw("text", { class: "label", x: x + best[0], y: y + best[1] }, text);
   }
 
-  // --- what they say -------------------------------------------------------------------------------------------------
+  // --- the replies --------------------------------------------------------------------------------------------------
 
-  const AT_ONCE = 3;
+  const QUERIES_SHOWN = 3;
   const seeds = [...new Set(runs.map((r) => r.seed))].filter((s) => s !== null && s !== undefined);
   const chosen = { first: 0, seed: seeds[0] ?? null };
 
-  /** Of each setting the run with the chosen seed, else its first. */
-  function speakers() {
+  /** The run of each setting with the chosen seed, or else its first run. */
+  function chosenRuns() {
     return groups.map((_, i) => {
       const own = runs.map((run, place) => ({ run, place })).filter(({ run }) => run.group === i);
       return { group: i, place: (own.find(({ run }) => run.seed === chosen.seed) ?? own[0]).place };
@@ -192,32 +192,32 @@
 
   function answer(name, cell, group) {
     const [text, reward] = cell ?? [null, null];
-    const said = text === null ? make("span", { class: "none" }, "no answer")
-      : text.trim() ? make("span", { class: "said" }, text) : make("span", { class: "none" }, "(empty)");
+    const content = text === null ? make("span", { class: "none" }, "no answer")
+      : text.trim() ? make("span", { class: "text" }, text) : make("span", { class: "none" }, "(empty)");
     return make("div", { class: group === null ? "answer reference" : "answer" },
-      make("span", {}, swatch(group), name), said, make("span", { class: "n" }, reward === null ? "" : number(reward)));
+      make("span", {}, swatch(group), name), content, make("span", { class: "n" }, reward === null ? "" : number(reward)));
   }
 
   function replies(host) {
-    const { queries, columns, reference, apart } = data.replies;
-    if (!queries.length) return host.replaceChildren(make("p", {}, apart ? "The runs were asked different queries." : "No replies are kept yet."));
-    const last = Math.max(0, Math.ceil(queries.length / AT_ONCE) - 1) * AT_ONCE;
+    const { queries, columns, reference } = data.replies;
+    if (!queries.length) return host.replaceChildren(make("p", {}, data.replies.queries_differ ? "The runs have no queries in common." : "No replies have been recorded yet."));
+    const last = Math.max(0, Math.ceil(queries.length / QUERIES_SHOWN) - 1) * QUERIES_SHOWN;
     const go = (first) => { chosen.first = Math.max(0, Math.min(first, last)); replies(host); };
-    const end = Math.min(chosen.first + AT_ONCE, queries.length);
+    const end = Math.min(chosen.first + QUERIES_SHOWN, queries.length);
     const choose = make("div", { class: "choose" },
-      make("button", { type: "button", id: "earlier", onclick: () => go(chosen.first - AT_ONCE), ...(chosen.first ? {} : { disabled: "" }) }, "‹ earlier"),
+      make("button", { type: "button", id: "earlier", onclick: () => go(chosen.first - QUERIES_SHOWN), ...(chosen.first ? {} : { disabled: "" }) }, "‹ earlier"),
       make("span", {}, `queries ${chosen.first + 1} to ${end} of ${queries.length}`),
-      make("button", { type: "button", id: "later", onclick: () => go(chosen.first + AT_ONCE), ...(end < queries.length ? {} : { disabled: "" }) }, "later ›"),
+      make("button", { type: "button", id: "later", onclick: () => go(chosen.first + QUERIES_SHOWN), ...(end < queries.length ? {} : { disabled: "" }) }, "later ›"),
       ...(seeds.length > 1 ? [make("span", { class: "soft" }, "seed"), ...seeds.map((seed) => make("button", { type: "button", class: "seed",
         "aria-pressed": String(seed === chosen.seed), onclick: () => { chosen.seed = seed; replies(host); } }, String(seed)))] : []));
-    const asked = queries.slice(chosen.first, end).map((query, k) => make("div", { class: "asked" },
-      make("p", { class: "said" }, query),
-      reference ? answer(data.replies.other, reference[chosen.first + k], null) : null,
-      ...speakers().map(({ group, place }) => answer(groups[group].label, columns[place].answers[chosen.first + k], group))));
-    host.replaceChildren(choose, ...asked);
+    const blocks = queries.slice(chosen.first, end).map((query, k) => make("div", { class: "query-block" },
+      make("p", { class: "text" }, query),
+      reference ? answer(data.replies.reference_label, reference[chosen.first + k], null) : null,
+      ...chosenRuns().map(({ group, place }) => answer(groups[group].label, columns[place].answers[chosen.first + k], group))));
+    host.replaceChildren(choose, ...blocks);
   }
 
-  // --- curves --------------------------------------------------------------------------------------------------------
+  // --- curves -------------------------------------------------------------------------------------------------------
 
   function curves(host) {
     for (const c of data.curves) {
@@ -232,43 +232,43 @@
     }
   }
 
-  // --- every run -----------------------------------------------------------------------------------------------------
+  // --- all runs -----------------------------------------------------------------------------------------------------
 
   function table() {
     const options = Object.keys(data.differs);
-    const head = ["run", ...options, "steps", "before", "after", "KL", "empty", "the diagnosis found"];
+    const head = ["run", ...options, "steps", "before", "after", "KL", "empty", "findings"];
     const rows = runs.map((run, i) => make("tr", {},
       make("td", {}, swatch(run.group), run.report ? make("a", { href: run.report.split("/").map(encodeURIComponent).join("/") }, run.name) : run.name),
       ...options.map((name) => make("td", {}, data.differs[name][i])),
       make("td", { class: "n" }, run.steps[0] === run.steps[1] ? number(run.steps[0]) : `${run.steps[0]} of ${run.steps[1] ?? "?"}`),
       ...[run.before, run.reward, run.kl].map((v) => make("td", { class: "n" }, number(v))),
       make("td", { class: "n" }, share(run.empty)),
-      make("td", { class: "found groups" }, ...found(told(run.findings).map((f) => ({ ...f, runs: 1 })), 1))));
+      make("td", { class: "finding-names groups" }, ...findingNames(withoutNotes(run.findings).map((f) => ({ ...f, runs: 1 })), 1))));
     const numeric = new Set(["steps", "before", "after", "KL", "empty"]);
     return make("div", { class: "scroll" }, make("table", { class: "all runs" },
       make("thead", {}, make("tr", {}, ...head.map((h) => make("th", { class: numeric.has(h) ? "n" : null }, h)))),
       make("tbody", {}, ...rows)));
   }
 
-  // --- the page ------------------------------------------------------------------------------------------------------
+  // --- the page -----------------------------------------------------------------------------------------------------
 
-  const section = (id, title, says, ...content) => make("section", { id }, make("h2", {}, title), says ? make("p", {}, says) : null, ...content);
-  const chart = make("div"), said = make("div"), drawn = make("div", { class: "charts" });
+  const section = (id, title, text, ...content) => make("section", { id }, make("h2", {}, title), text ? make("p", {}, text) : null, ...content);
+  const chart = make("div"), answers = make("div"), drawn = make("div", { class: "charts" });
   main.replaceChildren(
     make("nav", {}, make("a", { class: "run", href: "#page" }, data.name),
       ...[["frontier", "Reward and KL"], ["replies", "Replies"], ["curves", "Curves"], ["runs", "Runs"]].map(([id, text]) => make("a", { href: `#${id}` }, text))),
     status(),
-    make("p", { class: "verdict" }, data.says),
-    make("div", { class: "glance compare", id: "frontier" },
+    make("p", { class: "verdict" }, data.verdict),
+    make("div", { class: "overview compare", id: "frontier" },
       make("div", {}, make("h2", {}, "Reward against KL ", make("span", {}, "up and to the left is better")), chart,
-        make("p", { class: "aside", style: "margin-top:.4rem" }, "Large: the mean of a setting, with 95 % intervals; small: each run; dashed: the settings that no other beats in both.")),
+        make("p", { class: "footnote", style: "margin-top:.4rem" }, "Large points: mean of a setting, with 95 % intervals; small points: single runs; dashed line: the settings that no other beats in both reward and KL.")),
       make("div", {}, make("h2", {}, "Settings"), settings())),
-    section("replies", "What they say", "The same queries, answered by every setting.", said),
-    section("curves", "Over the steps", "", drawn),
-    section("runs", "Every run", `A name leads to the run's own report.`, table()));
+    section("replies", "Replies", "The same queries, answered by every setting.", answers),
+    section("curves", "Curves", "", drawn),
+    section("runs", "All runs", "Each name links to the report of the run.", table()));
   paint();
   frontier(chart);
-  replies(said);
+  replies(answers);
   curves(drawn);
   dark.addEventListener("change", paint);
 })();

@@ -1,19 +1,19 @@
-// What the page of a run draws, in order: data to the specs of Charts. No global but `Figures`.
+// Turns the data of a run into the specs of the charts on its page, in order. The only global is `Figures`.
 //
 //   Figures.SECTIONS      [{id, title, short}, ...]
-//   Figures.of(data)      {reward: [spec, ...], distance: [...], ...}: without the figures whose data is absent
+//   Figures.of(data)      {reward: [spec, ...], distance: [...], ...}, without the figures whose data is absent
 //
-// A spec is Charts' own with `kind` ("line" or "heat"), `id`, `class` and `metrics`: the names that it shows.
+// A spec is one of Charts with `kind` ("line" or "heat"), `id`, `class`, and `metrics`: the names of those it shows.
 const Figures = (() => {
   const number = Charts.number;
-  let data; // what report.py tells
-  let told; // what the metrics mean, by name
+  let data; // from run_report.py
+  let metrics; // unit, meaning and healthy range of each metric, by name
 
-  // --- curves --------------------------------------------------------------------------------------------------------
+  // --- curves -------------------------------------------------------------------------------------------------------
 
-  /** {x, values} of a metric; null where it was never a number. */
+  /** {x, values} of a metric; null where it never had a finite value. */
   function curve(name) {
-    const found = data.curves.of[name];
+    const found = data.curves.values[name];
     if (!found) return null;
     const [x, values] = Array.isArray(found) ? [data.curves.steps, found] : [found.steps, found.values];
     return values.some((v) => v !== null) ? { x, values } : null;
@@ -31,26 +31,26 @@ const Figures = (() => {
   }
 
   function explained(name) {
-    const { meaning = "", healthy = "" } = told.get(name) ?? {};
+    const { meaning = "", healthy = "" } = metrics.get(name) ?? {};
     const sentence = meaning && meaning[0].toUpperCase() + meaning.slice(1) + ".";
     return healthy ? `${sentence} Healthy: ${healthy}.` : sentence;
   }
 
-  /** A line figure of the given series; null where none is known. The first metric's registry entry explains it. */
-  function lines(id, title, wanted, more = {}) {
-    const known = wanted.filter((s) => s && !(more.stacked && s.values.every((v) => !v)));
+  /** A line chart of these series, explained by the first metric; null where the run has none of them. */
+  function lines(id, title, curves, more = {}) {
+    const known = curves.filter((s) => s && !(more.stacked && s.values.every((v) => !v)));
     if (!known.length) return null;
-    const metrics = more.metrics ?? [];
-    const { unit = "", band } = told.get(metrics[0]) ?? {};
+    const names = more.metrics ?? [];
+    const { unit = "", band } = metrics.get(names[0]) ?? {};
     return {
       id,
       title,
       unit,
       kind: "line",
-      caption: explained(metrics[0]),
+      caption: explained(names[0]),
       band: band ?? undefined,
       ...more,
-      metrics,
+      metrics: names,
       series: known,
     };
   }
@@ -59,7 +59,7 @@ const Figures = (() => {
     lines(name.replaceAll("/", "-"), title, [series(name, title, "--blue", more.of)], { metrics: [name], ...more });
 
   function heat(name, title, caption, more = {}) {
-    const found = data.heats[name];
+    const found = data.histograms[name];
     if (!found) return null;
     const { steps, ...grid } = found;
     return { id: `heat-${name}`, title, caption, kind: "heat", x: steps, ...grid, metrics: [], ...more };
@@ -84,14 +84,14 @@ const Figures = (() => {
     };
   }
 
-  // --- what is drawn, in order ---------------------------------------------------------------------------------------
+  // --- the figures of each section ----------------------------------------------------------------------------------
 
   const MAKERS = { supervised, reward, distance, update, lengths, gradients, parts, time };
   const SECTIONS = [
-    { id: "supervised", title: "Given replies", short: "Loss" },
+    { id: "supervised", title: "Supervised loss", short: "Loss" },
     { id: "reward", title: "Reward", short: "Reward" },
     { id: "distance", title: "Distance from the reference", short: "Distance" },
-    { id: "update", title: "The update", short: "Update" },
+    { id: "update", title: "Policy update", short: "Update" },
     { id: "lengths", title: "Lengths and text", short: "Text" },
     { id: "gradients", title: "Gradients and weights", short: "Gradients" },
     { id: "parts", title: "Parts of the reward", short: "Parts" },
@@ -102,8 +102,8 @@ const Figures = (() => {
     return [
       lines(
         "loss",
-        "Loss on given replies",
-        [series("supervised/loss", "trained on", "--blue"), series("evaluate/loss", "held out", "--orange")],
+        "Loss",
+        [series("supervised/loss", "training", "--blue"), series("evaluate/loss", "held-out", "--orange")],
         { metrics: ["supervised/loss", "evaluate/loss"], caption: explained("supervised/loss") },
       ),
       single("supervised/bits_per_byte", "Bits per byte of text"),
@@ -115,23 +115,23 @@ const Figures = (() => {
     const { x } = curve(scored) ?? {},
       score = curve("probe/reference_reward")?.values.findLast((v) => v !== null);
     const known = scored === "probe/reward" && x && score !== undefined;
-    const reference = known ? { x, values: x.map(() => score) } : null; // asked once
-    const held = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed probe queries";
+    const reference = known ? { x, values: x.map(() => score) } : null; // the reference answers only once
+    const title = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed probe queries";
     return [
       single("reward/mean", "Reward", {
         caption: `${explained("reward/mean")} Shade: one standard deviation over the replies.`,
       }),
-      single("reward/kl_penalty", "What KL cost", { include: [0] }),
+      single("reward/kl_penalty", "KL penalty", { include: [0] }),
       single("reward/return", "Reward after KL penalty"),
       heat(
         "reward",
-        "Where the rewards lie",
-        "Each column is one step's replies: the stronger the colour, the more of them got this reward.",
+        "Reward distribution",
+        "Each column shows the replies of one step; a stronger colour means that more of them got this reward.",
         { class: "full", metrics: ["reward/std", "reward/min", "reward/max"] },
       ),
       lines(
         "held-out",
-        held,
+        title,
         [
           series(scored, "policy", "--blue"),
           reference && { label: "reference", colour: "--orange", ...reference, dash: [5, 4] },
@@ -143,9 +143,8 @@ const Figures = (() => {
 
   function distance() {
     const exploited =
-      "Both lines are about the policy's own replies. Together: the replies stay likely text. A gap that" +
-      " opens, the reference's line " +
-      "falling: the policy earns its reward with text that the reference would hardly write.";
+      "Both lines are for the policy's own replies. While they stay together, the replies are likely text. If the " +
+      "reference's line falls away, the policy earns its reward with text that is unlikely under the reference.";
     const target = data.target === null ? "" : ` Dashed: the target, ${number(data.target)}.`;
     return [
       single("kl/per_reply", "KL per reply", {
@@ -157,14 +156,14 @@ const Figures = (() => {
       }),
       heat(
         "kl_per_reply",
-        "Where the KL of the replies lies",
-        "Each column is one step's replies. A few far above the rest are the ones to read.",
+        "KL distribution",
+        "Each column shows the replies of one step. Read those that are far above the others.",
         { class: "tall", height: 330, unit: "nats", metrics: ["kl/per_reply_std"] },
       ),
       single("kl/coef", "KL coefficient", { class: "full", height: 110, include: [0] }),
       lines(
         "logprobs",
-        "How likely the replies are, per token",
+        "Mean log-prob per token",
         [
           series("rollout/logprob_mean", "under the policy", "--blue", { spread: null }),
           series("rollout/ref_logprob_mean", "under the reference", "--orange", { spread: null }),
@@ -180,20 +179,19 @@ const Figures = (() => {
     ];
   }
 
-  /** The two heatmaps on one scale, so that they can be compared at a glance. */
+  /** The two heatmaps side by side. */
   function logprobs() {
-    const pair = [
-      heat("logprobs", "Token log-probs under the policy", "Which log-probs the chosen tokens have, step by step.", {
+    return [
+      heat("logprobs", "Token log-probs under the policy", "Distribution of the sampled tokens' log-probs at each step.", {
         unit: "nats",
       }),
       heat(
         "ref_logprobs",
         "The same tokens under the reference",
-        "If this picture sinks while the left one does not, the policy exploits text that " + "only it finds likely.",
+        "If this heatmap sinks while the left one does not, the policy exploits text that is likely only under itself.",
         { unit: "nats", ramp: "--ramp-reference" },
       ),
     ];
-    return pair;
   }
 
   function update() {
@@ -216,15 +214,15 @@ const Figures = (() => {
           include: [0.9, 1.1],
           metrics: ["policy/ratio_max", "policy/ratio_min", "policy/ratio_mean", "policy/ratio_std"],
           caption:
-            "New over old probability of a token, logarithmic. Near 1 the update is the one that PPO means;" +
-            " largest above 200 or smallest below 0.005 is trouble.",
+            "New over old probability of a token, logarithmic. PPO assumes ratios near 1;" +
+            " a largest above 200 or a smallest below 0.005 is a problem.",
         },
       ),
       single("policy/approx_kl", "Size of the update"),
       single("value/explained_variance", "Critic: explained variance", {
         floor,
         include: [0, 1],
-        caption: explained("value/explained_variance") + (low ? " Drawn from −1 upwards." : ""),
+        caption: explained("value/explained_variance") + (low ? " Values below −1 are drawn at −1." : ""),
       }),
       single("value/loss", "Critic: loss", { include: [0] }),
     ];
@@ -236,13 +234,13 @@ const Figures = (() => {
         include: [0],
         caption: `${explained("rollout/reply_tokens")} Shade: one standard deviation.`,
       }),
-      heat("reply_tokens", "Where the lengths lie", "Each column is one step's replies.", {
+      heat("reply_tokens", "Length distribution", "Each column shows the replies of one step.", {
         unit: "tokens",
         metrics: ["rollout/reply_tokens_std"],
       }),
       lines(
         "ends",
-        "How the replies ended",
+        "Ends of the replies",
         [
           series("rollout/ended_stop", "stopped", "--blue"),
           series("rollout/ended_length", "at the length limit", "--sky"),
@@ -255,19 +253,19 @@ const Figures = (() => {
           band: undefined,
           metrics: ["rollout/ended_stop", "rollout/ended_length", "rollout/ended_cut"],
           caption:
-            "Shares of the replies that ended by themselves, at the task's own limit, or because a world's " +
-            "step limit cut them.",
+            "Shares of the replies that ended by themselves, at the task's length limit, or because the step limit of " +
+            "an environment cut them.",
         },
       ),
       ...[
         ["text/empty", "Empty replies"],
-        ["text/top_word", "Top word"],
+        ["text/top_word", "Most common word"],
         ["text/distinct_1", "Distinct words"],
-        ["text/distinct_2", "Distinct pairs"],
-        ["text/repeated", "Repetition"],
+        ["text/distinct_2", "Distinct word pairs"],
+        ["text/repeated", "Repeated trigrams"],
         ["text/exclamations", "Exclamations"],
         ["text/emojis", "Emojis"],
-        ["text/non_letters", "Odd characters"],
+        ["text/non_letters", "Unusual characters"],
       ].map(([name, title]) =>
         single(name, title, {
           small: true,
@@ -296,15 +294,15 @@ const Figures = (() => {
       blocks(
         "gradient",
         "Gradient by block",
-        "Norm of the gradient in each part of the model, first layers on top; colours are logarithmic.",
+        "Gradient norm in each part of the model, first layers on top; colours are logarithmic.",
       ),
-      blocks("update", "Change of the weights by block", "Norm of what the update changed, against the step."),
-      blocks("weight", "Weights by block", "Norm of the weights themselves."),
+      blocks("update", "Weight change by block", "Norm of the change that the update made."),
+      blocks("weight", "Weights by block", "Norm of the weights."),
     ];
   }
 
   function parts() {
-    const names = Object.keys(data.curves.of).filter((name) => /^reward\/.+\/mean$/.test(name));
+    const names = Object.keys(data.curves.values).filter((name) => /^reward\/.+\/mean$/.test(name));
     if (names.length < 2) return [];
     return names.map((name) =>
       single(name, name.slice(7, -5), { of: { spread: curve(name.replace(/mean$/, "std")) } }),
@@ -325,7 +323,7 @@ const Figures = (() => {
     return [
       lines(
         "phases",
-        "Seconds a step, by phase",
+        "Seconds per step, by phase",
         phases.map(([name, colour]) => series(`time/${name}`, name, colour)),
         {
           stacked: true,
@@ -334,8 +332,8 @@ const Figures = (() => {
           unit: "s",
           metrics: ["time/step", ...phases.map(([name]) => `time/${name}`)],
           caption:
-            "generate: sampling replies; reward: judging them; observe: values and reference; update: the " +
-            "optimizer; evaluate and probe: looks on the way; track: writing down.",
+            "generate: sampling replies; reward: scoring them; observe: values and reference log-probs; update: the " +
+            "optimizer; evaluate and probe: evaluations during training; track: writing the records.",
         },
       ),
       single("tokens/per_second", "Tokens per second", { include: [0], height: 110 }),
@@ -348,9 +346,9 @@ const Figures = (() => {
     ];
   }
 
-  function of(news) {
-    data = news;
-    told = new Map(data.metrics.map((m) => [m.name, m]));
+  function of(newData) {
+    data = newData;
+    metrics = new Map(data.metrics.map((m) => [m.name, m]));
     return Object.fromEntries(SECTIONS.map(({ id }) => [id, MAKERS[id]().filter(Boolean)]));
   }
 

@@ -1,9 +1,9 @@
-// Heatmaps over the steps of a run, in the frame of charts.js: Charts.heat(element, spec).
+// Draws heatmaps over the steps of a run in the frame of charts.js: Charts.heat(element, spec).
 //
-// A heat's spec: x: the columns' steps, and either
-//     columns: [[first row, share, share, ...], ...] with start, width, rows: row i covers (start+i)*width and up, or
-//     columns: [[value, ...], ...] with names: one a row, drawn in colours of a logarithmic scale;
-//   ramp: the CSS variable with the colours, "--ramp" unless said.
+// The spec of a heatmap has x, the steps of the columns, and either
+//     columns: [[first row, share, share, ...], ...] with start, width, rows: row i begins at (start+i)*width, or
+//     columns: [[value, ...], ...] with names, one per row, drawn in colours of a logarithmic scale;
+//   ramp: the CSS variable with the colours, "--ramp" by default.
 Charts.heat = (() => {
   const { chart, element, css, axis, bottom, put, number, percent, round } = Charts.parts;
 
@@ -69,7 +69,7 @@ Charts.heat = (() => {
   const cell = (spec, column, row) =>
     spec.names ? column[row] : row >= column[0] ? column[row - column[0] + 1] : undefined;
 
-  /** Where each column begins and the last ends: half-way between steps. */
+  /** The left edge of each column and the right edge of the last, half-way between steps. */
   function borders(xs) {
     const gap = (i) => (xs.length > 1 ? xs[Math.min(i + 1, xs.length - 1)] - xs[Math.min(i, xs.length - 2)] : 1);
     return [
@@ -79,7 +79,7 @@ Charts.heat = (() => {
     ];
   }
 
-  /** The picture of all cells, one pixel each, in the colours of now. */
+  /** Paint all cells, one pixel each, in the colours of the present theme. */
   function paint(self) {
     const { spec } = self;
     const rows = spec.names?.length ?? spec.rows,
@@ -87,7 +87,7 @@ Charts.heat = (() => {
     const known = spec.columns.flatMap((c) => (spec.names ? c : c.slice(1))).filter((v) => v > 0);
     self.least = known.reduce((a, b) => Math.min(a, b), Infinity);
     const highest = spec.columns.map((c) => Math.max(0, ...(spec.names ? c : c.slice(1)))).sort((a, b) => a - b);
-    const last = highest.length - 1; // of shares not the very highest: one lump would pale all the others
+    const last = highest.length - 1; // for shares the 95th percentile, because a single high one would make all others pale
     self.most = highest[spec.names ? last : Math.floor(0.95 * last)];
     const span = Math.log(self.most / self.least) || 1;
     const height = (v) => (spec.names ? 0.06 + (0.94 * Math.log(v / self.least)) / span : Math.sqrt(v / self.most));
@@ -107,6 +107,7 @@ Charts.heat = (() => {
     context.putImageData(image, 0, 0);
   }
 
+  /** The 256 colours of a ramp. */
   function ramp(name) {
     const stops = css(name)
       .split(/\s+/)
