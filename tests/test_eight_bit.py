@@ -10,7 +10,8 @@ from toys import lm
 from operant import Learner, OperantError
 from operant.storage.checkpoint import RunState
 from operant.training.eight_bit import BLOCK, EightBit, _turn, pack_first, pack_second, unpack_first, unpack_second
-from operant.training.optimizer import Mastered, OptimizerOptions, make_optimizer
+from operant.training.master_weights import MasterAdamW
+from operant.training.optimizer import OptimizerOptions, make_optimizer
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
 
@@ -43,7 +44,7 @@ def test_it_learns_as_float32_does(spread, near):
     net, batches = problem(spread=spread)
     twin, start = deepcopy(net), deepcopy(net)
     _, mine = trained(EightBit, net, batches)
-    _, theirs = trained(Mastered, twin, batches, fused=True)
+    _, theirs = trained(MasterAdamW, twin, batches, fused=True)
     assert sum(mine[-50:]) == pytest.approx(sum(theirs[-50:]), rel=0.05) and theirs[-1] < 0.2 * theirs[0]
     for a, b, begun in zip(net.parameters(), twin.parameters(), start.parameters()):
         assert float((a - b).detach().norm()) < near * float((b - begun).detach().norm())
@@ -53,7 +54,7 @@ def test_the_first_step_is_adams_own():
     net, batches = problem()
     twin = deepcopy(net)
     trained(EightBit, net, batches[:1])
-    trained(Mastered, twin, batches[:1], fused=True)
+    trained(MasterAdamW, twin, batches[:1], fused=True)
     for a, b in zip(net.parameters(), twin.parameters()):
         assert torch.allclose(a, b, atol=1e-6)
 
@@ -155,7 +156,7 @@ def test_a_run_goes_on_to_the_bit(precision, tmp_path):
     second.step(*replies)
     for (name, a), b in zip(first.policy.named_parameters(), second.policy.parameters()):
         assert torch.equal(a, b), name
-    assert isinstance(first.optimizer, EightBit) and type(Learner(lm("gpt2", 40)).optimizer) is Mastered
+    assert isinstance(first.optimizer, EightBit) and type(Learner(lm("gpt2", 40)).optimizer) is MasterAdamW
 
 
 def test_the_tensorflow_placement_of_epsilon_is_known_to_it():

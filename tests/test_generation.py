@@ -162,14 +162,14 @@ class Counted:
 
     def __init__(self, policy):
         try_decoding(policy)  # it makes calls of its own, once
-        self.calls, call = [], policy._call
+        self.calls, call = [], policy.call
 
         def counting(**feed):
             ids = feed.get("input_ids", feed.get("decoder_input_ids"))
             self.calls.append(tuple(ids.shape))
             return call(**feed)
 
-        policy._call = counting
+        policy.call = counting
 
     @property
     def read(self):

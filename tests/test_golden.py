@@ -19,7 +19,7 @@ from operant.objectives import advantages, losses
 from operant.rollouts import collate
 from operant.sampling import Sampling
 from operant.training import learner, scoring, update
-from operant.training.optimizer import Mastered
+from operant.training.master_weights import MasterAdamW
 from operant.types import Batch
 
 
@@ -87,7 +87,7 @@ FAULTS = {
     "advantage": (advantages, "gae", changing(lambda x: x * 1.001 + 1e-6)),
     "kl": (scoring, "estimate", changing(lambda x: x * (1 + 1e-6))),
     "rate": (learner, "rate", changing(lambda x: x * (1 + 1e-6))),
-    "moments": (Mastered, "move", forgetful),
+    "moments": (MasterAdamW, "move", forgetful),
     "digits of values": (ValueHead, "forward", rounded),
     "digits of weights": (update, "token_weights", rounded),
     "digits of the loss": (losses, "total", rounded),

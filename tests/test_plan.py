@@ -11,7 +11,7 @@ from operant.memory_plan import plan
 from operant.memory_plan.fake_tensors import Memory, fake_tensors
 from operant.runs.config import configure
 from operant.training.learner import Learner
-from operant.training.optimizer import Mastered
+from operant.training.master_weights import MasterAdamW
 
 SMALL = {"tasks": [[3, 4, 5, 6]] * 8, "reward": len, "batch": 8, "max_tokens": 6, "minibatch": 4, "watch_every": 0}
 
@@ -41,7 +41,7 @@ def sizes(learner: Learner) -> dict[str, int]:
     mine = {p.data_ptr(): p for p in learner.policy.parameters()}
     theirs = {p.data_ptr(): p for p in learner.reference.policy.parameters() if p.data_ptr() not in mine}
     states = {t.data_ptr(): t for s in learner.optimizer.state.values() for t in s.values() if t.ndim}
-    assert isinstance(learner.optimizer, Mastered)
+    assert isinstance(learner.optimizer, MasterAdamW)
     masters = [t for _, master in learner.optimizer.pairs for t in (master, master.grad)]
     tensors_of = {"weights": mine.values(), "reference": theirs.values(), "optimizer": [*states.values(), *masters]}
     return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in tensors_of.items()}

@@ -18,7 +18,8 @@ $$A_i = \frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r)}, \qquad
   whose gradient is another: [kl.md](kl.md)).
 - `samples` below 2 is refused. In a loop of your own, `learner.step(queries, responses, scores)` compares the
   responses to equal queries, or those that `groups=` puts together; where no group has two, it is refused. Under
-  `torchrun` all replies to a query belong on one rank (`operant train` deals them so); a query on several is refused."""
+  `torchrun` all replies to a query belong on one rank (`operant train` deals them so); a query on several is refused.
+"""
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses

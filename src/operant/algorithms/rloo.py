@@ -2,7 +2,8 @@ r"""RLOO: each reply is compared with the mean of the other replies to its promp
 
 [Ahmadian et al. 2024](https://arxiv.org/abs/2402.14740). Each reply is held against the mean of the others of its
 group. KL (`k1`) is part of the return, before that mean is taken off, as published. The loss sums over a reply's
-tokens."""
+tokens.
+"""
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses

@@ -10,7 +10,7 @@ packing and LoRA are those of every run. A row holds one of
 | form | what is trained on |
 |---|---|
 | `{"prompt": "2 + 2 =", "completion": " 4"}`, texts, ids or messages | the completion, and the stop token behind it |
-| `{"messages": [{"role": "user", ...}, {"role": "assistant", ...}, ...]}` | the assistant's messages, ended by the chat template |
+| `{"messages": [{"role": "user", ...}, {"role": "assistant", ...}, ...]}` | each assistant message with its end |
 | `{"text": "Once upon a time"}`, or a line of a .txt | every token behind the first |
 | any two fields, with `--text-field question --reply-field answer` | the second |
 
@@ -23,7 +23,8 @@ responses)`.
 text, comparable between tokenizers. Held-out rows are measured before and after, and every `--evaluate-every` steps;
 a held-out loss that has turned is a finding. With a `--reward` the policy's own replies to held-out prompts are
 judged besides. `sampling.*` is about the samples that are shown: the loss knows neither temperature nor minimum
-length nor bans."""
+length nor bans.
+"""
 
 from operant.algorithms.base import Algorithm
 from operant.objectives import losses

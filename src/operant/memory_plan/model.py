@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from operant.algorithms import find
 from operant.memory_plan.fake_tensors import Memory
 from operant.models import lora as adapters
-from operant.models.capabilities import Modes
 from operant.models.frozen_trunk import Trunk
+from operant.models.hidden_states import Modes
 from operant.models.logprobs import BUDGET
 from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy

@@ -7,20 +7,18 @@ whose logits are not a function of the states that enter its head is refused.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from operant.models import layout
 from operant.models.choices import branches, spelt_out
+from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.packing import quick
 from operant.types import Batch, OperantError
-
-if TYPE_CHECKING:
-    from operant.models.policy import Policy
 
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
 """What a model raises that cannot be called in some way."""
@@ -29,28 +27,8 @@ TOLERANCE = 2e-3
 """Of the largest state; far above the rounding of float32, far below the least of the faults looked for."""
 
 
-@dataclass(frozen=True)
-class Modes:
-    """What the probe allows."""
-
-    padded: bool = True
-    """Rows of unequal length side by side, padded on the right."""
-    left: bool | None = None
-    """Prompts padded on the left. None, here and below: not tried yet."""
-    cached: bool | None = None
-    """Decoding with a key-value cache."""
-    pooled: bool | None = None
-    """Decoding in one buffer that rows leave and step into."""
-    packed: bool = False
-    """Rows end to end."""
-    branched: bool | None = None
-    """Options as branches of their row."""
-    finish: Callable[[Tensor], Tensor] = lambda logits: logits
-    """What the model does to its logits after the head."""
-
-
 @torch.no_grad()
-def probe(policy: "Policy") -> Modes:
+def probe(policy: HiddenStates) -> Modes:
     """Try every way on three rows of unequal length. Raises: OperantError where the logits cannot be explained."""
     policy.modes = Modes()
     rows = three_rows(policy)
@@ -62,7 +40,7 @@ def probe(policy: "Policy") -> Modes:
 
 
 @torch.no_grad()
-def packs_exactly(policy: "Policy") -> bool:
+def packs_exactly(policy: HiddenStates) -> bool:
     """Whether rows are to be laid end to end, and every token has the state then that it has in its row alone."""
     asked, held = policy.options.packing, policy.modes
     wanted = asked == "on" or (asked == "auto" and quick(policy.device, policy.head.weight.dtype))
@@ -93,7 +71,7 @@ def _say(text: str) -> None:
 
 
 @torch.no_grad()
-def branches_exactly(policy: "Policy") -> bool:
+def branches_exactly(policy: HiddenStates) -> bool:
     """Whether options that grow from their row have the states that they have in rows of their own."""
     rows = three_rows(policy)
     # Of each row the last two tokens and the first one stand to choose, behind what comes before them.
@@ -103,15 +81,12 @@ def branches_exactly(policy: "Policy") -> bool:
     if window is not None and max(map(len, rows)) > window:
         return False
     try:
-        policy.modes = replace(policy.modes, branched=True)
-        return close(policy.branching(batch, held)[1], policy.states(spelt_out(batch, held)))
+        return close(policy.with_options(batch, held, branched=True)[1], policy.states(spelt_out(batch, held)))
     except FAILS:
         return False
-    finally:
-        policy.modes = replace(policy.modes, branched=None)
 
 
-def check_trunk(policy: "Policy") -> None:
+def check_trunk(policy: HiddenStates) -> None:
     """Freeze the trunk, and hold what its kept states lead to against the whole model on three rows.
 
     Raises: OperantError where they differ: then more passes between the blocks than the hidden state.
@@ -121,16 +96,16 @@ def check_trunk(policy: "Policy") -> None:
     rows = three_rows(policy)
     batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
     other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)
-    kwargs = policy._laid(batch.rows(slice(0, 1))).kwargs
+    kwargs = policy.laid(batch.rows(slice(0, 1))).kwargs
     with torch.enable_grad():
         trunk.freeze(
             policy.model,
             policy.head,
-            lambda: policy._call(**kwargs, use_cache=False),
+            lambda: policy.call(**kwargs, use_cache=False),
             train_head=policy.options.train_head,
         )
     with torch.no_grad():
-        trunk.learn_to_skip(lambda: policy._call(**kwargs, use_cache=False))
+        trunk.learn_to_skip(lambda: policy.call(**kwargs, use_cache=False))
         whole = policy.states(batch)
         try:
             states = policy.trunk_states(batch)
@@ -142,14 +117,14 @@ def check_trunk(policy: "Policy") -> None:
         raise _no_trunk(policy, f"the states differ by {float((kept - whole).abs().max()):.2g}")
 
 
-def _no_trunk(policy: "Policy", why: str) -> OperantError:
+def _no_trunk(policy: HiddenStates, why: str) -> OperantError:
     return OperantError(
         f"model.train_layers={policy.options.train_layers}: the upper blocks of {type(policy.model).__name__} cannot "
         f"begin from what the lower ones hand on, {why}; train every layer, or use lora.rank"
     )
 
 
-def three_rows(policy: "Policy") -> list[list[int]]:
+def three_rows(policy: HiddenStates) -> list[list[int]]:
     """Three prompts of unequal length: ids spread over the vocabulary, the same for every run."""
     least = 5 if (policy.context or 99) >= 12 else 2
     lengths = (least, least + 3, least + 1)
@@ -164,12 +139,12 @@ def agrees(compute: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
         return False
 
 
-def plain_state(policy: "Policy", row: list[int]) -> Tensor:
+def plain_state(policy: HiddenStates, row: list[int]) -> Tensor:
     """[1, D] the state at the end of one row, alone."""
     return policy.last_states(**feed(policy, row))[0]
 
 
-def feed(policy: "Policy", row: list[int]) -> dict[str, Tensor]:
+def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
     """The model's arguments for one prompt."""
     kwargs = {"input_ids": torch.tensor([row], device=policy.device)}
     if policy.encoder_decoder:
@@ -177,7 +152,7 @@ def feed(policy: "Policy", row: list[int]) -> dict[str, Tensor]:
     return kwargs
 
 
-def _padded(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
+def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
     tokens, mask = layout.pad(rows, "right", policy.device)
     kwargs: dict[str, Any] = {"input_ids": tokens}
     if policy.encoder_decoder:
@@ -186,12 +161,12 @@ def _padded(policy: "Policy", rows: list[list[int]]) -> list[Tensor]:
         ends = torch.zeros(len(rows), dtype=torch.long)
     else:
         ends = mask.sum(1) - 1
-    with policy._catching(lambda hidden: hidden[torch.arange(len(rows)), ends]) as caught:
-        policy._call(**kwargs, use_cache=False)
+    with policy.catching(lambda hidden: hidden[torch.arange(len(rows)), ends]) as caught:
+        policy.call(**kwargs, use_cache=False)
     return list(caught["states"][:, None])
 
 
-def _finish(policy: "Policy", row: list[int]) -> Callable[[Tensor], Tensor]:
+def _finish(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
     """Explain the model's logits by the states that entered its head."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
     cap, divide, times = (

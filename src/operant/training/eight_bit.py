@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.training.optimizer import Mastered
+from operant.training.master_weights import MasterAdamW
 
 BLOCK = 256
 """Numbers that share a scale."""
@@ -23,7 +23,7 @@ TURNS = (0.7548776662466927, 0.5698402909980532)
 """Of the plastic number: multiples of the first are spread evenly over places, of the second over steps."""
 
 
-class EightBit(Mastered):
+class EightBit(MasterAdamW):
     """AdamW as torch computes it, with moments of 8 bits. Its state goes on to the bit."""
 
     @torch.no_grad()

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.decoding import Cached, Pooled
-from operant.models.capabilities import Modes, agrees, close, feed, plain_state, three_rows
+from operant.models.capabilities import agrees, close, feed, plain_state, three_rows
+from operant.models.hidden_states import Modes
 from operant.models.policy import Policy
 
 
