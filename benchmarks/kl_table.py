@@ -20,7 +20,7 @@ from operant.objectives import advantages, losses
 from operant.objectives.kl import EXACT, KLOptions, estimate
 from operant.sampling import Sampling
 from operant.training.objective import Objective, forward
-from operant.training.scoring import pay
+from operant.training.scoring import charge_kl
 from operant.types import Batch, Outputs
 
 BETA = 0.5
@@ -95,7 +95,7 @@ def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = F
         kl=spread(charged) if kl.charges else None,
         weights=spread(likely),
     )
-    batch = pay(batch, kl.coef, direct=kl.direct)
+    batch = charge_kl(batch, kl.coef, direct=kl.direct)
     if samples == 1:
         batch = advantages.with_gae(batch, lam=1.0, whiten_scope="none")
     else:

@@ -17,7 +17,7 @@ from operant.objectives.advantages import (
 )
 from operant.objectives.kl import estimate, loss_term
 from operant.rollouts.collate import collate, token_weights
-from operant.training.scoring import pay
+from operant.training.scoring import charge_kl
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 PLAIN = {"whiten_scope": "none"}
@@ -168,7 +168,7 @@ def filled_batch() -> Batch:
 def numbers(batch: Batch) -> dict[str, torch.Tensor]:
     """Everything between a batch and its loss, at actions alone; the loss's gradient at all log-probs and values."""
     batch = batch.with_(kl=estimate("k1", batch.raw_logprobs, batch.ref_logprobs))
-    batch = with_gae(pay(batch, 0.2), gamma=0.99, lam=0.95, whiten_rewards=True)
+    batch = with_gae(charge_kl(batch, 0.2), gamma=0.99, lam=0.95, whiten_rewards=True)
     batch = batch.with_(weights=token_weights(batch))
     now = torch.full(batch.tokens.shape, -1.5)
     now = torch.where(batch.actions, now, 0.0).requires_grad_()

@@ -182,7 +182,7 @@ def found(pays, ref=None, beta=0.0, joined=True):
         ]
         learner.optimizer = Caught(learner.policy.model.parameters())
         learner.learn([Rollout(Task("a", ASKED), 0, turns, ["", ""], "world")], [0.0], SPEAKS)
-        assert len(learner.learnt.batch) == 1  # both turns in one row
+        assert len(learner.last_step.batch) == 1  # both turns in one row
         whole = whole - float((said + went).exp()) * 2 * learner.optimizer.gradients[0]  # a mean over two actions
     return whole
 
@@ -235,7 +235,7 @@ def test_free_and_choice_turns_in_one_batch_score_as_they_were_drawn(kind, more)
     assert {len(r.turns) for r in rollouts} == {3} and all(len(r.turns[1].logprobs) == 1 for r in rollouts)
     metrics = learner.learn(rollouts, [0.0] * 8)
     assert metrics["rollout/logprob_gap"] < 1e-4 and metrics["policy/ratio_mean"] == pytest.approx(1, abs=1e-5)
-    batch = learner.learnt.batch
+    batch = learner.last_step.batch
     if kind != "t5":
         assert len(batch) == 8
     for number, rollout in enumerate(rollouts):
@@ -299,10 +299,12 @@ def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
 
     learner, whole = gradient(8192)
     assert gap(gradient(64)[1], whole) < 1e-5
-    held = refused_step._batch(refused_step._plain(learner.learnt.batch))
-    assert held.choices.listed() == learner.learnt.batch.choices.listed()
-    held = branches(learner.learnt.batch, END)
-    assert among(torch.zeros(sum(len(b.ids) for b in held)), held, learner.learnt.batch.choices, Sampling()).shape == (
+    held = refused_step._batch(refused_step._plain(learner.last_step.batch))
+    assert held.choices.listed() == learner.last_step.batch.choices.listed()
+    held = branches(learner.last_step.batch, END)
+    assert among(
+        torch.zeros(sum(len(b.ids) for b in held)), held, learner.last_step.batch.choices, Sampling()
+    ).shape == (
         6,
         3,
     )

@@ -12,7 +12,7 @@ from operant.rollouts.collate import collate
 from operant.rollouts.external import to_rollouts
 from operant.runs.evaluate import divergence
 from operant.sampling import Sampling
-from operant.training.scoring import ends, with_ends
+from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])
@@ -24,7 +24,7 @@ def test_a_reply_cut_for_length_is_valued_where_it_was_cut(kind):
     rollouts = to_rollouts(*zip(*pairs, strict=True), tokenizer=None, sampling=sampling)
     assert [r.end for r in rollouts] == ["length"] * 3
     batch = collate(rollouts, [0.0] * 3, joined=not policy.encoder_decoder, numbers=torch.float64)
-    mine = with_ends(batch, ends(rollouts, lengths_too=True), policy, micro_tokens=12).bootstrap
+    mine = with_bootstraps(batch, bootstrap_prompts(rollouts, lengths_too=True), policy, micro_tokens=12).bootstrap
     for (prompt, reply), value in zip(pairs, mine, strict=True):
         if policy.encoder_decoder:
             given = {
@@ -55,7 +55,7 @@ def test_a_reference_with_a_trunk_of_its_own_reads_its_own_states(exact):
     assert told == pytest.approx(right, rel=1e-4)
     assert divergence(replies, policy, other, learner.sampling) == pytest.approx(right, rel=1e-4)
     if exact:
-        batch = learner.learnt.batch
+        batch = learner.last_step.batch
         row, column = (int(x) for x in batch.actions.nonzero()[3])
         ids = batch.tokens[row, :column][None]
         p, q = (m.model(ids).logits[0, -1].log_softmax(-1) for m in (policy, other))
@@ -113,7 +113,7 @@ def test_a_state_behind_the_last_position_is_a_sentence():
     policy = Policy(lm(), value=ValueOptions())
     batch = collate([said([5], [6], end="cut")], [0.0])
     with pytest.raises(OperantError, match=r"an episode was cut.* has 65 tokens.*\(on_length=ended\)"):
-        with_ends(batch, {0: ([5] * 65, [])}, policy)
+        with_bootstraps(batch, {0: ([5] * 65, [])}, policy)
 
 
 def test_a_model_with_as_many_positions_as_it_has():

@@ -18,7 +18,7 @@ from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling
 from operant.training.learner import Learner
-from operant.training.scoring import ends, with_ends
+from operant.training.scoring import bootstrap_prompts, with_bootstraps
 from operant.types import OperantError, Rollout, Step, Task
 
 EOS = SPECIAL["eos_token_id"]
@@ -75,7 +75,7 @@ def test_reward_on_the_last_action_and_a_next_value_only_where_a_step_limit_cut(
     """Every state is worth 5: the target of the last action is 1, and 1 + 5 where the episode goes on unseen."""
     policy, attempts = valuing(5.0), list(HAND_MADE.values())
     batch = collate(attempts, [1.0] * 4)
-    batch = with_ends(batch, ends(attempts, lengths_too=lengths_too), policy)
+    batch = with_bootstraps(batch, bootstrap_prompts(attempts, lengths_too=lengths_too), policy)
     batch = with_gae(batch.with_(values=policy.values(batch).detach()), gamma=1.0, lam=1.0, whiten_scope="none")
     for row, (name, attempt) in enumerate(HAND_MADE.items()):
         at = batch.actions[row]
@@ -106,7 +106,7 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
     with torch.no_grad():
         state = policy.model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0, -1]
         truth = float(state @ policy.value_head.net[0].weight[0] + policy.value_head.net[0].bias[0])
-    batch = with_ends(collate([attempt], [0.0]), ends([attempt]), policy)
+    batch = with_bootstraps(collate([attempt], [0.0]), bootstrap_prompts([attempt]), policy)
     assert batch.bootstrap.tolist() == pytest.approx([truth], abs=1e-4) and abs(truth) > 0.01
     assert batch.rewards[batch.actions].nonzero().flatten().tolist() == [2, 5]
 
@@ -121,7 +121,7 @@ def test_a_world_that_ends_has_no_next_value_and_one_that_is_cut_has(cut, fresh)
         tokenizer=letters(),
         sampling=Sampling(max_tokens=3),
     )
-    batch = with_ends(collate([attempt], [0.0]), ends([attempt]), policy)
+    batch = with_bootstraps(collate([attempt], [0.0]), bootstrap_prompts([attempt]), policy)
     assert attempt.end == ("cut" if cut else "world")
     assert batch.bootstrap.tolist() == ([5.0] if cut else [0.0])
 

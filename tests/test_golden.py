@@ -141,7 +141,7 @@ def test_every_field_of_a_batch_is_float64_up_to_the_weights(algorithm):
     student = made("gpt2", algorithm)
     asked = prompts(0) * 2
     replies = student.play([Task(str(p), p) for p in asked])
-    seen, _ = student.look(replies, [score(p, r.ids) for p, r in zip(asked, replies, strict=True)])
+    seen, _ = student.preview(replies, [score(p, r.ids) for p, r in zip(asked, replies, strict=True)])
     found = widths(seen.with_(weights=collate.token_weights(seen)))
     assert found == dict.fromkeys(found, torch.float64)
     known = {"ppo": {"values", "returns", "kl", "advantages"}, "grpo": {"advantages"}, "rloo": {"kl", "advantages"}}

@@ -102,7 +102,7 @@ def caught(policy: Policy, batch: Batch, *, per="token", micro=8192, minibatch=N
         batch,
         Objective(LOSS, per=per, horizon=HORIZON, whiten=minibatch_whitening("minibatch", False) if whitened else None),
         options=UpdateOptions(epochs=1, minibatch=minibatch, micro_tokens=micro),
-        steering=OptimizerOptions(max_grad_norm=None),
+        optimizer_options=OptimizerOptions(max_grad_norm=None),
         sampling=Sampling(),
         step=step,
     )

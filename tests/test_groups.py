@@ -107,7 +107,7 @@ def test_triplets_are_grouped_by_equal_query_or_by_name():
 
     def advantages(**more):
         learner.step(queries, replies, scores, **more)
-        return learner.learnt.batch.advantages.sum(1).tolist()
+        return learner.last_step.batch.advantages.sum(1).tolist()
 
     assert advantages() == pytest.approx([-0.5, -1.0, 0.5, 1.0])
     assert advantages(groups=[0, 0, 1, 1]) == pytest.approx([-1.0, 1.0, -1.5, 1.5])
@@ -129,7 +129,7 @@ def test_a_group_that_loses_replies_to_abstentions_keeps_its_meaning():
     """One of three abstains: the others are compared; a group that only one is left of has advantage 0."""
     learner = Learner(lm(), algorithm="grpo", max_tokens=2, **{"advantage.scale": False})
     learner.step([[5]] * 3 + [[6]] * 2, [[7], [8], [9], [10], [11]], [0.0, None, 1.0, 5.0, None])
-    assert learner.learnt.batch.advantages.sum(1).tolist() == pytest.approx([-0.5, 0.5, 0.0])
+    assert learner.last_step.batch.advantages.sum(1).tolist() == pytest.approx([-0.5, 0.5, 0.0])
 
 
 # --- generate, generate, step -----------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_replies_that_are_kept_from_an_earlier_step_are_compared_with_their_own(
     pool = learner.generate([[5], [5]])
     learner.step(learner.generate([[6], [6]]), [1.0, 0.0])
     learner.step(pool + learner.generate([[7], [7]]), [1.0, 2.0, 5.0, 7.0])
-    batch = learner.learnt.batch
+    batch = learner.last_step.batch
     assert (batch.advantages.sum(1) / batch.actions.sum(1)).tolist() == pytest.approx([-0.5, 0.5, -1.0, 1.0])
 
 
@@ -208,7 +208,7 @@ def test_equal_scores_have_advantage_zero_whatever_kl_is(coef):
     )
     metrics = learner.step(learner.generate([[5, 6], [7]] * 4), [0.7] * 8)
     assert metrics["kl/per_reply"] > 0.1 and metrics["policy/advantage_zero"] == 1.0
-    assert not learner.learnt.batch.advantages.any()
+    assert not learner.last_step.batch.advantages.any()
     assert (metrics["update/grad_norm"] > 0) == (coef > 0)  # the KL of the loss is all that moves it
     assert "constant" in {finding.name for finding in learner.diagnose()}
 

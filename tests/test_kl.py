@@ -17,7 +17,7 @@ from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions
-from operant.training.scoring import observe
+from operant.training.scoring import score_batch
 from operant.training.update import UpdateOptions, update
 from operant.types import OperantError
 
@@ -114,9 +114,17 @@ def test_the_update_has_the_gradient_of_the_kl_at_the_state(kind, off):
     for token in range(V):
         told = bare_logprobs(sampler, PROMPT, [token], T)
         batch = collate([said(PROMPT, [token], logprobs=told.tolist())], [0.0])
-        batch = observe(batch, policy, reference, SPOKEN, options)
-        optimizer, steering = Caught(policy.model.parameters()), OptimizerOptions(max_grad_norm=None)
-        update(policy, optimizer, batch, nothing, options=UpdateOptions(epochs=1), steering=steering, sampling=SPOKEN)
+        batch = score_batch(batch, policy, reference, SPOKEN, options)
+        optimizer, optimizer_options = Caught(policy.model.parameters()), OptimizerOptions(max_grad_norm=None)
+        update(
+            policy,
+            optimizer,
+            batch,
+            nothing,
+            options=UpdateOptions(epochs=1),
+            optimizer_options=optimizer_options,
+            sampling=SPOKEN,
+        )
         total = total + float(told.exp()) * optimizer.gradients[0]
     assert gap(total, true_gradient(kind)) < 1e-4
 

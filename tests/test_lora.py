@@ -180,7 +180,7 @@ def test_12_the_reference_is_the_adapter_as_it_was(folders):
     replies = learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6)
     first = learner.step(replies, [1.0, 0.0] * 4)
     assert abs(first["kl/per_reply"]) < 1e-5 > abs(first["kl/paid"])
-    rewards = learner.learnt.batch.rewards.sum(1)
+    rewards = learner.last_step.batch.rewards.sum(1)
     assert torch.allclose(rewards.cpu(), torch.tensor([1.0, 0.0] * 4), atol=1e-5)  # the KL adds nothing to it
     held = scores(learner.reference.policy)
     assert torch.equal(scores(Learner(base, **FAST | {"lora.adapter": adapter}).policy), held)

@@ -640,7 +640,7 @@ def given(folder, patch):
     steps, model = [], lm(vocab=V, spread=0.2).double()
     for run in runs(folder / "run", policy=model, tokenizer=letters(), tasks=tasks, **options):
         if len(run.metrics) > len(steps):
-            rollouts = list(run.learner.learnt.rollouts)
+            rollouts = list(run.learner.last_step.rollouts)
             steps.append(Given(len(steps) + 1, run.metrics[-1], rollouts, cuts, looks))
     return steps
 
@@ -797,7 +797,7 @@ def clock(folder, patch):
             learner, witness.path = run.learner, run.path
             learner.reference.policy.model.register_forward_pre_hook(lambda *x: hands.spend(17, "observe"))
             advantage = hands.around(learner.algorithm.advantage, 19, "advantage")
-            learner.passes.algorithm = replace(learner.algorithm, advantage=advantage)
+            learner.algorithm = replace(learner.algorithm, advantage=advantage)
             learner.optimizer.step = hands.around(learner.optimizer.step, 23, "update")
             run.saving.attempt = hands.around(run.saving.attempt, 29, "checkpoint")
             hands.spent.clear()

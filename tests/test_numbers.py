@@ -27,7 +27,7 @@ from operant.models.loading import export
 from operant.objectives import losses
 from operant.runs.replay import Replayed, replay
 from operant.storage.state_codec import Bag, encode
-from operant.training.nonfinite import Fault
+from operant.training.nonfinite import NonFinite
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -123,7 +123,7 @@ def test_a_return_that_cannot_be_squared_is_refused_in_the_update_and_nothing_mo
     student = learner(**{"score.scale": False, "value_clip": None, "minibatch": 8})
     refused(student, [1e30, *SCORES[1:]])
     assert student.refused.stage == "update" and student.refused.fault.what == "loss"
-    assert student.refused.fault.value == "inf" and "nothing has changed" in student.refused.says()
+    assert student.refused.fault.value == "inf" and "nothing has changed" in student.refused.message()
 
 
 @pytest.mark.parametrize("what", [math.nan, math.inf])
@@ -141,7 +141,7 @@ def test_gradients_whose_norm_overflows_are_refused():
     for p in student.policy.model.parameters():
         p.register_hook(lambda gradient: torch.full_like(gradient, 1e25))
     refused(student)
-    assert student.refused.fault == Fault("gradient norm", "inf")
+    assert student.refused.fault == NonFinite("gradient norm", "inf")
 
 
 def test_later_in_an_update_the_optimizer_steps_before_it_stand():
@@ -267,12 +267,12 @@ def test_a_refused_update_is_made_again_from_the_weights_of_that_moment(algorith
         spoilt[1, 3] = math.inf
         return told | {"loss": spoilt}
 
-    student.passes.algorithm = dataclasses.replace(row, loss=broken)
+    student.algorithm = dataclasses.replace(row, loss=broken)
     with pytest.warns(UserWarning, match="the loss at row 1, column 3"):
         assert stepped(student)["update/steps"] == 3
     path = student.bundle(tmp_path / "b")
     assert replay(path, policy=model()) == Replayed(student.refused.fault, None, None)  # the loss is whole again
-    monkeypatch.setitem(sys.modules["operant.algorithms"].ALGORITHMS, algorithm, student.passes.algorithm)
+    monkeypatch.setitem(sys.modules["operant.algorithms"].ALGORITHMS, algorithm, student.algorithm)
     done = replay(path, policy=model())
     assert done.same and done.found.what == "loss" and done.found.value == "inf"
     state = load_file(path / "tensors.safetensors")
@@ -430,7 +430,7 @@ def ranks_work(rank: int, world: int, folder: str) -> dict:
         if case == "observe":
             word_without_norm(student)
         if case == "alone" and rank == 1:
-            student.passes.algorithm = dataclasses.replace(student.algorithm, loss=constant)
+            student.algorithm = dataclasses.replace(student.algorithm, loss=constant)
         before = held(student)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

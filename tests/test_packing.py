@@ -22,7 +22,7 @@ from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.training.learner import Learner
-from operant.training.scoring import passed
+from operant.training.scoring import forward_batch
 from operant.types import Batch, OperantError
 
 WIDE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
@@ -255,7 +255,7 @@ def test_ragged_batches_need_fewer_passes_and_have_the_gradient_of_the_formula()
         (mine,), found[on] = caught(made, batch, micro=80)
         assert gap(mine, truth(made, list(range(8)), "token")) < 1e-5
         with torch.no_grad():
-            apart = passed(batch, made, Sampling(), 60).logprobs
+            apart = forward_batch(batch, made, Sampling(), 60).logprobs
         torch.testing.assert_close(apart, made(batch).logprobs.detach(), atol=1e-5, rtol=0)
     assert found == {"on": 1, "off": 2}  # 79 tokens, or 8 rows of 18
 

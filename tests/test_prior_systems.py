@@ -24,7 +24,7 @@ from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer
-from operant.training.scoring import observe
+from operant.training.scoring import score_batch
 from operant.training.update import UpdateOptions, update
 from operant.types import OperantError
 
@@ -67,15 +67,15 @@ def test_1_with_unchanged_weights_every_ratio_is_one(kind, pad):
 def test_2_a_minibatch_has_the_mean_of_its_samples_gradients_and_all_of_them_count(kind):
     policy = Policy(lm(kind), value=ValueOptions(init="small"))
     _, batch = spoken(policy)
-    batch = observe(batch, policy, None, SAMPLING, KLOptions())
+    batch = score_batch(batch, policy, None, SAMPLING, KLOptions())
     torch.manual_seed(1)
     batch = batch.with_(advantages=torch.randn(batch.tokens.shape), returns=torch.randn(batch.tokens.shape))
 
     def gradient(part):
         caught, options = Caught(policy.parameters()), UpdateOptions(epochs=1, micro_tokens=20)
-        steering = OptimizerOptions(max_grad_norm=None)
+        optimizer_options = OptimizerOptions(max_grad_norm=None)
         aim = Objective(losses.ppo, per="episode")
-        update(policy, caught, part, aim, options=options, steering=steering, sampling=SAMPLING)
+        update(policy, caught, part, aim, options=options, optimizer_options=optimizer_options, sampling=SAMPLING)
         return caught.gradients[0]
 
     alone = [gradient(batch.rows(slice(i, i + 1)).with_(episodes=torch.zeros(1, dtype=torch.long))) for i in range(5)]
@@ -109,7 +109,7 @@ def test_4_the_reference_reads_padded_rows_as_if_they_were_alone(kind):
     policy, reference = Policy(lm(kind)), Policy(lm(kind, seed=1))
     rollouts, right = spoken(policy)
     for batch in (right, on_the_left(right)):
-        seen = observe(batch, policy, reference, SAMPLING, KLOptions())
+        seen = score_batch(batch, policy, reference, SAMPLING, KLOptions())
         for row, rollout in enumerate(rollouts):
             truth = bare_logprobs(reference.model, rollout.turns[0].prompt, rollout.ids, 0.9)
             assert torch.allclose(seen.ref_logprobs[row][batch.actions[row]].double(), truth, atol=1e-4)
@@ -126,7 +126,7 @@ def test_5_kl_is_not_negative_in_expectation_unless_sampling_is_cut_and_then_it_
     def expected(sampling, name):
         rows = [said([5, 6, 7], [token], logprobs=[0.0]) for token in range(20)]
         batch = collate(rows, [0.0] * 20).with_(logprobs=None)
-        seen = observe(batch, policy, reference, sampling, KLOptions())
+        seen = score_batch(batch, policy, reference, sampling, KLOptions())
         noted = estimate(name, seen.raw_logprobs, seen.ref_logprobs)[:, 3].double()
         probs = seen.raw_logprobs[:, 3].double().exp()
         assert float(probs.sum()) == pytest.approx(1, abs=1e-5)

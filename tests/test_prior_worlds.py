@@ -20,7 +20,7 @@ from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling
 from operant.training.learner import Learner
-from operant.training.scoring import ends, with_ends
+from operant.training.scoring import bootstrap_prompts, with_bootstraps
 from operant.types import OperantError, Step, Task
 
 
@@ -51,7 +51,7 @@ def test_7_what_follows_a_cut_is_the_next_states_value_and_after_an_end_nothing(
         tasks = [Task("x", "a hall"), Task("y", "the")]
         kept = {"engine": NativeEngine(policy), "tokenizer": tokenizer, "sampling": Sampling(max_tokens=3)}
         rollouts = play(tasks, env=Corridor(end), **kept)
-        batch = with_ends(collate(rollouts, [0.0, 0.0]), ends(rollouts), policy)
+        batch = with_bootstraps(collate(rollouts, [0.0, 0.0]), bootstrap_prompts(rollouts), policy)
         assert batch.bootstrap.tolist() == pytest.approx([expected] * 2, abs=1e-4)
         credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, whiten_scope="none")
         for row, rollout in enumerate(rollouts):

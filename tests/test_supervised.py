@@ -123,7 +123,7 @@ def test_a_chat_of_two_answers_is_one_row_and_prompts_between_them_cost_nothing(
     rollouts = Demonstrations(tokenizer, STOP).rollouts([task])
     learner = Learner(model, tokenizer=tokenizer, algorithm="sft", lr=0.0)
     loss = learner.learn(rollouts, None)["supervised/loss"]
-    assert len(learner.learnt.batch) == 1
+    assert len(learner.last_step.batch) == 1
     first, second = (bare_logprobs(model, t.prompt, t.action) for t in rollouts[0].turns)
     assert loss == pytest.approx(float(-torch.cat([first, second]).mean()), rel=1e-6)
 

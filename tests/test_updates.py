@@ -178,7 +178,7 @@ def test_norms_of_large_tensors_are_estimated_and_small_ones_exact():
     model.wide = torch.nn.Parameter(torch.randn(700, 768))
     model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
     tally = Tally()
-    watch = Watch(model, tally, closely=True)
+    watch = Watch(model, tally, detailed=True)
     moves = {"wide": torch.randn(700, 768) * torch.arange(1, 769), "layers.0.weight": torch.ones(8, 8)}
     with torch.no_grad():
         for name, p in model.named_parameters():

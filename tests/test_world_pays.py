@@ -61,7 +61,7 @@ def test_what_a_reward_adds_comes_on_top_and_both_are_named(tmp_path):
     rows = pq.read_table(run.path / "rollouts" / "step-00002.parquet").to_pylist()
     assert (rows[1]["reward"], rows[1]["reward/world"], rows[1]["reward/half"]) == (5.5, 5.0, 0.5)
     # A score is paid on the last action of the episode, what the world pays on each turn's.
-    batch = run.learner.learnt.batch
+    batch = run.learner.last_step.batch
     paid = (batch.rewards + 0.1 * batch.kl) * batch.actions
     assert sorted(x for x in paid[0].tolist() if abs(x) > 0.1) == pytest.approx([2.0, 3.5], abs=1e-5)
 

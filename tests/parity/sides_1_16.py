@@ -198,13 +198,13 @@ class Ours:
         place(self.model, weights)
         about = {"sampling": self.learner.sampling, "groups": case.groups, "vocabulary": VOCABULARY}
         rollouts = to_rollouts(case.queries, case.replies, tokenizer=None, **about)
-        return self.learner.look(rollouts, case.scores)
+        return self.learner.preview(rollouts, case.scores)
 
     def loss(self, batch: Batch, weights: Weights) -> Found:
         """As an update computes it of one minibatch, under `weights`."""
         place(self.model, weights)
         learner = self.learner
-        objective = learner.passes.objective(learner.sampling)
+        objective = learner.objective(learner.sampling)
         whole = batch.with_(weights=token_weights(batch, objective.per, objective.horizon))
         together = Together(learner.policy, idle=False)
         tally = accumulate(together, whole, objective, learner.sampling, learner.budget, gap=False)

@@ -24,7 +24,7 @@ from operant.objectives import advantages, kl, losses
 from operant.rewards import shaping
 from operant.rollouts import collate
 from operant.sampling import Sampling
-from operant.training.scoring import pay
+from operant.training.scoring import charge_kl
 from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 warnings.simplefilter("ignore")
@@ -159,7 +159,7 @@ def compare_rewards(case: Case, report: Report) -> None:
             logs, refs = case.logits.log_softmax(-1), case.ref_logits.log_softmax(-1)
         rewards, _, penalty = trainer.compute_rewards(case.scores, logs, refs, case.mask)
         paid = case.exact() if theirs == "full" else kl.estimate(ours, made.logprobs, made.ref_logprobs)
-        left = pay(made.with_(kl=paid), ours_of("kl")["coef"]).rewards
+        left = charge_kl(made.with_(kl=paid), ours_of("kl")["coef"]).rewards
         report.same(f"KL penalty, {theirs}", penalty * case.mask, case.theirs(paid))
         report.same(f"rewards, {theirs}", rewards * case.mask, case.theirs(left))
     report.differs("rewards, score one token early", rewards * case.mask, case.theirs(left.roll(-1, 1)))
@@ -183,7 +183,7 @@ def compare_credit(case: Case, report: Report, name: str, changes: dict[str, flo
     made, trainer = case.collated(), trl_trainer(**changes)
     rewards, _, _ = trainer.compute_rewards(case.scores, case.logprobs, case.ref_logprobs, case.mask)
     values, theirs, returns = trainer.compute_advantages(case.values, rewards, case.mask)
-    made = pay(made.with_(kl=kl.estimate("k1", made.logprobs, made.ref_logprobs)), ours_of("kl")["coef"])
+    made = charge_kl(made.with_(kl=kl.estimate("k1", made.logprobs, made.ref_logprobs)), ours_of("kl")["coef"])
     options = ours_of("advantage") | changes
     ours = advantages.with_gae(made, **options)
     report.same(f"values{name}", values, case.theirs(ours.values))

@@ -13,7 +13,7 @@ from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate
 from operant.training.learner import Learner
-from operant.training.scoring import observe
+from operant.training.scoring import score_batch
 
 QUERIES = [[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4
 TOP_P = {"top_p": 0.6, "truncation": "stored", "max_tokens": 5, "banned": (9,)}
@@ -76,7 +76,7 @@ def check_ratio_and_kl(policy, frozen, replies, sampling, begun, *, same):
     with torch.no_grad():
         out = policy.forward(batch, sampling)
     assert float(((out.logprobs - batch.logprobs) * batch.actions).abs().max()) < 1e-4
-    batch = observe(batch, policy, frozen.policy, sampling, KLOptions(kind="k1"))
+    batch = score_batch(batch, policy, frozen.policy, sampling, KLOptions(kind="k1"))
     for row, reply in enumerate(replies):
         turn = reply.turns[0]
         mine, theirs = (whole(m, turn) for m in (policy.model, begun))

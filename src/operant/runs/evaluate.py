@@ -17,7 +17,7 @@ from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.training.learner import Learner
-from operant.training.scoring import passed
+from operant.training.scoring import forward_batch
 from operant.types import OperantError, RewardFn, Rollout, Task
 
 
@@ -170,7 +170,7 @@ class Evaluator:
 def given_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 8192) -> tuple[GivenLoss, ...]:
     """What each of some given replies costs the policy, without temperature or masks."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
-    out = passed(batch, policy, PURE, micro_tokens)
+    out = forward_batch(batch, policy, PURE, micro_tokens)
     nats = torch.zeros(len(rollouts), dtype=torch.float64)
     nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
     tokens = [sum(len(turn.action) for turn in r.turns) for r in rollouts]
@@ -186,7 +186,7 @@ def divergence(
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:
-        raw = passed(batch, policy, sampling, micro_tokens).raw_logprobs
+        raw = forward_batch(batch, policy, sampling, micro_tokens).raw_logprobs
     bare = reference.reading(batch.with_(allowed=None), policy)
-    theirs = passed(bare, reference, sampling, micro_tokens).raw_logprobs
+    theirs = forward_batch(bare, reference, sampling, micro_tokens).raw_logprobs
     return float((estimate("k1", raw, theirs) * batch.actions).sum()) / len(rollouts)

@@ -66,7 +66,7 @@ class Probes:
         learner = self.learner
         with learner.timing("probe"):
             judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
-            batch, kept = learner.look(rollouts, judged.scores)
+            batch, kept = learner.preview(rollouts, judged.scores)
             tokenizer = learner.policy.tokenizer
             told = rows(rollouts, judged.scores, judged.parts, batch, kept, lambda ids: token_pieces(tokenizer, ids))
             kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")

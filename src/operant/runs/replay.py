@@ -20,7 +20,7 @@ from operant.storage import manifest
 from operant.training import refused_step
 from operant.training.find_nonfinite import first_fault
 from operant.training.learner import Learner
-from operant.training.nonfinite import Fault, first, located, of_batch
+from operant.training.nonfinite import NonFinite, find_in_batch, first, located
 from operant.types import OperantError
 
 
@@ -28,8 +28,8 @@ from operant.types import OperantError
 class Replayed:
     """What was recorded, and what came of doing it again."""
 
-    recorded: Fault
-    found: Fault | None
+    recorded: NonFinite
+    found: NonFinite | None
     """None where every number is finite now."""
     module: str | None
     """The first part of the model whose output was not finite, though all that went in was."""
@@ -79,15 +79,14 @@ def _kept(named: Mapping[str, Any], path: Path) -> dict[str, str]:
     return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 
-def _again(learner: Learner, refusal: refused_step.Refusal, rank: int) -> Fault | None:
-    batch, after = refusal.parts[rank]
+def _again(learner: Learner, refusal: refused_step.RefusedStep, rank: int) -> NonFinite | None:
+    batch, bootstraps = refusal.parts[rank]
     batch = batch.to(learner.policy.device)
-    passes = learner.passes
     if refusal.stage == "observe":
-        batch = passes.credited(passes.observed(batch, after, refusal.sampling), refusal.coef).to("cpu")
-        fault = of_batch(batch)
+        batch = learner.credit(learner.scored(batch, bootstraps, refusal.sampling), refusal.coef).to("cpu")
+        fault = find_in_batch(batch)
     else:
-        objective = passes.objective(refusal.sampling)
+        objective = learner.objective(refusal.sampling)
         fault = first_fault(learner.policy, batch, objective, refusal.sampling, refusal.tokens)
     return None if fault is None else located(fault, batch, learner.policy.tokenizer, rank)
 
@@ -121,12 +120,12 @@ def tell(path: str | Path, say: Callable[[str], None] = print) -> bool:
     refusal, about, _ = refused_step.read(path)
     where = "before the update" if refusal.stage == "observe" else "in an optimizer step"
     say(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
-    say(f"recorded: {refusal.fault.says()}")
+    say(f"recorded: {refusal.fault.message()}")
     done = replay(path)
     if done.same:
         say("made again: the same")
     else:
-        say(f"made again: {done.found.says() if done.found else 'every number is finite'}")
+        say(f"made again: {done.found.message() if done.found else 'every number is finite'}")
         say("a difference comes from another machine, other versions or threads, or another device: see its manifest")
     if done.module:
         say(f"first in the model: the output of {done.module}")

@@ -29,7 +29,7 @@ from operant.storage.checkpoint import RunState
 from operant.tally import Tally
 from operant.trackers.trackers import Trackers
 from operant.training import refused_step
-from operant.training.refused_step import Refusal
+from operant.training.refused_step import RefusedStep
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
@@ -150,12 +150,12 @@ class Run:
             self._heed(learner.refused, int(metrics["step"]))
         return metrics
 
-    def _heed(self, refusal: Refusal, step: int) -> None:
+    def _heed(self, refusal: RefusedStep, step: int) -> None:
         """A refused step leaves a bundle. Raises: OperantError where too many were refused in a row, all saved."""
         path = self.path / "refused" / atomic_io.step_name(step)
         if self.first:
             told = _tried(lambda: refused_step.keep(path, self.learner.bundle))
-            self.trackers.warn(f"step {step}: {refusal.says()}; {told or f'operant replay {path}'}")
+            self.trackers.warn(f"step {step}: {refusal.message()}; {told or f'operant replay {path}'}")
         if self.learner.progress.refused < refused_step.IN_A_ROW:
             return
         self._save_what_is()
@@ -164,7 +164,7 @@ class Run:
         why = next((f"Likely {cause}. " for cause in causes if cause is not None), "")
         raise OperantError(
             f"{self.learner.progress.refused} steps in a row were refused, at last step {step}: "
-            f"{refusal.fault.says()}. {why}"
+            f"{refusal.fault.message()}. {why}"
             f"The run is saved as it was before them; the last one lies in {path}: operant replay {path}"
         )
 
@@ -187,10 +187,10 @@ class Run:
 
     def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
         begun, step, learner = time.perf_counter(), int(metrics["step"]), self.learner
-        learnt = learner.learnt
-        assert learnt is not None  # by the step that this is about
+        last = learner.last_step
+        assert last is not None  # by the step that this is about
         pieces = _pieces(learner.policy.tokenizer)
-        mine = rows(rollouts, judged.scores, judged.parts, learnt.batch, learnt.kept, pieces)
+        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces)
         self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, learner.distributions)
         looked = time.perf_counter()

@@ -38,22 +38,22 @@ def block_names(parameters: Iterable[str]) -> dict[str, str]:
 class Watch:
     """The parts of a policy that are looked at: made once a step, before its update."""
 
-    def __init__(self, policy: nn.Module, tally: Tally, *, closely: bool = False):
-        """`closely`: also histograms of every gradient, and norms of weights and of their change."""
+    def __init__(self, policy: nn.Module, tally: Tally, *, detailed: bool = False):
+        """`detailed`: also histograms of every gradient, and norms of weights and of their change."""
         self.tally = tally
         self.held = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self.blocks = block_names(self.held)
-        self.closely = closely
-        self.before = {name: _sample(p).clone() for name, p in self.held.items()} if closely else {}
+        self.detailed = detailed
+        self.before = {name: _sample(p).clone() for name, p in self.held.items()} if detailed else {}
 
     def gradients(self, norms: dict[str, float]) -> None:
         """Note the gradients of an optimizer step, whose norms by parameter are known."""
         self._note("gradient", norms)
-        if self.closely and distributed.rank() == 0:  # they are the same on every rank
+        if self.detailed and distributed.rank() == 0:  # they are the same on every rank
             for name, p in self.held.items():
                 if p.grad is not None:
                     self.tally.histogram(GRADIENTS + name, _sample(p.grad))
-        self.closely = False  # the first optimizer step stands for all
+        self.detailed = False  # the first optimizer step stands for all
 
     def weights(self) -> None:
         """Note the weights after the update, and how far they have moved in it."""

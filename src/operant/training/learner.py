@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,23 +32,72 @@ from operant.models.kept import Kept
 from operant.models.loading import load_policy, load_reference
 from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
+from operant.options import values
 from operant.rewards.shaping import RunningMoments, as_seen
+from operant.rollouts.collate import collate, nothing
 from operant.rollouts.external import to_rollouts
 from operant.rollouts.generation_kwargs import declared, drawn_with, from_generation_kwargs, warn_of_unscored, warned
 from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
+from operant.tally import Tally
 from operant.training import refused_step
-from operant.training.lessons import Learnt, Lesson, Progress, choose, unjudged
-from operant.training.nonfinite import of_batch
+from operant.training.nonfinite import NonFinite, find_in_batch
+from operant.training.objective import Objective, minibatch_whitening
 from operant.training.optimizer import make_optimizer, rate
 from operant.training.options import LearnerOptions, find_device, learner_options
-from operant.training.passes import Passes
-from operant.training.refused_step import Refusal, refuse
-from operant.training.update import UPDATES, Updated
+from operant.training.refused_step import RefusedStep, refuse
+from operant.training.scoring import (
+    Bootstraps,
+    bootstrap_prompts,
+    charge_kl,
+    score_batch,
+    with_bootstraps,
+    with_trunk_states,
+)
+from operant.training.select import TrainingBatch, select, select_all
+from operant.training.update import UPDATES
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 
 HISTORY = 2000
 """Steps whose metrics `diagnose` can look back on."""
+
+
+class Progress:
+    """How many steps and episodes have been trained on, and how many steps in a row, up to now, were refused."""
+
+    def __init__(self) -> None:
+        self.step, self.episodes, self.refused = 0, 0, 0
+
+    def share(self, total: int | None) -> float:
+        """In [0, 1]; 0 where the end is unknown."""
+        return min(self.step / total, 1.0) if total else 0.0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "episodes": self.episodes, "refused": self.refused}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.episodes, self.refused = state["step"], state["episodes"], state.get("refused", 0)
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """What the last step trained on."""
+
+    rollouts: list[Rollout]
+    scores: Sequence[Any]
+    """One a rollout, as the reward returned it."""
+    batch: Batch
+    places: list[int]
+    """The indices of the rollouts that the batch was made of."""
+    sampling: Sampling
+
+
+class Scored(NamedTuple):
+    """A batch before and after scoring."""
+
+    collated: Batch
+    bootstraps: Bootstraps
+    scored: Batch
 
 
 class Learner:
@@ -113,16 +163,15 @@ class Learner:
         self.clock = machine.Clock()
         self.attempts = Attempts()
         """Those that `generate` has made since the last step."""
-        self.passes = Passes(self.policy, self.reference, self.algorithm, self.options, self.budget)
         self.named = {
             "policy": refused_step.name(policy),
             "reference": refused_step.name(reference),
             "algorithm": algorithm,
         }
-        self.learnt: Learnt | None = None
+        self.last_step: LastStep | None = None
         self.updating = False
         """True from the first optimizer step to the last; also after one of them has failed."""
-        self.refused: Refusal | None = None
+        self.refused: RefusedStep | None = None
         """Of the last step, where a number of it was not finite."""
         self.history: list[dict[str, float]] = []
         """Metrics of the steps so far; of very many, the first ones and the last."""
@@ -302,19 +351,150 @@ class Learner:
 
     def _warned(self, metrics: dict[str, float]) -> dict[str, float]:
         if self.refused is not None:
-            warnings.warn(self.refused.says(), stacklevel=3)
+            warnings.warn(self.refused.message(), stacklevel=3)
         return metrics
 
     def learn(
         self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling | None = None
     ) -> dict[str, float]:
-        """Scores to weights. What a world has paid stands in the turns, and `scores` are what comes on top.
+        """Run one training step on scored rollouts and return its metrics.
 
-        Given replies have none, and are scored without temperature or masks.
+        What a world has paid stands in the turns, and `scores` are added to it. Demonstrations have no scores, and are
+        scored without temperature or masks.
         """
+        usual = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
         with self._threads(min(tokens, self.budget.tokens)):
-            return self._learn(rollouts, scores, sampling)
+            return self._learn(rollouts, scores, sampling or usual)
+
+    def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
+        moments, lr = self.moments.state_dict(), self._learning_rate()
+        self.controller.begin(self.progress.share(self.total_steps))
+        coef = self.controller.coef
+        try:
+            selected = self._select(rollouts, scores)
+            with self.timing("observe"):
+                collated, bootstraps, batch = distributed.together(lambda: self._score(selected, sampling))
+        except OperantError:
+            self.moments.load_state_dict(moments)  # nothing else has changed so far
+            raise
+        with self.timing("advantage"):
+            batch = self.credit(batch, coef)
+        seen = batch.with_(states=None).to("cpu")
+        tally = selected.tally.merge(collect.of_rollouts(selected.rollouts, texts=self.policy.tokenizer is not None))
+        tally.merge(collect.of_batch(seen, coef))
+        self.refused = self._refuse("observe", find_in_batch(seen), collated, bootstraps, sampling, coef)
+        if self.refused is None:
+            places = [rollout.place for rollout in selected.rollouts]
+            tally.merge(self._update(batch, sampling, lr, coef, places))
+        self.last_step = LastStep(rollouts, selected.raw_scores, seen, selected.places, sampling)
+        pooled = distributed.pool(tally)
+        metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
+        if self.refused is not None:
+            metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
+            if self.refused.whole:
+                self.moments.load_state_dict(moments)
+        self._sync(metrics)
+        return self._logged(metrics, coef, lr)
+
+    def preview(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
+        """The batch that a step would train on, and the indices of its rollouts; nothing changes."""
+        moments = self.moments.state_dict()
+        try:
+            selected = self._select(rollouts, scores)
+        finally:
+            self.moments.load_state_dict(moments)
+        batch = self._score(selected, self.sampling).scored
+        return self.credit(batch, self.controller.coef).to("cpu"), selected.places
+
+    def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
+        """The replies to train on, with their scores."""
+        if self.algorithm.source == "data":
+            return select_all(rollouts)
+        tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
+        scores = [0.0] * len(rollouts) if scores is None else scores
+        return select(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
+
+    def _score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
+        """Collate the replies and score them."""
+        if not selected.rollouts:  # another rank has some
+            batch, bootstraps = nothing(self.policy.numbers), Bootstraps()
+        else:
+            joined = not self.policy.encoder_decoder
+            batch = collate(selected.rollouts, selected.scores, joined=joined, numbers=self.policy.numbers)
+            lengths_too = self.own.on_length == "bootstrap"
+            found = self.policy.has_values
+            bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if found else Bootstraps()
+        batch = batch.to(self.policy.device)
+        return Scored(batch, bootstraps, self.scored(batch, bootstraps, sampling))
+
+    def scored(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
+        """The batch with all that decoding did not keep. Demonstrations need none of it: their loss is all there is."""
+        if self.algorithm.source == "data":
+            return with_trunk_states(batch, self.policy, self.budget.tokens)
+        rescore, micro = self.own.rescore, self.budget.tokens
+        rescore = self.policy.rounds if rescore is None else rescore
+        reference = self.reference.policy if self.reference is not None else None
+        batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
+        return with_bootstraps(batch, bootstraps, self.policy, micro)
+
+    def credit(self, batch: Batch, coef: float) -> Batch:
+        """The batch with KL charged at `coef` a nat, and advantages."""
+        batch = charge_kl(batch, coef, direct=self.kl.direct)
+        if self.algorithm.advantage is not None:
+            batch = self.algorithm.advantage(batch, **self.options["advantage"])
+        return batch
+
+    def objective(self, sampling: Sampling) -> Objective:
+        """What the update descends on."""
+        method, loss, advantage = self.algorithm, self.options["loss"], self.options["advantage"]
+        return Objective(
+            loss=partial(method.loss, **loss),
+            unit=method.unit,
+            per=method.per,
+            horizon=sampling.max_tokens,
+            entropy_gradient=bool(loss.get("entropy_coef")),
+            whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+            kl=self.kl if self.reference is not None else None,
+            reference=self.reference.policy if self.reference is not None else None,
+        )
+
+    def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
+        """Descend on the batch; an optimizer step with NaN or infinity is not made, ends the update, sets `refused`."""
+        self.updating = True
+        with self.timing("update"):
+            tally, bad = UPDATES[self.algorithm.update](
+                self.policy,
+                self.optimizer,
+                batch,
+                self.objective(sampling),
+                options=self.options["update"],
+                optimizer_options=replace(self.options["optimizer"], lr=lr),
+                sampling=sampling,
+                seed=self.own.seed,
+                step=self.progress.step,
+                places=places,
+                budget=self.budget,
+                detailed=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
+            )
+        self.updating = False
+        if bad is not None:
+            more = {"tokens": bad.tokens, "whole": bad.first}
+            self.refused = self._refuse("update", bad.fault, bad.batch, Bootstraps(), sampling, coef, **more)
+        return tally
+
+    def _refuse(
+        self,
+        stage: str,
+        fault: NonFinite | None,
+        batch: Batch,
+        bootstraps: Bootstraps,
+        sampling: Sampling,
+        coef: float,
+        **more: Any,
+    ) -> RefusedStep | None:
+        known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
+        return refuse(stage, fault, batch, bootstraps, **known | more)
 
     def _threads(self, tokens: int) -> AbstractContextManager[None]:
         """While this lasts, torch computes with the threads that passes over so many tokens are worth."""
@@ -322,67 +502,6 @@ class Learner:
         if isinstance(own, int):
             return machine.threads(own)
         return machine.threads(machine.worth(tokens, machine.largest(self.policy.model))) if here else nullcontext()
-
-    def _learn(
-        self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling | None
-    ) -> dict[str, float]:
-        usual = self.sampling.plain if self.algorithm.source == "data" else self.sampling
-        sampling, moments = sampling or usual, self.moments.state_dict()
-        lr = self._rate()
-        self.controller.begin(self.progress.share(self.total_steps))
-        coef = self.controller.coef
-        try:
-            lesson = self._choose(rollouts, scores)
-            with self.timing("observe"):
-                given, after, batch = distributed.together(lambda: self.passes.looked_at(lesson, sampling))
-        except OperantError:
-            self.moments.load_state_dict(moments)  # the only thing that has moved so far
-            raise
-        with self.timing("advantage"):
-            batch = self.passes.credited(batch, coef)
-        seen = batch.with_(states=None).to("cpu")
-        tally = lesson.tally.merge(collect.of_rollouts(lesson.rollouts, texts=self.policy.tokenizer is not None))
-        tally.merge(collect.of_batch(seen, coef))
-        how = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
-        self.refused = refuse("observe", of_batch(seen), given, after, **how)
-        if self.refused is None:
-            self.updating = True
-            with self.timing("update"):
-                told, bad = self._update(batch, sampling, lr, [r.place for r in lesson.rollouts])
-            self.updating = False
-            tally.merge(told)
-            if bad is not None:
-                how |= {"tokens": bad.tokens, "whole": bad.first}
-                self.refused = refuse("update", bad.fault, bad.batch, {}, **how)
-        self.learnt = Learnt(rollouts, lesson.given, seen, lesson.places, sampling)
-        pooled = distributed.pool(tally)
-        metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
-        if self.refused is not None:
-            metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
-            if self.refused.whole:
-                self.moments.load_state_dict(moments)
-        self._follow(metrics)
-        self.history.append(told := self._told(metrics, coef, lr))
-        if len(self.history) > HISTORY:
-            del self.history[HISTORY // 10]  # what was usual at the start stays
-        return told
-
-    def look(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
-        """What a step would learn from, and which rollouts that is made of; nothing changes."""
-        held = self.moments.state_dict()
-        try:
-            lesson = self._choose(rollouts, scores)
-        finally:
-            self.moments.load_state_dict(held)
-        *_, batch = self.passes.looked_at(lesson, self.sampling)
-        return self.passes.credited(batch, self.controller.coef).to("cpu"), lesson.places
-
-    def _choose(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> Lesson:
-        if self.algorithm.source == "data":
-            return unjudged(rollouts)
-        tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
-        scores = [0.0] * len(rollouts) if scores is None else scores
-        return choose(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
 
     @property
     def pays(self) -> bool:
@@ -393,7 +512,7 @@ class Learner:
         """The rollouts as a reward is shown them: truncated after `score.truncate_token`, where one is set."""
         return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         """The learning rate of this step. Raises: OperantError where the schedule has come to its end, which is 0."""
         options, step, total = self.options["optimizer"], self.progress.step, self.total_steps
         if total is not None and step >= total and options.schedule != "constant":
@@ -403,22 +522,6 @@ class Learner:
             )
         return rate(options, step, total)
 
-    def _update(self, batch: Batch, sampling: Sampling, lr: float, places: list[int | None]) -> Updated:
-        return UPDATES[self.algorithm.update](
-            self.policy,
-            self.optimizer,
-            batch,
-            self.passes.objective(sampling),
-            options=self.options["update"],
-            steering=replace(self.options["optimizer"], lr=lr),
-            sampling=sampling,
-            seed=self.own.seed,
-            step=self.progress.step,
-            places=places,
-            budget=self.budget,
-            closely=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
-        )
-
     def diagnose(self) -> list[Any]:
         """What looks wrong by now, worst first: `operant.diagnose(self)`."""
         import operant  # the diagnosis is a tool: the core imports none
@@ -427,11 +530,11 @@ class Learner:
 
     def bundle(self, path: str | Path) -> Path:
         """Write what `operant replay` needs to make the refused step again. Raises: OperantError where it cannot."""
-        about = {"step": self.progress.step, "options": self.passes.given(), **self.named}
+        about = {"step": self.progress.step, "options": self.option_values(), **self.named}
         return refused_step.write(path, self.refused, about, Kept(self.policy).state_dict())
 
-    def _follow(self, metrics: dict[str, float]) -> None:
-        """Update what depends on the new weights: the engine, the copies, the KL controller, the counters."""
+    def _sync(self, metrics: dict[str, float]) -> None:
+        """Bring what depends on the weights up to date: engine, copies, KL controller, counters."""
         self.progress.step += 1
         self.attempts = Attempts()
         self.progress.refused = self.progress.refused + 1 if self.refused is not None else 0
@@ -446,7 +549,8 @@ class Learner:
             replies = int(metrics["rollout/count"])
             self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies)
 
-    def _told(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
+    def _logged(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
+        """The metrics with counters, coefficients and times; they are added to the history."""
         times = self.clock.take()
         known = {"step": self.progress.step, "episodes": self.progress.episodes, "update/lr": lr}
         known["update/micro_tokens"] = self.budget.tokens
@@ -454,8 +558,16 @@ class Learner:
             known["kl/coef"] = coef
         if self.kl.loss_coef:
             known["kl/loss_coef"] = self.kl.loss_coef
-        told = known | metrics | times
-        return {sys.intern(name): value for name, value in told.items()}  # steps are kept: their names only once
+        # Metrics of many steps are kept in memory, so the text of each name is kept only once.
+        logged = {sys.intern(name): value for name, value in (known | metrics | times).items()}
+        self.history.append(logged)
+        if len(self.history) > HISTORY:
+            del self.history[HISTORY // 10]  # the steps before it stay: they show what was usual at the start
+        return logged
+
+    def option_values(self) -> dict[str, Any]:
+        """Every option by its full name."""
+        return {f"{group}.{k}": v for group, made in self.options.items() for k, v in values(made).items()}
 
     def timing(self, phase: str) -> AbstractContextManager[None]:
         """Count the seconds of a phase of this step."""

@@ -1,8 +1,8 @@
-"""Which number of a step is the first that is NaN or infinite: what it is, where it stands, in which reply.
+"""The first NaN or infinity of a step: which number it is, at which token, in which reply.
 
-fault = of_batch(batch)                                  # None, or Fault("value", "nan", row=3, column=17)
+fault = find_in_batch(batch)                            # None, or NonFinite("value", "nan", row=3, column=17)
 fault = located(fault, batch, tokenizer)                 # ... token=12, piece=" film", reply="The film was"
-fault.says()
+fault.message()
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,29 +24,29 @@ KNOWN = {
     "returns": "return",
     "advantages": "advantage",
 }
-"""Of a batch, in the order in which they are computed."""
+"""Fields of a batch by name, in the order in which they are computed, and what a message calls them."""
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A number that is none."""
+class NonFinite:
+    """The first NaN or infinity: tensor, row and token."""
 
     what: str
     """`log-prob`, `value`, `loss`, `gradient of model.wte.weight` ..."""
     value: str
     """`nan`, `inf` or `-inf`."""
     row: int | None = None
-    """Of the batch; None for what is no token's."""
+    """The row of the batch; None for a number that belongs to no token."""
     column: int | None = None
     rank: int = 0
-    """Whose batch it is, of several ranks."""
+    """The rank whose batch it is."""
     token: int | None = None
     piece: str = ""
     """The token as text."""
     reply: str = ""
 
-    def says(self) -> str:
-        """What and where, as a part of a sentence."""
+    def message(self) -> str:
+        """What it is and where, as part of a sentence."""
         if self.row is None:
             return f"the {self.what} is {self.value}"
         rank = f" of rank {self.rank}" if self.rank else ""
@@ -54,26 +54,26 @@ class Fault:
         return f"the {self.what} at row {self.row}{rank}{at} is {self.value}; the reply: {self.reply!r}"
 
 
-def of_batch(batch: Batch) -> Fault | None:
-    """The first among what is known of a batch's actions before any update."""
+def find_in_batch(batch: Batch) -> NonFinite | None:
+    """The first in a scored batch, before any update."""
     ends = (~batch.bootstrap.isfinite()).nonzero().flatten().tolist()
     if ends:
         row = (batch.episodes == ends[0]).nonzero().flatten().tolist()[-1]
-        return Fault("value after the end", str(float(batch.bootstrap[ends[0]])), row)
-    return at_actions({word: getattr(batch, name) for name, word in KNOWN.items()}, batch)
+        return NonFinite("value after the end", str(float(batch.bootstrap[ends[0]])), row)
+    return find_at_actions({word: getattr(batch, name) for name, word in KNOWN.items()}, batch)
 
 
-def at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> Fault | None:
+def find_at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> NonFinite | None:
     """The first of named [B, T] tensors that is not finite at an action; what stands elsewhere is never looked at."""
     for what, x in named.items():
         bad = None if x is None else (~x.isfinite() & batch.actions).nonzero()
         if x is not None and bad is not None and len(bad):
             row, column = bad[0].tolist()
-            return Fault(what, str(float(x[row, column].detach())), row, column)
+            return NonFinite(what, str(float(x[row, column].detach())), row, column)
     return None
 
 
-def located(fault: Fault, batch: Batch, tokenizer: Any, rank: int = 0) -> Fault:
+def located(fault: NonFinite, batch: Batch, tokenizer: Any, rank: int = 0) -> NonFinite:
     """The fault with its token and reply; without a tokenizer, the reply is its ids."""
     if fault.row is None:
         return fault
@@ -87,7 +87,7 @@ def located(fault: Fault, batch: Batch, tokenizer: Any, rank: int = 0) -> Fault:
     return replace(fault, token=token, piece=token_pieces(tokenizer, [token])[0], reply=reply, rank=rank)
 
 
-def first(faults: Iterable[Fault | None]) -> Fault | None:
+def first(faults: Iterable[NonFinite | None]) -> NonFinite | None:
     """Of several ranks' faults, the one that was computed first: the others may follow from it."""
     order = [*KNOWN.values(), "logsumexp", "loss"]
     there = [f for f in faults if f is not None]

@@ -1,14 +1,14 @@
-"""A step that was refused, as a folder: what `operant replay` needs to make it again in another process.
+"""A refused step as a folder: what `operant replay` needs to repeat it in another process.
 
     refused/step-00012/tensors.safetensors   the batch as it went in, and the weights that are trained
                        state.json            what was not finite and where, the options, the model's name
                        manifest.json         sizes and hashes
 
-Numbers that are none may stand in it: they are what it is about. Nothing in it is unpickled.
+It may hold NaN and infinity, which are what it is about. Nothing in it is unpickled.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,59 +18,59 @@ from operant.options import values
 from operant.sampling import Sampling
 from operant.storage import atomic_io, manifest
 from operant.storage.state_codec import Bag, decode, encode, read_folder, write_folder
-from operant.training.nonfinite import Fault, first, located
+from operant.training.nonfinite import NonFinite, first, located
+from operant.training.scoring import Bootstraps
 from operant.types import Batch, Choices, OperantError
 
 KEPT = 3
-"""Bundles of a run; the newest stay."""
+"""How many bundles of a run are kept, the newest."""
 IN_A_ROW = 3
-"""So many refused steps end a run."""
+"""A run ends after so many refused steps in a row."""
 SCHEMA = 1
-
-Ends = Mapping[int, Sequence[list[int]]]
-"""By episode: the prompt and the reply after which the critic's value is asked for."""
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A step that was not made, or not to its end, because a number was not finite."""
+class RefusedStep:
+    """A step that was not made, or not completed, because of NaN or infinity."""
 
     stage: str
-    """observe: found in what was known before the update. update: found in an optimizer step, which ended it."""
-    fault: Fault
-    parts: list[tuple[Batch, Ends]]
-    """What went in, of each rank: the batch as collated, or the minibatch."""
+    """observe: found before the update. update: found in an optimizer step, which ended the update."""
+    fault: NonFinite
+    parts: list[tuple[Batch, Bootstraps]]
+    """By rank: the batch as collated, or the minibatch, and the states to bootstrap from."""
     sampling: Sampling
     coef: float
     tokens: int
-    """Of a pass."""
+    """The token budget of one forward and backward pass."""
     whole: bool = True
-    """Whether nothing has moved: no optimizer step was made before it in its step of training."""
+    """Whether no weight has moved: no optimizer step came before it in its training step."""
 
-    def says(self) -> str:
+    def message(self) -> str:
         where = "before the update" if self.stage == "observe" else "in the update"
         kept = "nothing has changed" if self.whole else "the optimizer steps before it stand"
-        return f"a step was refused, {where}: {self.fault.says()}; {kept}"
+        return f"a step was refused, {where}: {self.fault.message()}; {kept}"
 
 
-def refuse(stage: str, fault: Fault | None, batch: Batch, ends: Ends, *, tokenizer: Any, **more: Any) -> Refusal | None:
-    """The refusal that all ranks agree on; None where none of them has a fault. Every rank must call."""
+def refuse(
+    stage: str, fault: NonFinite | None, batch: Batch, bootstraps: Bootstraps, *, tokenizer: Any, **more: Any
+) -> RefusedStep | None:
+    """The refused step that all ranks agree on; None where no rank found NaN or infinity. Every rank must call."""
     rank = distributed.rank()
     met = first(distributed.gathered(None if fault is None else located(fault, batch, tokenizer, rank)))
     if met is None and stage == "observe":
         return None
-    parts = distributed.gathered((batch.to("cpu"), dict(ends)))
-    # Each rank's own gradient may be finite, and their sum be none.
-    return Refusal(stage, met or Fault("gradient norm", "not finite"), parts, **more)
+    parts = distributed.gathered((batch.to("cpu"), dict(bootstraps)))
+    # Each rank's own gradient may be finite, and their sum infinite.
+    return RefusedStep(stage, met or NonFinite("gradient norm", "not finite"), parts, **more)
 
 
 def name(given: Any) -> str | None:
-    """What another process can load; of an object, its class in angle brackets."""
+    """A model's name, which another process can load; for an object, its class in angle brackets."""
     return given if given is None else str(given) if isinstance(given, (str, Path)) else f"<{type(given).__name__}>"
 
 
-def write(path: str | Path, refusal: Refusal | None, about: Mapping[str, Any], weights: Any) -> Path:
-    """Write the bundle as a whole, in place of one of that name. `about`: algorithm, options, names of the models.
+def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, Any], weights: Any) -> Path:
+    """Write the bundle whole, in place of an older one of that name. `about`: algorithm, options, names of the models.
 
     Raises: OperantError without a refusal, or where the disk refuses.
     """
@@ -93,8 +93,8 @@ def write(path: str | Path, refusal: Refusal | None, about: Mapping[str, Any], w
     return path
 
 
-def read(path: str | Path) -> tuple[Refusal, dict[str, Any], Any]:
-    """The refusal, what it was about, and the trained weights. Raises: OperantError where it is no whole bundle."""
+def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
+    """The refused step, `about`, and the trained weights. Raises: OperantError for a damaged bundle."""
     path = Path(path)
     if not (path / manifest.NAME).exists():
         raise OperantError(f"{path} is no bundle of a refused step: they lie in a run's refused/, as step-00012")
@@ -123,14 +123,14 @@ def _batch(held: dict[str, Any]) -> Batch:
     return Batch(**held | {"choices": None if choices is None else Choices(**choices)})
 
 
-def _refusal(held: dict[str, Any]) -> Refusal:
+def _refusal(held: dict[str, Any]) -> RefusedStep:
     parts = [(_batch(batch), ends) for batch, ends in held["parts"]]
-    made = Refusal(**held | {"parts": parts, "fault": Fault(**held["fault"])})
+    made = RefusedStep(**held | {"parts": parts, "fault": NonFinite(**held["fault"])})
     return replace(made, sampling=Sampling(**held["sampling"]))
 
 
 def keep(path: Path, put: Callable[[Path], Any]) -> None:
-    """Write one more bundle of a run; the newest stay. Raises: OperantError where the disk refuses."""
+    """Write one more bundle of a run and delete the oldest. Raises: OperantError where the disk refuses."""
     put(path)
     with atomic_io.explained(path.parent, "delete"):
         for old in sorted(path.parent.glob("step-*"), key=lambda p: atomic_io.step_of(p) or 0)[:-KEPT]:

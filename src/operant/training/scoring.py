@@ -1,4 +1,4 @@
-"""The second look at a batch: what decoding did not tell. Values, log-probs, the reference, and what KL costs."""
+"""Score a batch before its update: log-probs, values and reference log-probs that decoding did not keep, and KL."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from operant.types import Batch, OperantError, Outputs, Rollout
 
 
 @torch.no_grad()
-def observe(
+def score_batch(
     batch: Batch,
     policy: Policy,
     reference: Policy | None,
@@ -21,25 +21,30 @@ def observe(
     kl: KLOptions,
     *,
     micro_tokens: int = 8192,
-    again: bool = False,
+    rescore: bool = False,
 ) -> Batch:
-    """Fill in what is missing of log-probs, values, reference log-probs and the per-token KL that rewards will pay.
+    """Add missing log-probs, values and reference log-probs, and the per-token KL that is charged in the reward.
 
-    `again` makes the pass over the policy also where decoding kept everything.
+    `rescore`: make a forward pass of the policy even where decoding kept everything.
+    Raises: OperantError for a row that does not fit into the model's context, or a reply of probability 0.
     """
-    _fits(batch, policy)
-    batch = with_states(batch, policy, micro_tokens)
+    reading = layout.sources(batch) if policy.encoder_decoder else ~batch.actions & batch.mask
+    lengths = zip(reading.sum(1).tolist(), batch.mask.sum(1).tolist(), strict=True)
+    for row, (prompt, length) in enumerate(lengths):
+        if (why := policy.misfit(prompt, length - prompt)) is not None:
+            raise OperantError(f"row {row} {why}: shorten them; nothing is cut in silence")
+    batch = with_trunk_states(batch, policy, micro_tokens)
     exact = kl.exact if reference is not None else ()
     lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
-    if lacking or exact or again or (batch.allowed is not None and batch.raw_logprobs is None):
-        out = passed(batch, policy, sampling, micro_tokens, reference if exact else None)
-        known = batch.logprobs is not None and not again
+    if lacking or exact or rescore or (batch.allowed is not None and batch.raw_logprobs is None):
+        out = forward_batch(batch, policy, sampling, micro_tokens, reference if exact else None)
+        known = batch.logprobs is not None and not rescore
         if batch.logprobs is None:
-            _sayable(batch, out)
+            _check_possible(batch, out)
         batch = batch.with_(
             logprobs=batch.logprobs if known else out.logprobs,
             raw_logprobs=out.raw_logprobs,
-            values=batch.values if batch.values is not None and not again else out.values,
+            values=batch.values if batch.values is not None and not rescore else out.values,
             kl=out.kl[kl.kind] if exact else None,
         )
     if batch.raw_logprobs is None:
@@ -47,14 +52,14 @@ def observe(
     if reference is None:
         return batch
     bare = reference.reading(batch.with_(allowed=None), policy)
-    batch = batch.with_(ref_logprobs=passed(bare, reference, sampling, micro_tokens, None).raw_logprobs)
+    batch = batch.with_(ref_logprobs=forward_batch(bare, reference, sampling, micro_tokens, None).raw_logprobs)
     if kl.kind in SAMPLED:
         batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)
     return batch
 
 
-def with_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
-    """The batch with what a frozen trunk computes of every token, once; without, where that is more than its budget."""
+def with_trunk_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
+    """Add the cached hidden states of a frozen trunk; without them where they would exceed `model.states_gb`."""
     width = policy.head.weight.shape[1] * policy.head.weight.element_size()
     if (
         policy.trunk is None
@@ -73,15 +78,15 @@ def with_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
     return batch.with_(states=whole)
 
 
-def pay(batch: Batch, coef: float, *, direct: bool = False) -> Batch:
-    """Take `coef` times the per-token KL from the rewards; `direct`: the update adds the charge's own gradient."""
+def charge_kl(batch: Batch, coef: float, *, direct: bool = False) -> Batch:
+    """Subtract `coef` times the per-token KL from the rewards; `direct`: the update adds the charge's own gradient."""
     if batch.kl is None or not coef:
         return batch
     price = coef * batch.actions.to(batch.rewards) if direct else None
     return batch.with_(rewards=batch.rewards - coef * batch.kl, price=price)
 
 
-def passed(
+def forward_batch(
     batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int, against: Policy | None = None
 ) -> Outputs:
     """One forward pass over the whole batch, in micro-batches; detached."""
@@ -110,13 +115,13 @@ def passed(
     )
 
 
-Ends = dict[int, tuple[list[int], list[int]]]
-"""By episode: the prompt and the reply (none yet, where a prompt would have followed) that the critic values."""
+Bootstraps = dict[int, tuple[list[int], list[int]]]
+"""By episode that was cut: the prompt, and the reply so far (empty where a prompt follows), whose value it is given."""
 
 
-def ends(rollouts: list[Rollout], *, lengths_too: bool = False) -> Ends:
-    """After what the critic is asked, of each episode that did not end by itself."""
-    found: Ends = {}
+def bootstrap_prompts(rollouts: list[Rollout], *, lengths_too: bool = False) -> Bootstraps:
+    """The state whose value stands for what would have followed, of each episode that did not end by itself."""
+    found: Bootstraps = {}
     for i, rollout in enumerate(rollouts):
         last, after = rollout.turns[-1], None
         if rollout.end == "cut" and rollout.following is not None:
@@ -129,10 +134,10 @@ def ends(rollouts: list[Rollout], *, lengths_too: bool = False) -> Ends:
 
 
 @torch.no_grad()
-def with_ends(
+def with_bootstraps(
     batch: Batch, after: Mapping[int, Sequence[list[int]]], policy: Policy, micro_tokens: int = 8192
 ) -> Batch:
-    """The batch with the critic's value of the state after these prompts and replies, by episode."""
+    """Add the critic's value of the state after these prompts and replies, by episode."""
     if not after:
         return batch
     start = int(policy.encoder_decoder)  # a decoder begins with a token of its own
@@ -155,16 +160,8 @@ def with_ends(
     return batch.with_(bootstrap=known)
 
 
-def _fits(batch: Batch, policy: Policy) -> None:
-    reading = layout.sources(batch) if policy.encoder_decoder else ~batch.actions & batch.mask
-    prompts, whole = reading.sum(1).tolist(), batch.mask.sum(1).tolist()
-    for row, (prompt, length) in enumerate(zip(prompts, whole, strict=True)):
-        if (why := policy.misfit(prompt, length - prompt)) is not None:
-            raise OperantError(f"row {row} {why}: shorten them; nothing is cut in silence")
-
-
-def _sayable(batch: Batch, out: Outputs) -> None:
-    """Refuse given replies with a token that has no probability: that is whoever gave them, not the numbers."""
+def _check_possible(batch: Batch, out: Outputs) -> None:
+    """Refuse replies from elsewhere with a token of probability 0: the caller has to mend them."""
     bad = ((out.logprobs == -torch.inf) & out.logsumexp.isfinite() & batch.actions).nonzero()
     if len(bad):
         row, column = bad[0].tolist()

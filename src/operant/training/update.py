@@ -18,7 +18,7 @@ from operant.models.policy import Policy
 from operant.rollouts.collate import token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
-from operant.training.find_nonfinite import Refused, first_fault
+from operant.training.find_nonfinite import RefusedUpdate, first_fault
 from operant.training.gradient_norms import Watch
 from operant.training.microbatch import Budget, accumulate
 from operant.training.objective import FAULTS, Objective
@@ -59,7 +59,7 @@ class UpdateOptions:
         return Budget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 
-Updated = tuple[Tally, Refused | None]
+Updated = tuple[Tally, RefusedUpdate | None]
 """The metrics of an update, and the optimizer step that ended it, where one was refused."""
 
 
@@ -70,12 +70,12 @@ def update(
     objective: Objective,
     *,
     options: UpdateOptions,
-    steering: OptimizerOptions,
+    optimizer_options: OptimizerOptions,
     sampling: Sampling,
     seed: int = 0,
     step: int = 0,
     places: Sequence[int | None] = (),
-    closely: bool = False,
+    detailed: bool = False,
     budget: Budget | None = None,
 ) -> Updated:
     """Epochs over the batch; returns the metrics of all minibatches, of this rank.
@@ -83,12 +83,12 @@ def update(
     An optimizer step with a log-prob, logsumexp, value, loss or gradient that is not finite is not made, on any rank,
     and ends the update.
     `places`: where each episode stands among those of all ranks, which decides its minibatches; without, they are
-    counted round robin over the ranks. `closely`: look at every gradient, weight and update (`blocks.Watch`).
+    counted round robin over the ranks. `detailed`: look at every gradient, weight and update (`blocks.Watch`).
     """
     tally, first = Tally(), True
     for name in ("update/steps", "update/epochs"):
         tally.add(name, 0.0, 0.0)  # none is a number, too
-    watch = Watch(policy, tally, closely=closely)
+    watch = Watch(policy, tally, detailed=detailed)
     held = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
     numbers = _numbers([int(batch.episodes[rows[0]]) for rows in held], places)
     budget = budget or options.budget()
@@ -106,13 +106,15 @@ def update(
                 fault = first_fault(policy, whole, objective, sampling, budget.tokens)
                 seen.sums.pop("loss/total", None)
                 moved = tally.sums["update/steps"][0] > 0
-                return _ended(tally.merge(seen), watch, refused=True), Refused(fault, whole, budget.tokens, not moved)
+                return _ended(tally.merge(seen), watch, refused=True), RefusedUpdate(
+                    fault, whole, budget.tokens, not moved
+                )
             so_far.merge(seen)
             if _too_far(so_far, options.target_kl):
                 optimizer.zero_grad()
                 seen.sums.pop("loss/total", None)
                 return _ended(tally.merge(seen), watch, early=True), None
-            _apply(watch, norms, optimizer, options, steering, seen)
+            _apply(watch, norms, optimizer, options, optimizer_options, seen)
             tally.merge(seen)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     return _ended(tally, watch), None
@@ -174,11 +176,11 @@ def _apply(
     norms: dict[str, float],
     optimizer: torch.optim.Optimizer,
     options: UpdateOptions,
-    steering: OptimizerOptions,
+    optimizer_options: OptimizerOptions,
     seen: Tally,
 ) -> None:
     """Clip and step; a ratio beyond its threshold never reaches the weights."""
-    norm, bound = math.hypot(*norms.values()), steering.max_grad_norm or float("inf")
+    norm, bound = math.hypot(*norms.values()), optimizer_options.max_grad_norm or float("inf")
     skipped = _ratio_beyond(seen, options.ratio_threshold)
     loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
     if not skipped:
@@ -187,7 +189,7 @@ def _apply(
         seen.add("update/grad_norm_clipped", min(norm, bound))
         seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
         seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
-        apply(optimizer, steering, shrink=min(1.0, bound / (norm + 1e-6)))
+        apply(optimizer, optimizer_options, shrink=min(1.0, bound / (norm + 1e-6)))
     seen.add("policy/skipped_steps", float(skipped))
     optimizer.zero_grad()
 

@@ -1,0 +1,90 @@
+"""Which replies a step trains on, and with what score."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from operant import distributed
+from operant.metrics import collect
+from operant.rewards.evaluate import Total, totals
+from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
+from operant.tally import Tally
+from operant.types import OperantError, Rollout, shown
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """The replies that a step trains on."""
+
+    rollouts: list[Rollout]
+    scores: list[Any]
+    """One a rollout: penalised, scaled and clipped, as it is trained on."""
+    raw_scores: list[Total]
+    """One for each rollout that was offered, as the reward returned it."""
+    places: list[int]
+    """The index of each rollout among all that were offered."""
+    tally: Tally
+    """The metrics of the scores."""
+
+
+def select(
+    rollouts: list[Rollout],
+    scores: Sequence[Any],
+    options: ScoreOptions,
+    moments: RunningMoments,
+    tokenizer: Any,
+    *,
+    drop_lengths: bool = False,
+) -> TrainingBatch:
+    """Penalise, scale and clip the scores, update `moments` with them, and leave out replies without a score.
+
+    What a world has paid stands in the turns, and `scores` are added to it. `drop_lengths`: replies that ended by their
+    length limit are left out as well. Every rank must call.
+    Raises: OperantError, on every rank, where scores and rollouts differ in number, a score is NaN or infinite, or no
+    reply is left on any rank.
+    """
+    raw = distributed.together(lambda: _checked(rollouts, scores))
+    trained = processed(raw, rollouts, options, moments, tokenizer)
+    scored = [i for i, score in enumerate(trained) if score is not None]
+    places = [i for i in scored if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
+    if not distributed.total_float(float(len(places))):
+        raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
+    raw_totals = [x for x in totals(raw, rollouts) if x is not None]
+    whole = totals(trained, rollouts)
+    used_totals = [x for i in places if (x := whole[i]) is not None]
+    groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
+    tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups)
+    tally.add("rollout/dropped", len(scored) - len(places), len(rollouts))
+    return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
+
+
+def select_all(rollouts: list[Rollout]) -> TrainingBatch:
+    """All demonstrations, which have no scores. Raises: OperantError, on every rank, where there are none."""
+    if not distributed.total_float(float(len(rollouts))):
+        raise OperantError("no replies to learn from: the lists are empty")
+    count = len(rollouts)
+    return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
+
+
+def _checked(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
+    if len(rollouts) != len(scores):
+        raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
+    return [_finite(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]
+
+
+def _finite(score: Any, rollout: Rollout) -> Total:
+    if score is None:
+        return None
+    plain = score.tolist() if hasattr(score, "tolist") else score
+    try:
+        numbers = [float(s) for s in plain] if isinstance(plain, (list, tuple)) else float(plain)
+    except (TypeError, ValueError):
+        raise OperantError(
+            f"the reward of {rollout.task.id!r} is {shown(score)}: give a number, one number per action token, or None"
+        ) from None
+    for x in numbers if isinstance(numbers, list) else [numbers]:
+        if x != x or abs(x) == float("inf"):
+            raise OperantError(
+                f"the reward of {rollout.task.id!r} is {x}: rewards must be finite; give None to leave a reply out"
+            )
+    return numbers
