@@ -2,8 +2,8 @@
 
     python recipes/builtin_tokenizers.py --data DIR --work build
 
-`DIR` holds `imdb_train.jsonl.gz` and `imdb_test.jsonl.gz`, one `{"text", "label"}` object a line
-(the Large Movie Review Dataset; label 1 is positive). Under `--work` it leaves
+`DIR` holds `imdb_train.jsonl.gz` and `imdb_test.jsonl.gz`, one `{"text", "label"}` object per line
+(the Large Movie Review Dataset; label 1 is positive). The script writes to `--work`:
 
     reviews-lm-tokenizer/   byte-level BPE, 8,192 entries, `<|endoftext|>` for bos, eos and pad
     sentiment-tokenizer/    lower-casing WordPiece, 8,192 entries
@@ -87,7 +87,7 @@ def train_wordpiece(texts: list[str], size: int, max_length: int) -> PreTrainedT
 
 
 def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """As `save_pretrained`, on one line, and named as every version of transformers knows it."""
+    """Save like `save_pretrained`, with a one-line tokenizer.json and a class name that every transformers knows."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
     compact = json.dumps(json.loads(path.read_text()), ensure_ascii=False, separators=(",", ":"))
@@ -111,12 +111,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("build"))
     parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--max-length", type=int, default=512, help="of the classifier")
+    parser.add_argument("--max-length", type=int, default=512, help="maximum number of tokens of the classifier")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
 
     splits = {split: read_reviews(args.data, split) for split in ("train", "test")}
-    # The language model keeps paragraph breaks; the classifier has no use for them.
+    # The language model needs paragraph breaks, the classifier does not.
     for name, breaks in (("cls", " "), ("lm", "\n\n")):
         texts = {s: [clean(t, breaks) for t in rows[0]] for s, rows in splits.items()}
         if name == "lm":

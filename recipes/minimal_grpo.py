@@ -1,27 +1,27 @@
-"""GRPO for a language model in one file: everything that happens, and nothing else.
+"""GRPO for a language model in one file: the complete method, and nothing else.
 
     python recipes/minimal_grpo.py                    # a tiny random model of letters learns to say "e"; under a minute
     python recipes/minimal_grpo.py --model gpt2 --lr 1e-5 --batch 128   # any causal LM of transformers
 
 Read it from `main` upwards. One step of GRPO (https://arxiv.org/abs/2402.03300) is
 
-    several replies to every prompt are sampled -> judged -> compared with the other replies to the same prompt
-    -> the policy is moved towards what was better than its group, and by a term of the loss back to the reference
+    several replies to every prompt are sampled -> scored -> compared with the other replies to the same prompt
+    -> the policy is moved towards replies better than their group, and by a KL term of the loss towards the reference
 
-PPO learns a critic, which says what was to be expected of a prompt. Here the mean score of the group says it, so there
-is no critic, and every token of a reply has the same advantage. RLOO (minimal_rloo.py) compares within a group as well,
-and differs in three places:
+PPO learns a critic, which predicts the score of a prompt. Here the prediction is the mean score of the group, so there
+is no critic, and every token of a reply has the same advantage. RLOO (minimal_rloo.py) also compares within a group,
+and differs in three points:
 
     |                          | GRPO                                   | RLOO                                      |
     |--------------------------|----------------------------------------|-------------------------------------------|
     | a reply is compared with | the mean of its group, itself included | the mean of the others                    |
     |                          | and divided by the group's deviation   |                                           |
-    | KL stands                | in the loss, a token at a time         | in the return, before replies are compared|
+    | KL is charged            | in the loss, for each token            | in the return, before the comparison      |
     | a reply counts           | as the mean over its tokens            | as the sum over its tokens                |
 
 Shapes: B replies, P prompt tokens (padded on the left), A reply tokens ("actions", padded on the right), V vocabulary.
-Every [B, A] tensor says something about the reply token at the same place. `mask[b, a]` is 1 where the policy chose the
-token; it comes from lengths, never from comparing ids with a padding id.
+Every [B, A] tensor belongs to the reply token at the same position. `mask[b, a]` is 1 where the policy chose the
+token. It comes from lengths, never from comparing ids with a padding id.
 """
 
 import argparse
@@ -35,10 +35,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 
 def score_tokens(lm: nn.Module, tokens: Tensor, attention: Tensor, num_actions: int) -> tuple[Tensor, Tensor]:
-    """Log-probs of the reply's tokens and the entropy before them, each [B, A]."""
+    """Return the log-probs of the reply's tokens and the entropy before them, each [B, A]."""
     positions = (attention.cumsum(1) - 1).clamp(min=0)  # left padding must not move the positions
     logits = lm(tokens, attention_mask=attention, position_ids=positions).logits
-    distribution = logits[:, -num_actions - 1 : -1].log_softmax(-1)  # what stands before a token predicts it
+    distribution = logits[:, -num_actions - 1 : -1].log_softmax(-1)  # the state before a token predicts it
     logprobs = distribution.gather(-1, tokens[:, -num_actions:, None]).squeeze(-1)
     return logprobs, -(distribution.exp() * distribution).sum(-1)
 
@@ -50,7 +50,8 @@ def score_tokens(lm: nn.Module, tokens: Tensor, attention: Tensor, num_actions: 
 def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Draw replies at temperature 1 from the whole distribution: (tokens, attention) [B, P + A] and mask [B, A].
 
-    A reply ends with the end token, which belongs to it. No top-k, no top-p: what is trained is what is sampled.
+    The end token ends a reply and belongs to it. There is no top-k or top-p, because the ratio in the loss needs the
+    distribution that the tokens were drawn from.
     """
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
@@ -71,9 +72,9 @@ def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int |
 
 
 def group_advantages(scores: Tensor, groups: Tensor) -> Tensor:
-    """[B] how many deviations of its group each score lies above the group's mean; `groups` [B] are numbers.
+    """[B] each score less the mean of its group, divided by the group's standard deviation; `groups` [B] are ids.
 
-    A group whose scores are all equal says nothing about its replies, and neither does a group of one: 0.
+    It is 0 in a group of one and in a group of equal scores, which do not show which reply is better.
     """
     advantages = torch.zeros_like(scores)
     for group in groups.unique():
@@ -85,9 +86,10 @@ def group_advantages(scores: Tensor, groups: Tensor) -> Tensor:
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip: float = 0.2) -> Tensor:
-    """Per token [B, A]: raise what was better than its group, lower what was worse, until the ratio moved by `clip`.
+    """Per token [B, A]: raise replies better than their group, lower the others, until the ratio has moved by `clip`.
 
-    The smaller of the two gains: beyond the bound there is nothing to win, and mistakes are still undone.
+    The minimum of the two gains removes the gradient beyond the bound, except where it corrects a move in the wrong
+    direction.
     """
     gain = advantages[:, None]  # the same for every token of a reply
     return -torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
@@ -96,15 +98,15 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip: float = 0.2) -> Tensor:
 def kl_loss(ratio: Tensor, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Per token [B, A]: an estimate of KL(policy || reference) that is never negative (k3).
 
-    The ratio makes its gradient that of this KL. The paper leaves the ratio out; what is then descended on is
-    KL(reference || policy), and the policy ends elsewhere.
+    With the ratio its gradient is that of this KL. The paper leaves the ratio out; the gradient is then that of
+    KL(reference || policy), which has a different optimum.
     """
     gap = ref_logprobs - logprobs
     return ratio * (gap.exp() - 1 - gap)
 
 
 def mean_over_replies(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean over replies of the mean over a reply's tokens: a long reply weighs as much as a short one."""
+    """Average over replies the mean over the tokens of each: long and short replies have the same weight."""
     return ((x * mask).sum(1) / mask.sum(1)).mean()
 
 
@@ -112,10 +114,10 @@ def mean_over_replies(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def grpo_step(lm, reference, optimizer, replies, scores, groups, *, kl_coef, epochs=1, minibatches=1):
-    """One GRPO step on replies that the current policy sampled; returns what is worth watching."""
+    """One GRPO step on replies that the current policy sampled; returns metrics that are worth watching."""
     tokens, attention, mask = replies
     num_actions, losses = mask.shape[1], []
-    advantages = group_advantages(scores, groups)  # before the cut: a minibatch may hold parts of groups
+    advantages = group_advantages(scores, groups)  # before the split, as a minibatch may have parts of groups
     with torch.no_grad():
         old_logprobs, entropy = score_tokens(lm, tokens, attention, num_actions)
         ref_logprobs, _ = score_tokens(reference, tokens, attention, num_actions)
@@ -134,9 +136,11 @@ def grpo_step(lm, reference, optimizer, replies, scores, groups, *, kl_coef, epo
 
     return {
         "reward": scores.mean(),
-        "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats a reply
-        "entropy": (entropy * mask).sum() / mask.sum(),  # falling to 0 means that it has stopped trying things
-        "silent": (advantages == 0).to(scores).mean(),  # share of replies that teach nothing: one score in the group
+        "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats per reply
+        "entropy": (entropy * mask).sum() / mask.sum(),  # near 0 the policy no longer explores
+        "silent": (advantages == 0)
+        .to(scores)
+        .mean(),  # share of replies without a gradient, as all scores of their group are equal
         "length": mask.sum(1).mean(),
         "loss": torch.stack(losses).mean(),
     }
@@ -161,7 +165,7 @@ class Letters:
 
 
 def load(name: str | None) -> tuple[nn.Module, Letters | AutoTokenizer]:
-    """A folder or a name that transformers knows; without one, a tiny random GPT-2 of letters."""
+    """Load a model by folder or Hub name; without a name, make a tiny random GPT-2 whose tokens are letters."""
     if name is not None:
         return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), AutoTokenizer.from_pretrained(name)
     tokenizer = Letters()
@@ -170,7 +174,7 @@ def load(name: str | None) -> tuple[nn.Module, Letters | AutoTokenizer]:
 
 
 def judge(text: str) -> float:
-    """The reward: any function of the text. Here, how often the letter e stands in it."""
+    """The reward may be any function of the text. Here it is the number of letters e."""
     return float(text.count("e"))
 
 
@@ -186,7 +190,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, float]]:
     torch.manual_seed(args.seed)
     random.seed(args.seed)
     lm, tokenizer = load(args.model)
-    lm.eval()  # no dropout, ever: the ratio must be 1 where the weights have not changed
+    lm.eval()  # no dropout at any time: with unchanged weights the ratio must be 1
     reference = copy.deepcopy(lm).requires_grad_(False)
     optimizer = torch.optim.Adam(lm.parameters(), lr=args.lr)
     openings, history = ["the", "i saw", "we went to", "a", "my friend", "it was"], []
@@ -197,8 +201,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, float]]:
         groups = torch.arange(len(asked)).repeat_interleave(args.samples)
         replies = sample(lm, prompts, args.tokens, tokenizer.eos_token_id)
         tokens, _, mask = replies
-        said = [row[-args.tokens :][: int(n)].tolist() for row, n in zip(tokens, mask.sum(1))]
-        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
+        actions = [row[-args.tokens :][: int(n)].tolist() for row, n in zip(tokens, mask.sum(1))]
+        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in actions]
         scores = torch.tensor([judge(text) for text in texts])
         stats = grpo_step(lm, reference, optimizer, replies, scores, groups, kl_coef=args.kl_coef)
         history.append({name: float(value) for name, value in stats.items()})

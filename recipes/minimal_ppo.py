@@ -1,4 +1,4 @@
-"""PPO for a language model in one file: everything that happens, and nothing else.
+"""PPO for a language model in one file: the complete method, and nothing else.
 
     python recipes/minimal_ppo.py                    # a tiny random model of letters learns to say "e"; under a minute
     python recipes/minimal_ppo.py --model gpt2 --lr 1.41e-5 --batch 128   # any causal LM of transformers
@@ -6,12 +6,12 @@
 Read it from `main` upwards. One step of PPO (https://arxiv.org/abs/1707.06347, for language models
 https://arxiv.org/abs/1909.08593) is
 
-    replies are sampled -> judged -> charged for leaving the reference -> compared with what the critic expected
-    -> the policy is moved towards what went better than expected, but never far in one step
+    replies are sampled -> scored -> charged for leaving the reference -> compared with the critic's prediction
+    -> the policy is moved towards tokens that went better than predicted, but never far in one step
 
 Shapes: B replies, P prompt tokens (padded on the left), A reply tokens ("actions", padded on the right), V vocabulary.
-Every [B, A] tensor says something about the reply token at the same place: `values[b, a]` is what the critic expected
-*before* that token. `mask[b, a]` is 1 where the policy chose the token; it comes from lengths, never from comparing ids
+Every [B, A] tensor belongs to the reply token at the same position: `values[b, a]` is the critic's prediction *before*
+that token. `mask[b, a]` is 1 where the policy chose the token; it comes from lengths, never from comparing ids
 with a padding id, because that id may be the end token, which the policy did choose.
 """
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 
 class Policy(nn.Module):
-    """A language model, and beside it a critic: one linear layer that starts at zero, so it has no opinion at first."""
+    """A language model and a critic, which is one linear layer that starts at zero and so predicts 0 at first."""
 
     def __init__(self, lm: nn.Module):
         super().__init__()
@@ -34,13 +34,13 @@ class Policy(nn.Module):
         self.value = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
-        self.eval()  # no dropout, ever: the ratio must be 1 where the weights have not changed
+        self.eval()  # no dropout at any time: with unchanged weights the ratio must be 1
 
     def forward(self, tokens: Tensor, attention: Tensor, num_actions: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs of the reply's tokens, the critic's values before them, and the entropy there, each [B, A]."""
+        """Log-probs of the reply's tokens, and the critic's values and the entropy before them, each [B, A]."""
         positions = (attention.cumsum(1) - 1).clamp(min=0)  # left padding must not move the positions
         out = self.lm(tokens, attention_mask=attention, position_ids=positions, output_hidden_states=True)
-        before = slice(-num_actions - 1, -1)  # the state before a token is what predicts it: the one shift by one
+        before = slice(-num_actions - 1, -1)  # the state before a token predicts it: the only shift by one
         distribution = out.logits[:, before].log_softmax(-1)
         logprobs = distribution.gather(-1, tokens[:, -num_actions:, None]).squeeze(-1)
         values = self.value(out.hidden_states[-1][:, before]).squeeze(-1)
@@ -54,7 +54,8 @@ class Policy(nn.Module):
 def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Draw replies at temperature 1 from the whole distribution: (tokens, attention) [B, P + A] and mask [B, A].
 
-    A reply ends with the end token, which belongs to it. No top-k, no top-p: what is trained is what is sampled.
+    The end token ends a reply and belongs to it. There is no top-k or top-p, because the ratio in the loss needs the
+    distribution that the tokens were drawn from.
     """
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
@@ -75,7 +76,7 @@ def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int |
 
 
 def token_rewards(scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """Each token is charged `kl_coef * (log policy - log reference)`; the score [B] lands on the reply's last token.
+    """Each token is charged `kl_coef * (log policy - log reference)`; the score [B] is added to the last token.
 
     Summed over a reply the charge estimates KL(policy || reference), so the return is score - kl_coef * KL.
     """
@@ -88,36 +89,37 @@ def token_rewards(scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B, A] (generalised advantage estimation, https://arxiv.org/abs/1506.02438).
 
-    `surprise` is how much better one token made things; the advantage sums the surprises that follow, fading by `lam`.
-    Nothing follows the last token: the mask makes the value 0 there, and rewards are 0 there already.
+    `delta` is by how much a token improved on the prediction; the advantage sums the deltas from there on, weighted
+    by powers of `lam`. After the last token the value is 0 because of the mask, and rewards are 0 already.
     """
     values = values * mask
     advantages, ahead, next_value = torch.zeros_like(rewards), torch.zeros(len(rewards)), torch.zeros(len(rewards))
     for a in reversed(range(rewards.shape[1])):
-        surprise = rewards[:, a] + gamma * next_value - values[:, a]
-        ahead = surprise + gamma * lam * ahead
+        delta = rewards[:, a] + gamma * next_value - values[:, a]
+        ahead = delta + gamma * lam * ahead
         advantages[:, a], next_value = ahead, values[:, a]
     return advantages, advantages + values
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean 0 and biased variance 1 over the tokens that count: the learning rate then means the same every step."""
+    """Scale to mean 0 and biased variance 1 over the masked tokens, so that advantages have one size in every step."""
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean) ** 2, mask)
     return (x - mean) * torch.rsqrt(variance + 1e-8) * mask
 
 
 def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: float = 0.2) -> Tensor:
-    """Per token [B, A]: raise what went well, lower what went badly, until the ratio has moved by `clip`.
+    """Per token [B, A]: raise good tokens and lower bad ones, until the ratio has moved by `clip`.
 
-    The smaller of the two gains: beyond the bound there is nothing to win, and mistakes are still undone.
+    The minimum of the two gains removes the gradient beyond the bound, except where it corrects a move in the wrong
+    direction.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float = 0.2) -> Tensor:
-    """Per token [B, A]: half the squared error, of the worse of the value and the value held near the old one."""
+    """Per token [B, A]: half the larger squared error, of the value or of the value clipped near the old one."""
     near = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
 
@@ -130,7 +132,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def ppo_step(policy, reference, optimizer, replies, scores, *, kl_coef, epochs=4, minibatches=2, value_coef=0.1):
-    """One PPO step on replies that the current policy sampled; returns what is worth watching."""
+    """One PPO step on replies that the current policy sampled; returns metrics that are worth watching."""
     tokens, attention, mask = replies
     num_actions, losses = mask.shape[1], []
     with torch.no_grad():
@@ -155,16 +157,16 @@ def ppo_step(policy, reference, optimizer, replies, scores, *, kl_coef, epochs=4
     error, spread = masked_mean((old_values - returns) ** 2, mask), masked_mean(returns**2, mask)
     return {
         "reward": scores.mean(),
-        "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats a reply; stays between 0 and about 10
-        "entropy": masked_mean(entropy, mask),  # falling to 0 means that it has stopped trying things
-        "explained": 1 - error / (spread - masked_mean(returns, mask) ** 2 + 1e-8),  # of the critic: towards 1
+        "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats per reply; stays between 0 and about 10
+        "entropy": masked_mean(entropy, mask),  # near 0 the policy no longer explores
+        "explained": 1 - error / (spread - masked_mean(returns, mask) ** 2 + 1e-8),  # by the critic; rises towards 1
         "length": mask.sum(1).mean(),
         "loss": torch.stack(losses).mean(),
     }
 
 
 def adapt(kl_coef: float, kl: float, num_replies: int, target: float = 6.0, horizon: float = 10_000.0) -> float:
-    """Raise the price of KL where it is above its target, lower it below: at most 20 % of the error at a time."""
+    """Raise the coefficient if KL is above its target, else lower it; the relative error counts as at most 20 %."""
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * num_replies / horizon)
 
@@ -188,7 +190,7 @@ class Letters:
 
 
 def load(name: str | None) -> tuple[nn.Module, Letters | AutoTokenizer]:
-    """A folder or a name that transformers knows; without one, a tiny random GPT-2 of letters."""
+    """Load a model by folder or Hub name; without a name, make a tiny random GPT-2 whose tokens are letters."""
     if name is not None:
         return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), AutoTokenizer.from_pretrained(name)
     tokenizer = Letters()
@@ -197,7 +199,7 @@ def load(name: str | None) -> tuple[nn.Module, Letters | AutoTokenizer]:
 
 
 def judge(text: str) -> float:
-    """The reward: any function of the text. Here, how often the letter e stands in it."""
+    """The reward may be any function of the text. Here it is the number of letters e."""
     return float(text.count("e"))
 
 
@@ -222,8 +224,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, float]]:
         prompts = [tokenizer.encode(random.choice(openings)) for _ in range(args.batch)]
         replies = sample(policy.lm, prompts, args.tokens, tokenizer.eos_token_id)
         tokens, _, mask = replies
-        said = [row[-args.tokens :][: int(n)].tolist() for row, n in zip(tokens, mask.sum(1))]
-        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
+        actions = [row[-args.tokens :][: int(n)].tolist() for row, n in zip(tokens, mask.sum(1))]
+        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in actions]
         scores = torch.tensor([judge(text) for text in texts])
         stats = ppo_step(policy, reference, optimizer, replies, scores, kl_coef=kl_coef)
         stats = {name: float(value) for name, value in stats.items()}

@@ -1,28 +1,27 @@
-"""RLOO for a language model in one file: everything that happens, and nothing else.
+"""RLOO for a language model in one file: the complete method, and nothing else.
 
     python recipes/minimal_rloo.py                    # a tiny random model of letters learns to say "e"; under a minute
     python recipes/minimal_rloo.py --model gpt2 --lr 1e-5 --batch 128   # any causal LM of transformers
 
 Read it from `main` upwards. One step of RLOO, "REINFORCE leave-one-out" (https://arxiv.org/abs/2402.14740), is
 
-    several replies to every prompt are sampled -> judged -> charged for leaving the reference
-    -> compared with the mean of the other replies to the same prompt -> the policy is moved towards what was better
+    several replies to every prompt are sampled -> scored -> charged for leaving the reference
+    -> compared with the mean of the other replies to the same prompt -> the policy is moved towards the better ones
 
-PPO learns a critic, which says what was to be expected of a prompt. Here the other replies to it say so; they are drawn
-without regard to the one that they judge, so the gradient is right on average: that of the mean return. GRPO
-(minimal_grpo.py) compares within a group as well, and differs in three places:
+PPO learns a critic, which predicts the score of a prompt. Here the prediction is the mean of the other replies. They
+are drawn independently of the reply itself, so the gradient is unbiased: that of the mean return. GRPO
+(minimal_grpo.py) also compares within a group, and differs in three points:
 
     |                          | RLOO                                     | GRPO                                 |
     |--------------------------|------------------------------------------|--------------------------------------|
     | a reply is compared with | the mean of the others                   | the mean of its group, itself        |
     |                          |                                          | included, in units of its deviation  |
-    | KL stands                | in the return, before replies are        | in the loss, a token at a time       |
-    |                          | compared                                 |                                      |
+    | KL is charged            | in the return, before the comparison     | in the loss, for each token          |
     | a reply counts           | as the sum over its tokens: one decision | as the mean over its tokens          |
 
 Shapes: B replies, P prompt tokens (padded on the left), A reply tokens ("actions", padded on the right), V vocabulary.
-Every [B, A] tensor says something about the reply token at the same place. `mask[b, a]` is 1 where the policy chose the
-token; it comes from lengths, never from comparing ids with a padding id.
+Every [B, A] tensor belongs to the reply token at the same position. `mask[b, a]` is 1 where the policy chose the
+token. It comes from lengths, never from comparing ids with a padding id.
 """
 
 import argparse
@@ -36,10 +35,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 
 def score_tokens(lm: nn.Module, tokens: Tensor, attention: Tensor, num_actions: int) -> tuple[Tensor, Tensor]:
-    """Log-probs of the reply's tokens and the entropy before them, each [B, A]."""
+    """Return the log-probs of the reply's tokens and the entropy before them, each [B, A]."""
     positions = (attention.cumsum(1) - 1).clamp(min=0)  # left padding must not move the positions
     logits = lm(tokens, attention_mask=attention, position_ids=positions).logits
-    distribution = logits[:, -num_actions - 1 : -1].log_softmax(-1)  # what stands before a token predicts it
+    distribution = logits[:, -num_actions - 1 : -1].log_softmax(-1)  # the state before a token predicts it
     logprobs = distribution.gather(-1, tokens[:, -num_actions:, None]).squeeze(-1)
     return logprobs, -(distribution.exp() * distribution).sum(-1)
 
@@ -51,7 +50,8 @@ def score_tokens(lm: nn.Module, tokens: Tensor, attention: Tensor, num_actions: 
 def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Draw replies at temperature 1 from the whole distribution: (tokens, attention) [B, P + A] and mask [B, A].
 
-    A reply ends with the end token, which belongs to it. No top-k, no top-p: what is trained is what is sampled.
+    The end token ends a reply and belongs to it. There is no top-k or top-p, because the ratio in the loss needs the
+    distribution that the tokens were drawn from.
     """
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
@@ -72,17 +72,17 @@ def sample(lm: nn.Module, prompts: list[list[int]], num_actions: int, end: int |
 
 
 def returns_of(scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    """[B] each score less `kl_coef` times how much likelier the policy finds the reply than the reference does.
+    """[B] each score less `kl_coef` times the log-ratio of policy and reference for the whole reply.
 
-    On average over replies that is KL(policy || reference), so the mean return is what PPO maximises, too.
+    The mean of this log-ratio is KL(policy || reference), so the mean return is the same objective as PPO's.
     """
     return scores - kl_coef * ((logprobs - ref_logprobs) * mask).sum(1)
 
 
 def leave_one_out(returns: Tensor, groups: Tensor) -> Tensor:
-    """[B] each return less the mean of the others of its group; `groups` [B] are numbers.
+    """[B] each return less the mean of the others of its group; `groups` [B] are ids.
 
-    A group of one has no others: 0.
+    It is 0 in a group of one, which has no others.
     """
     advantages = torch.zeros_like(returns)
     for group in groups.unique():
@@ -94,17 +94,17 @@ def leave_one_out(returns: Tensor, groups: Tensor) -> Tensor:
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip: float = 0.2) -> Tensor:
-    """Per token [B, A]: raise what was better than the others, lower what was worse, until the ratio moved by `clip`.
+    """Per token [B, A]: raise replies better than the others, lower worse ones, until the ratio has moved by `clip`.
 
-    At the first gradient after sampling the ratio is 1, and the gradient that of REINFORCE, -advantage * log-prob; the
-    bound matters where replies are used again (epochs and minibatches above 1).
+    In the first update after sampling the ratio is 1 and the gradient that of REINFORCE, -advantage * log-prob. The
+    bound matters only if replies are used again (epochs and minibatches above 1).
     """
     gain = advantages[:, None]  # the same for every token of a reply
     return -torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
 
 
 def sum_over_tokens(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean over replies of the sum over a reply's tokens: the log-prob of a reply is the sum of its tokens'."""
+    """Average over replies the sum over the tokens of each, as the log-prob of a reply is the sum over its tokens."""
     return (x * mask).sum(1).mean()
 
 
@@ -112,14 +112,14 @@ def sum_over_tokens(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def rloo_step(lm, reference, optimizer, replies, scores, groups, *, kl_coef, epochs=1, minibatches=1):
-    """One RLOO step on replies that the current policy sampled; returns what is worth watching."""
+    """One RLOO step on replies that the current policy sampled; returns metrics that are worth watching."""
     tokens, attention, mask = replies
     num_actions, losses = mask.shape[1], []
     with torch.no_grad():
         old_logprobs, entropy = score_tokens(lm, tokens, attention, num_actions)
         ref_logprobs, _ = score_tokens(reference, tokens, attention, num_actions)
         returns = returns_of(scores, old_logprobs, ref_logprobs, mask, kl_coef)
-        advantages = leave_one_out(returns, groups)  # before the cut: a minibatch may hold parts of groups
+        advantages = leave_one_out(returns, groups)  # before the split, as a minibatch may have parts of groups
 
     for _ in range(epochs):
         for rows in torch.randperm(len(tokens)).chunk(minibatches):
@@ -134,9 +134,9 @@ def rloo_step(lm, reference, optimizer, replies, scores, groups, *, kl_coef, epo
 
     return {
         "reward": scores.mean(),
-        "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats a reply
-        "entropy": (entropy * mask).sum() / mask.sum(),  # falling to 0 means that it has stopped trying things
-        "return": returns.mean(),  # reward less the charge for KL: what is maximised
+        "kl": ((old_logprobs - ref_logprobs) * mask).sum(1).mean(),  # nats per reply
+        "entropy": (entropy * mask).sum() / mask.sum(),  # near 0 the policy no longer explores
+        "return": returns.mean(),  # reward less the KL penalty: the objective
         "length": mask.sum(1).mean(),
         "loss": torch.stack(losses).mean(),
     }
@@ -161,7 +161,7 @@ class Letters:
 
 
 def load(name: str | None) -> tuple[nn.Module, Letters | AutoTokenizer]:
-    """A folder or a name that transformers knows; without one, a tiny random GPT-2 of letters."""
+    """Load a model by folder or Hub name; without a name, make a tiny random GPT-2 whose tokens are letters."""
     if name is not None:
         return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), AutoTokenizer.from_pretrained(name)
     tokenizer = Letters()
@@ -170,7 +170,7 @@ def load(name: str | None) -> tuple[nn.Module, Letters | AutoTokenizer]:
 
 
 def judge(text: str) -> float:
-    """The reward: any function of the text. Here, how often the letter e stands in it."""
+    """The reward may be any function of the text. Here it is the number of letters e."""
     return float(text.count("e"))
 
 
@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, float]]:
     torch.manual_seed(args.seed)
     random.seed(args.seed)
     lm, tokenizer = load(args.model)
-    lm.eval()  # no dropout, ever: the ratio must be 1 where the weights have not changed
+    lm.eval()  # no dropout at any time: with unchanged weights the ratio must be 1
     reference = copy.deepcopy(lm).requires_grad_(False)
     optimizer = torch.optim.Adam(lm.parameters(), lr=args.lr)
     openings, history = ["the", "i saw", "we went to", "a", "my friend", "it was"], []
@@ -197,8 +197,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, float]]:
         groups = torch.arange(len(asked)).repeat_interleave(args.samples)
         replies = sample(lm, prompts, args.tokens, tokenizer.eos_token_id)
         tokens, _, mask = replies
-        said = [row[-args.tokens :][: int(n)].tolist() for row, n in zip(tokens, mask.sum(1))]
-        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
+        actions = [row[-args.tokens :][: int(n)].tolist() for row, n in zip(tokens, mask.sum(1))]
+        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in actions]
         scores = torch.tensor([judge(text) for text in texts])
         stats = rloo_step(lm, reference, optimizer, replies, scores, groups, kl_coef=args.kl_coef)
         history.append({name: float(value) for name, value in stats.items()})

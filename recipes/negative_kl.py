@@ -1,22 +1,22 @@
-"""Why is my KL negative? Each cause provoked, and what the diagnosis says of it.
+"""Why is my KL negative? This script provokes each cause and prints what the diagnosis reports.
 
-    python recipes/negative_kl.py             # every cause, declared and not; about a minute on one core
-    python recipes/negative_kl.py top_k       # one of them
+    python recipes/negative_kl.py             # every cause, declared and undeclared; about a minute on one core
+    python recipes/negative_kl.py top_k       # one cause
 
-KL is estimated by log-prob minus reference log-prob of what was said. On average that is at least 0, if the policy
-itself said it, undistorted. A bare `generate` of transformers distorts in many ways; here its replies go to
-`learner.step(queries, responses, scores, generation={...})`. A tiny random model is pushed in one of
-two ways:
+KL is estimated by the log-prob minus the reference log-prob of the sampled tokens. Its mean is at least 0 if the tokens
+were drawn from the policy's own, undistorted distribution. A plain `generate` of transformers distorts it in many ways;
+here its replies go to `learner.step(queries, responses, scores, generation={...})`. A tiny random model is trained with
+one of two objectives:
 
-- `variety`: scores are 0, and entropy earns a bonus. The policy becomes flatter than its reference, and its likeliest
-  tokens lose most. If only those are drawn, each looks less likely than under the reference: KL below 0.
-- `blame`: every score is -1, which teaches nothing. What was said is made unlikelier, until the critic expects -1. Over
-  the policy's own draws that push is 0 on average, since their log-prob has a gradient of mean 0. Of another's draws it
-  has not: the policy moves away from them, and their KL falls below 0.
+- `variety`: scores are 0 and entropy gets a bonus. The policy becomes flatter than its reference, and its most likely
+  tokens lose most. If only these are drawn, each is less likely than under the reference, and KL is below 0.
+- `blame`: every score is -1, which carries no information. The sampled tokens are made less likely until the critic
+  predicts -1. For the policy's own samples this has no effect on average, because their log-prob has a gradient of mean
+  0. For other samples it has: the policy moves away from them, and their KL falls below 0.
 
-In both KL is charged, so a negative one is paid like a reward. Two columns show it:
+In both objectives KL is charged, so that a negative KL acts as a reward. Two columns of the table show the problem:
 
-| replies                     | push    | KL a reply, last 5 steps | gap at step 1, nats | its z |
+| replies                     | push    | KL per reply, last 5     | gap at step 1, nats | its z |
 |-----------------------------|---------|--------------------------|---------------------|-------|
 | operant's own               | variety |            1.41 +- 0.10  |               0.07  |   1.1 |
 | operant's own               | blame   |            2.23 +- 0.13  |               0.07  |   1.1 |
@@ -29,8 +29,8 @@ In both KL is charged, so a negative one is paid like a reward. Two columns show
 | padding counted as text     | blame   |          -10.91 +- 0.76  |              -0.16  |  -2.7 |
 | dropout                     | blame   |          -10.09 +- 0.37  |              -1.62  | -20.0 |
 
-Either column alone misses something. A temperature that is too high makes KL positive all the same: the gap shows it.
-min_length makes no gap at first, for this end token is rare: KL shows it (and the gap, once the end token has grown).
+Neither column is sufficient alone. With a temperature that is too high KL is positive, and only the gap shows it. With
+min_length there is no gap at first, because this end token is rare, and only KL shows it (later the gap does, too).
 """
 
 import argparse
@@ -62,7 +62,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Push:
-    """What the policy is trained on, besides KL."""
+    """An objective besides KL: the score of every reply, the number of steps, and options."""
 
     score: float
     steps: int
@@ -74,10 +74,10 @@ PUSHES = {"variety": Push(0.0, 20, {"entropy_coef": 0.1}), "blame": Push(-1.0, 9
 
 @dataclass(frozen=True)
 class Cause:
-    """One wrong use of `generate`: what it is told, and what an honest caller would declare of it."""
+    """A wrong use of `generate`: the objective, its settings, and how the settings should be declared to `step`."""
 
     push: str
-    how: dict[str, Any]
+    settings: dict[str, Any]
     declared: dict[str, Any]
 
 
@@ -90,11 +90,11 @@ CAUSES = {
     "padding": Cause("blame", {"padded": True}, {}),
     "dropout": Cause("blame", {"dropout": True}, {"dropout": True}),
 }
-"""Padding declares nothing: it can be seen."""
+"""Padding needs no declaration, because it is visible in the replies."""
 
 
 def model() -> GPT2LMHeadModel:
-    """A tiny model of its own weights, the same every time; dropout stands in its config, as in everybody's GPT-2."""
+    """A tiny random model, the same every time; its config has dropout, as that of GPT-2 has."""
     torch.manual_seed(0)
     size = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
     drop = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}
@@ -105,29 +105,29 @@ def model() -> GPT2LMHeadModel:
     return made
 
 
-def speak(lm: Any, seed: int, *, padded: bool = False, dropout: bool = False, **how: Any) -> list[list[int]]:
-    """Replies by transformers' own `generate`; `padded` leaves in what follows the end token."""
+def generate(lm: Any, seed: int, *, padded: bool = False, dropout: bool = False, **settings: Any) -> list[list[int]]:
+    """Generate replies with transformers' own `generate`; `padded` keeps the padding after the end token."""
     torch.manual_seed(seed)
     lm.train(dropout)
     queries = torch.tensor(QUERIES)
     with torch.no_grad():
-        said = lm.generate(queries, attention_mask=torch.ones_like(queries), **PURE | how)
+        rows = lm.generate(queries, attention_mask=torch.ones_like(queries), **PURE | settings)
     lm.eval()
-    replies = said[:, queries.shape[1] :].tolist()
+    replies = rows[:, queries.shape[1] :].tolist()
     return replies if padded else [r[: r.index(STOP) + 1] if STOP in r else r for r in replies]
 
 
-def provoke(push: str, how: dict[str, Any], declared: dict[str, Any], steps: int | None = None) -> Learner:
-    """Train with replies that were sampled `how`, and were declared as `declared`."""
+def provoke(push: str, settings: dict[str, Any], declared: dict[str, Any], steps: int | None = None) -> Learner:
+    """Train on replies sampled with `settings` and declared to `step` as `declared`."""
     learner, pushed = Learner(model(), **OPTIONS | PUSHES[push].options), PUSHES[push]
     for step in range(steps or pushed.steps):
-        replies = speak(learner.policy.model, step, **how)
+        replies = generate(learner.policy.model, step, **settings)
         learner.step(QUERIES, replies, [pushed.score] * REPLIES, generation=declared)
     return learner
 
 
 def own(push: str, steps: int | None = None, **sampling: Any) -> Learner:
-    """The same with operant's own `generate`."""
+    """Train in the same way on replies of operant's own `generate`."""
     learner, pushed = Learner(model(), **OPTIONS | PUSHES[push].options | sampling), PUSHES[push]
     for _ in range(steps or pushed.steps):
         learner.step(learner.generate(QUERIES), [pushed.score] * REPLIES)
@@ -135,63 +135,63 @@ def own(push: str, steps: int | None = None, **sampling: Any) -> Learner:
 
 
 def kl(learner: Learner, steps: int = 5) -> tuple[float, float]:
-    """Mean KL a reply over the last steps, and its standard error."""
+    """Mean KL per reply over the last steps, and its standard error."""
     last = learner.history[-steps:]
     error = sum(m["kl/per_reply_std"] ** 2 / m["rollout/count"] for m in last) ** 0.5 / len(last)
     return sum(m["kl/per_reply"] for m in last) / len(last), error
 
 
 def findings(learner: Learner, declared: dict[str, Any] | None = None) -> list[Finding]:
-    """What the diagnosis says of the sampler, as if its replies had been `declared` so.
+    """The findings about the sampler, as if its replies had been `declared` in this way.
 
-    What no score can know (top_k, say) changes what is said of a run and nothing in the run.
+    Settings that scoring cannot reproduce, such as top_k, change only the diagnosis of a run, not the run itself.
     """
     history = latest(learner)
     found = diagnose(history if declared is None else replace(history, declared=declared))
     return [f for f in found if f.metrics[:1] == ("kl/per_reply",)]
 
 
-def tell(name: str, learner: Learner) -> None:
-    """One row of the table."""
+def print_row(name: str, learner: Learner) -> None:
+    """Print one row of the table."""
     (mean, error), first = kl(learner), learner.history[0]
     gap, z = (first.get(f"rollout/likelihood_{x}") for x in ("gap", "z"))
     odd = "" if gap is None else f"{gap:10.3f} {z:8.1f}"
     print(f"\n{name:24} {len(learner.history):6} {mean:8.2f} +- {error:.2f} {odd}")
 
 
-def explain(title: str, found: Iterable[Finding]) -> None:
-    """What is said, or that nothing is."""
-    print(f"  {title}:" if found else f"  {title}: silent")
+def print_findings(title: str, found: Iterable[Finding]) -> None:
+    """Print the findings, or that there are none."""
+    print(f"  {title}:" if found else f"  {title}: no findings")
     for finding in found:
         print(f"    {finding.message}\n    cause: {finding.cause}\n    do: {finding.remedy}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Provoke each cause of a negative KL, one by one.")
+    parser = argparse.ArgumentParser(description="Provoke each cause of a negative KL separately.")
     parser.add_argument("causes", nargs="*", metavar="CAUSE", help=f"of {', '.join(CAUSES)}; default: all")
     chosen = parser.parse_args().causes or list(CAUSES)
     for unknown in set(chosen) - set(CAUSES):
-        parser.error(f"{unknown!r} is no cause; choose from {', '.join(CAUSES)}")
-    warnings.simplefilter("ignore")  # that a declared setting cannot be scored is what this is about
-    print(f"{'replies':24} {'steps':>6} {'KL a reply, at end':>16} {'first gap':>9} {'z':>8}")
+        parser.error(f"unknown cause {unknown!r}; choose from {', '.join(CAUSES)}")
+    warnings.simplefilter("ignore")  # the warnings about settings that cannot be scored are expected here
+    print(f"{'replies':24} {'steps':>6} {'KL per reply, end':>16} {'first gap':>9} {'z':>8}")
     for push in sorted({CAUSES[name].push for name in chosen}):
-        tell(f"operant's own, {push}", learner := own(push))
-        explain("says", findings(learner))
-        tell(f"pure generate, {push}", learner := provoke(push, {}, {}))
-        explain("says", findings(learner))
+        print_row(f"operant's own, {push}", learner := own(push))
+        print_findings("diagnosis", findings(learner))
+        print_row(f"pure generate, {push}", learner := provoke(push, {}, {}))
+        print_findings("diagnosis", findings(learner))
     for name in chosen:
         cause = CAUSES[name]
-        tell(name, learner := provoke(cause.push, cause.how, {}))
-        explain("undeclared" if cause.declared else "says", findings(learner, {}))
+        print_row(name, learner := provoke(cause.push, cause.settings, {}))
+        print_findings("undeclared" if cause.declared else "diagnosis", findings(learner, {}))
         if "temperature" in cause.declared:  # can be scored, so declaring it changes the run
-            tell(f"{name}, declared", learner := provoke(cause.push, cause.how, cause.declared))
-            explain("declared", findings(learner))
+            print_row(f"{name}, declared", learner := provoke(cause.push, cause.settings, cause.declared))
+            print_findings("declared", findings(learner))
         elif cause.declared:
-            explain("declared", findings(learner, cause.declared))
+            print_findings("declared", findings(learner, cause.declared))
     if "top_k" in chosen:
         stored = {"sampling.top_k": 10, "sampling.truncation": "stored"}
-        tell("operant's top_k, stored", learner := own("variety", **stored))
-        explain("says", findings(learner))
+        print_row("operant's top_k, stored", learner := own("variety", **stored))
+        print_findings("diagnosis", findings(learner))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@
 
 Every step reads whole reviews (cut at 510 tokens) and random crops of 16 to 62 tokens, so that the
 classifier can also judge the short texts an RL run produces. Half of each target is the true label,
-half the opinion of a linear bigram model that has never seen the review (five folds): a crop that
-says nothing about its film thus gets a target near one half. 1,000 training reviews are held out.
+half the prediction of a linear bigram model that was not trained on the review (five folds), so that
+a crop without an opinion gets a target near one half. 1,000 training reviews are held out.
 
 The learning rate is a cosine over `--minutes` of training time. The state is saved every three
-minutes, and training continues from there if started again. The newest weights lie in
+minutes, and training continues from there if started again. The newest weights are in
 `build/sentiment`, a plain transformers folder (bf16).
 """
 
@@ -44,12 +44,12 @@ def config(dropout: float) -> BertConfig:
         pad_token_id=PAD,
         id2label={0: "negative", 1: "positive"},
         label2id={"negative": 0, "positive": 1},
-        attn_implementation="eager",  # on CPUs far quicker backwards than the fused kernel
+        attn_implementation="eager",  # on CPUs its backward pass is much faster than that of the fused kernel
     )
 
 
 def linear_teacher(ids, offsets, labels, rng):
-    """Running sums of per-token evidence by an unseen fold's bigram model, one per token."""
+    """Running sums, per token, of the evidence from a bigram model that was trained on the other folds."""
     ids = torch.from_numpy(ids.astype(np.int64))
     pairs = 8192 + (torch.roll(ids, 1) * 8191 + ids * 131071) % PAIRS
     pairs[torch.from_numpy(offsets[:-1])] = 8192 + PAIRS  # no pair at a review's start
@@ -79,7 +79,7 @@ def linear_teacher(ids, offsets, labels, rng):
 
 @torch.no_grad()
 def warm_start(model, ids, offsets, labels, rows):
-    """Words begin as what stands near them (PPMI, SVD) and how often each label uses them.
+    """Initialise word embeddings from their contexts (PPMI, SVD) and from how often each label uses them.
 
     The first layer begins as an average over the text, which is what the classifying position needs.
     """
@@ -104,7 +104,7 @@ def warm_start(model, ids, offsets, labels, rows):
 
 
 def crop(offsets, row, rng, low, high):
-    """A span of the review: `low` to `high` tokens; a third of the spans start where it does."""
+    """Draw a span of `low` to `high` tokens of a review; a third of the spans start where the review starts."""
     start, end = int(offsets[row]), int(offsets[row + 1])
     n = min(int(rng.integers(low, high + 1)), end - start)
     a = start if rng.random() < 1 / 3 else start + int(rng.integers(0, end - start - n + 1))
@@ -119,7 +119,7 @@ def pack(ids, spans, width):
 
 
 def labelled_batches(ids, offsets, labels, rows, running, rng, token_dropout=0.1):
-    """Pairs of batches, of whole reviews and of crops, each with its soft targets."""
+    """Yield pairs of batches, one of whole reviews and one of crops, each with its soft targets."""
     widths = np.array(list(SHAPES))
     bucket = widths[np.searchsorted(widths, np.minimum(np.diff(offsets)[rows] + 2, MAX))]
 
@@ -167,7 +167,7 @@ def accuracy(model, ids, offsets, labels, rows, snippet=None):
 
 @torch.inference_mode()
 def calibrate(model, ids, offsets, labels, rows) -> float:
-    """Scale the logits so that held-out crops of 24 to 48 tokens are foretold best; returns the factor.
+    """Scale the logits so that held-out crops of 24 to 48 tokens are predicted best; returns the factor.
 
     Half of the training targets are a cautious teacher's, so the raw probabilities lie too near one half. One factor
     mends that and changes no label (Guo et al., 2017).
@@ -199,7 +199,7 @@ def export(model, work: Path) -> None:
 
 
 def test(work: Path) -> None:
-    """What the card reports: the exported bf16 weights on the test split."""
+    """Measure the exported bf16 weights on the test split, as the model card reports."""
     model = BertForSequenceClassification.from_pretrained(work / "sentiment", dtype=torch.float32)
     data = np.load(work / "cls-test.npz")
     everything = np.arange(len(data["labels"]))
@@ -212,11 +212,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("build"))
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--lr", type=float, default=1e-3, help="peak")
+    parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; twice as fast")
-    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="training reviews that are kept for measuring")
+    parser.add_argument(
+        "--held-out", type=int, default=HELD_OUT, help="number of training reviews held out for evaluation"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)

@@ -1,13 +1,13 @@
-"""Train the built-in language model of film reviews with Operant's own SFT row.
+"""Train the built-in language model of film reviews with operant's own SFT.
 
     python recipes/builtin_tokenizers.py --data DIR --work build
     python recipes/train_reviews_lm.py --work build --minutes 90 --compile
 
-A GPT-2 of 5.3M parameters reads windows of 256 tokens from the training reviews, which stand in a
-new order every epoch, each ended by `<|endoftext|>`. The loss, the optimizer and the update are the
-ones an `sft` run uses; the learning rate is a cosine over the given minutes. Every five minutes the
-state is saved, and training continues from there if started again. The newest weights lie in
-`build/reviews-lm`, a plain transformers folder (bf16); bits per byte on test reviews come last.
+A GPT-2 of 5.3M parameters reads windows of 256 tokens from the training reviews, which are in a
+new order in every epoch, each ended by `<|endoftext|>`. The loss, the optimizer and the update are
+those of an `sft` run; the learning rate is a cosine over the given minutes. Every five minutes the
+state is saved, and training continues from there if started again. The newest weights are in
+`build/reviews-lm`, a plain transformers folder (bf16); bits per byte on test reviews are printed at the end.
 """
 
 import argparse
@@ -46,13 +46,13 @@ def fresh_model() -> GPT2LMHeadModel:
         bos_token_id=END,
         eos_token_id=END,
         pad_token_id=END,
-        attn_implementation="eager",  # on CPUs far quicker backwards than the fused kernel
+        attn_implementation="eager",  # on CPUs its backward pass is much faster than that of the fused kernel
     )
     return GPT2LMHeadModel(config)
 
 
 def windows(ids, offsets, rng, rows, width=CONTEXT):
-    """Batches of windows without end; reviews are shuffled anew for every epoch."""
+    """Yield batches of windows forever; the reviews are shuffled in every epoch."""
     while True:
         pieces = [np.array([END])]
         for r in rng.permutation(len(offsets) - 1):
@@ -66,7 +66,7 @@ def windows(ids, offsets, rng, rows, width=CONTEXT):
 
 
 def as_batch(tokens: torch.Tensor) -> Batch:
-    """Every token but a row's first is an action."""
+    """Return a batch in which every token except the first of each row is an action."""
     actions = torch.ones_like(tokens, dtype=torch.bool)
     actions[:, 0] = False
     rows = torch.arange(len(tokens))
@@ -97,7 +97,7 @@ def export(model, work: Path) -> None:
 
 @torch.inference_mode()
 def bits_per_byte(folder: Path, data: Path, reviews: int) -> float:
-    """Of the first tokens of each review, after `<|endoftext|>`; a window never sees another's text."""
+    """Bits per byte of the first tokens of each review, after `<|endoftext|>`; no window has text of two reviews."""
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     arrays = np.load(data)
@@ -118,11 +118,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build"))
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--rows", type=int, default=16, help="windows a step")
+    parser.add_argument("--rows", type=int, default=16, help="windows per step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
-    parser.add_argument("--reviews", type=int, default=2000, help="of the test split, that are measured")
+    parser.add_argument("--reviews", type=int, default=2000, help="number of test reviews to measure")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)

@@ -1,4 +1,4 @@
-"""Each sentence of the diagnosis on a small real run that provokes it, and silence on its healthy twin."""
+"""Findings of the diagnosis on small real runs with a fault, and none on healthy runs."""
 
 import json
 from dataclasses import replace
@@ -42,10 +42,10 @@ def wanted(reply, step=0):
     return reply.ids.count(7) / len(reply.ids)
 
 
-# --- replies from elsewhere, whose real runs stand in test_negative_kl.py ---------------------------------------------
+# --- external replies; their real runs are in test_negative_kl.py -----------------------------------------------------
 
 
-def test_every_setting_that_cannot_be_scored_has_a_sentence():
+def test_every_setting_that_cannot_be_scored_has_an_explanation():
     assert set(SETTINGS) == set(UNSCORED)
 
 
@@ -54,29 +54,29 @@ def negative(**more) -> History:
     return History(steps, **more)
 
 
-def test_a_kl_below_zero_is_told_with_its_error_and_noise_is_not():
-    told = diagnose(negative(config={"sampling.top_k": 5, "sampling.truncation": "stored"}))[0]
-    assert told.name == "negative_kl" and "-1.00" in told.message and "0.11" in told.message  # 2 / sqrt(64 * 5)
-    assert told.cause.startswith("sampling.top_k=5")
+def test_a_kl_below_zero_is_reported_with_its_error_and_noise_is_not():
+    finding = diagnose(negative(config={"sampling.top_k": 5, "sampling.truncation": "stored"}))[0]
+    assert finding.name == "negative_kl" and "-1.00" in finding.message and "0.11" in finding.message  # 2/sqrt(64 * 5)
+    assert finding.cause.startswith("sampling.top_k=5")
     noisy = [m | {"kl/per_reply_std": 20.0} for m in negative().metrics]
     assert diagnose(History(noisy)) == []
 
 
 def test_min_length_is_named_where_it_was_declared():
-    told = diagnose(negative(external=True, declared={"min_length": 9, "top_k": 0}))[0]
-    assert told.cause.startswith("min_length=9") and "top_k" not in told.cause
+    finding = diagnose(negative(external=True, declared={"min_length": 9, "top_k": 0}))[0]
+    assert finding.cause.startswith("min_length=9") and "top_k" not in finding.cause
 
 
 # --- rewards and text -------------------------------------------------------------------------------------------------
 
 
-def test_one_word_without_a_price():
+def test_one_word_without_a_kl_penalty():
     learner = run(toy(), wanted, 20)
-    told = found(learner, "one_word")
-    assert told.level == "problem" and "kl.coef is 0" in told.cause
+    finding = found(learner, "one_word")
+    assert finding.level == "problem" and "kl.coef is 0" in finding.cause
 
 
-def test_the_healthy_twin_is_silent():
+def test_a_healthy_run_has_no_findings():
     learner = run(toy(**{"kl.coef": 0.05, "optimizer.lr": 2e-3}), wanted, 8)
     assert [f for f in learner.diagnose() if f.level != "note"] == []
 
@@ -104,13 +104,13 @@ def test_entropy_collapse_without_a_reference():
     assert names(learner) & {"unmeasured", "one_word", "entropy"}
 
 
-def test_penalty_louder_than_the_reward():
+def test_penalty_that_varies_more_than_the_reward():
     torch.manual_seed(0)
     learner = run(toy(**{"kl.coef": 5.0}), lambda r, _: 0.1 * wanted(r), 8)
     assert "too high" in found(learner, "drowned").cause
 
 
-# --- numbers of longer runs, at the edge ------------------------------------------------------------------------------
+# --- made-up metrics of longer runs -----------------------------------------------------------------------------------
 
 
 def steps(count=40, **series):
@@ -139,11 +139,10 @@ def steps(count=40, **series):
         ("unlikely_text", {"reward__mean": lambda i: 0.1 * i, "rollout__ref_logprob_mean": lambda i: -4 - 0.1 * i}),
     ],
 )  # fmt: skip
-def test_a_sentence_is_told_at_its_numbers_and_not_before(name, series):
-    told = steps(**series)
-    assert name in {f.name for f in diagnose(History(told))}
-    plain = {k: (lambda i, v=v: v(0) if v(0) != v(39) else 0.0) for k, v in series.items()}  # no trend, or nothing
-    assert name not in {f.name for f in diagnose(History(steps(**plain)))}
+def test_a_rule_reports_its_fault_and_nothing_without_it(name, series):
+    assert name in {f.name for f in diagnose(History(steps(**series)))}
+    healthy = {k: (lambda i, v=v: v(0) if v(0) != v(39) else 0.0) for k, v in series.items()}  # no trend, or 0
+    assert name not in {f.name for f in diagnose(History(steps(**healthy)))}
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ CONTROLS = sorted((ROOT / "runs" / "bench-sentiment").glob("control-*"))
 
 @pytest.mark.skipif(not DEMO, reason="the demo's runs are not in this checkout")
 @pytest.mark.parametrize("folder", DEMO, ids=lambda f: f.name)
-def test_all_are_silent_on_the_healthy_demo_at_every_step(folder):
+def test_no_rule_reports_anything_at_any_step_of_the_healthy_demo(folder):
     history = read_history(folder)
     assert diagnose(history) == []
     assert verdict(history, []).startswith("It learned: held-out reward")
@@ -164,18 +163,18 @@ def test_all_are_silent_on_the_healthy_demo_at_every_step(folder):
 
 @pytest.mark.skipif(not CONTROLS, reason="the demo's runs are not in this checkout")
 @pytest.mark.parametrize("folder", CONTROLS, ids=lambda f: f.name)
-def test_shuffled_rewards_get_no_praise(folder):
+def test_shuffled_rewards_did_not_learn(folder):
     history = read_history(folder)
     assert verdict(history, diagnose(history)).startswith("It did not learn")
 
 
-def test_a_folder_with_nothing_in_it(tmp_path):
+def test_an_empty_folder(tmp_path):
     history = read_history(tmp_path)
     assert diagnose(history) == [] and verdict(history, []) == "No step is finished yet."
     assert all(rule(history) is None for rule in RULES)
 
 
-def test_what_a_folder_knows(tmp_path):
+def test_options_and_metrics_of_a_folder(tmp_path):
     (tmp_path / "config.yaml").write_text("kl: {coef: 0.3}\nreward: letters:e\n", encoding="utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 1.0}) + "\n", encoding="utf-8")
     history = read_history(tmp_path)

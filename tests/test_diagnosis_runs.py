@@ -1,6 +1,6 @@
-"""Each sentence of the diagnosis from a run of its own that has the fault, and silence where the run has not.
+"""Every rule of the diagnosis on a run that has the fault, and on a healthy twin of the run.
 
-The numbers in a sentence are counted again here, from the replies and scores of the run.
+The numbers in a message are computed again here, from the replies and scores of the run.
 """
 
 import gzip
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @dataclass
-class Told:
-    """A learner, and what was said and paid in each of its steps."""
+class TrainedLearner:
+    """A learner with the replies and scores of each of its steps."""
 
     learner: Learner
     replies: list = field(default_factory=list)
@@ -45,7 +45,7 @@ class Told:
         return {f.name: f for f in self.learner.diagnose()}
 
     def texts(self, steps: int) -> list[list[str]]:
-        """Of the last steps; of the first ones where `steps` is below 0."""
+        """Return the texts of the last steps, or of the first ones if `steps` is negative."""
         part = self.replies[-steps:] if steps > 0 else self.replies[:-steps]
         return [[r.reply for r in step] for step in part]
 
@@ -60,14 +60,14 @@ def toy(spread=0.05, reference="copy", **more) -> Learner:
     return Learner(model, tokenizer=tokenizer, reference=reference, **TOY | more)
 
 
-def run(learner, score, steps, queries=(QUERY,), count=32) -> Told:
-    told = Told(learner)
+def run(learner, score, steps, queries=(QUERY,), count=32) -> TrainedLearner:
+    trained = TrainedLearner(learner)
     for _ in range(steps):
         replies = learner.generate(list(queries) * (count // len(queries)))
-        told.replies.append(replies)
-        told.scores.append([score(r) for r in replies])
-        learner.step(replies, told.scores[-1])
-    return told
+        trained.replies.append(replies)
+        trained.scores.append([score(r) for r in replies])
+        learner.step(replies, trained.scores[-1])
+    return trained
 
 
 def share(reply, ids=(D,)) -> float:
@@ -96,58 +96,58 @@ def words(text: str) -> list[str]:
 
 
 def recites(text: str):
-    """A score for each token that stands where `text`, said again and again, has it."""
+    """Return a reward of 1 for every token that equals that of the endlessly repeated `text` at its position."""
     ids = letters().convert_tokens_to_ids(list(text))
     return lambda r: [float(i == ids[k % len(ids)]) for k, i in enumerate(r.ids)]
 
 
 def only(text: str) -> dict:
-    """Options for a learner that knows the characters of `text` alone, and is paid token by token."""
+    """Return options for a learner that generates only the characters of `text`, and gets a reward per token."""
     tokenizer = letters()
-    kept = set(tokenizer.convert_tokens_to_ids(list(text)))
-    return {"banned": tuple(i for i in range(len(tokenizer)) if i not in kept), "gamma": 0.0, "value_coef": 0.1}
+    allowed = set(tokenizer.convert_tokens_to_ids(list(text)))
+    return {"banned": tuple(i for i in range(len(tokenizer)) if i not in allowed), "gamma": 0.0, "value_coef": 0.1}
 
 
 # --- runs with a fault, and their twins -------------------------------------------------------------------------------
 
 
 @cache
-def critic(fault: bool) -> Told:
-    """Returns of 100 for a critic that begins at 0 and hardly moves; in the twin scores are normalised."""
+def critic(fault: bool) -> TrainedLearner:
+    """Returns of 100 for a critic that begins at 0 and learns slowly; in the twin, scores are normalised."""
     slow = toy(**{"optimizer.lr": 1e-4, "epochs": 1, "score.normalise": not fault})
     return run(slow, lambda r: 100 + share(r), 32, count=16)
 
 
 @cache
-def leap(fault: bool) -> Told:
+def leap(fault: bool) -> TrainedLearner:
     return run(toy(**{"optimizer.lr": 0.3 if fault else 1e-3, "kl.coef": 0.1}), share, 6)
 
 
-def rise(told: Told) -> float:
-    """KL a reply after the first step: before it, policy and reference are the same."""
-    return told.learner.history[1]["kl/per_reply"] - told.learner.history[0]["kl/per_reply"]
+def rise(trained: TrainedLearner) -> float:
+    """Return KL per reply after the first step. Before it, policy and reference are equal."""
+    return trained.learner.history[1]["kl/per_reply"] - trained.learner.history[0]["kl/per_reply"]
 
 
 @cache
-def query_decides(fault: bool) -> Told:
+def query_decides(fault: bool) -> TrainedLearner:
     queries = [[4 + i, 5] for i in range(8)]
     return run(toy(), lambda r: share(r) + fault * r.turns[0].prompt[0], 5, queries)
 
 
 @cache
-def abstains(fault: bool) -> Told:
+def abstains(fault: bool) -> TrainedLearner:
     return run(toy(**{"optimizer.lr": 1e-3}), lambda r: None if fault and r.ids[0] % 3 == 0 else share(r), 6)
 
 
 class Stale(NativeEngine):
-    """An engine that goes on with the weights that it began with."""
+    """An engine that never updates its weights."""
 
     def sync(self, policy, version):
         self.version = version
 
 
 @cache
-def scoring(fault: bool) -> Told:
+def scoring(fault: bool) -> TrainedLearner:
     learner = toy(**{"optimizer.lr": 3e-3})
     if fault:
         learner.engine = Stale(deepcopy(learner.policy))
@@ -155,43 +155,43 @@ def scoring(fault: bool) -> Told:
 
 
 @cache
-def not_finite(what: float) -> Told:
-    """The gradient of the third optimizer step, in step 2, is `what`; 0 for the twin's own."""
+def not_finite(value: float) -> TrainedLearner:
+    """The gradient of the third optimizer step, in step 2, is `value`; 0 leaves it unchanged (the twin)."""
     learner, calls = toy(**{"optimizer.lr": 3e-3}), []
 
     def spoil(gradient):
         calls.append(1)
-        return torch.full_like(gradient, what) if what and len(calls) == 3 else gradient
+        return torch.full_like(gradient, value) if value and len(calls) == 3 else gradient
 
     next(learner.policy.model.parameters()).register_hook(spoil)
     return run(learner, share, 4)
 
 
 @cache
-def refused(fault: bool) -> Told:
+def refused(fault: bool) -> TrainedLearner:
     small = {} if fault else {"optimizer.lr": 1e-3}
     return run(toy(**{"ratio_threshold": 1.01, "kl.coef": 0.1} | small), share, 5)
 
 
 @cache
-def high_kl(fault: bool) -> Told:
+def high_kl(fault: bool) -> TrainedLearner:
     return run(toy(**{"kl.coef": 0.02 if fault else 0.1}), grouped, 14)
 
 
 @cache
-def unpaid_kl(fault: bool) -> Told:
+def unpaid_kl(fault: bool) -> TrainedLearner:
     return run(toy(**{"kl.coef": 0.0 if fault else 0.1}), grouped, 14)
 
 
 @cache
-def flat(fault: bool) -> Told:
+def flat(fault: bool) -> TrainedLearner:
     chance = random.Random(0)
     learner = toy(**{"optimizer.lr": 5e-3, "kl.coef": 0.04})
     return run(learner, lambda r: chance.random() if fault else grouped(r), 31)
 
 
 @cache
-def signs(fault: bool) -> Told:
+def signs(fault: bool) -> TrainedLearner:
     return run(toy(), lambda r: float(r.reply.count("!" if fault else "d")), 8)
 
 
@@ -199,52 +199,52 @@ REFRAIN, SENTENCE = "a b.c d.e ", "a b.c d.e f.g h."
 
 
 @cache
-def repetition(fault: bool) -> Told:
+def repetition(fault: bool) -> TrainedLearner:
     made = toy(**{"max_tokens": 30, "kl.coef": 0.0 if fault else 1.0}, **only(REFRAIN))
     return run(made, recites(REFRAIN), 14)
 
 
 @cache
-def diversity(fault: bool) -> Told:
+def diversity(fault: bool) -> TrainedLearner:
     made = toy(**{"max_tokens": 16, "kl.coef": 0.0 if fault else 1.0}, **only(SENTENCE))
     return run(made, recites(SENTENCE), 14)
 
 
 @cache
-def longer(fault: bool) -> Told:
+def longer(fault: bool) -> TrainedLearner:
     learner = toy(stop_tokens=(2, 4, 5, 6, 7, 8), max_tokens=24)
     return run(learner, lambda r: float(len(r.ids)) if fault else float(r.ids[0] == 9), 10)
 
 
 @cache
-def shorter(fault: bool) -> Told:
+def shorter(fault: bool) -> TrainedLearner:
     return run(toy(max_tokens=16), lambda r: -abs(len(r.ids) - 4.0) if fault else share(r), 14)
 
 
 @cache
-def unlikely_text(fault: bool) -> Told:
-    """A start that is sure of itself, and a token that it hardly ever says."""
+def unlikely_text(fault: bool) -> TrainedLearner:
+    """A nearly deterministic model at the start, and a token that it hardly ever generates."""
     return run(toy(0.3, **{"kl.coef": 0.0 if fault else 0.05}), share, 10)
 
 
 @cache
-def saturated(fault: bool) -> Told:
-    """The more letters there are, the less one more is worth; the twin's are all worth the same."""
+def saturated(fault: bool) -> TrainedLearner:
+    """Every further letter earns less; in the twin, all earn the same."""
     learner = toy(**{"kl.coef": 0.002, "fixed_length": True})
     many = range(4, 16)
     return run(learner, lambda r: 1 - math.exp(-6 * share(r, many)) if fault else share(r, many), 14)
 
 
 @cache
-def soon_full(fault: bool) -> Told:
-    """Nearly all there is from the start on."""
+def soon_saturated(fault: bool) -> TrainedLearner:
+    """Nearly the highest score from the start."""
     enough = 1.0 if fault else 8.0
     return run(toy(), lambda r: min(enough, float(sum(i in range(5, 12) for i in r.ids))), 12)
 
 
 @cache
-def silenced(fault: bool) -> Told:
-    """Every nat costs, in both directions, as TRL charges it: short replies are the way out."""
+def empty_by_kl(fault: bool) -> TrainedLearner:
+    """KL in both directions is penalised, as in TRL, so short replies cost least."""
     learner = toy(
         **{
             "kl.kind": "absolute",
@@ -257,54 +257,54 @@ def silenced(fault: bool) -> Told:
 
 
 @cache
-def silent(fault: bool) -> Told:
+def empty_by_reward(fault: bool) -> TrainedLearner:
     return run(toy(), lambda r: -float(len(r.reply)) if fault else share(r), 10)
 
 
 @cache
-def one_word(fault: bool) -> Told:
+def one_word(fault: bool) -> TrainedLearner:
     return run(toy(**{"kl.coef": 0.0 if fault else 0.1}), share, 16)
 
 
 @cache
-def constant(fault: bool) -> Told:
+def constant(fault: bool) -> TrainedLearner:
     return run(toy(**{"optimizer.lr": 1e-3}), lambda r: 0.25 if fault else share(r), 4)
 
 
 @cache
-def no_advantage(fault: bool) -> Told:
-    """Scores that the query decides alone: within a group they are equal."""
+def no_advantage(fault: bool) -> TrainedLearner:
+    """Scores that depend on the query only: within a group they are equal."""
     queries = [[4 + i, 5] for i in range(4)]
     return run(toy(algorithm="rloo"), lambda r: float(r.turns[0].prompt[0]) if fault else share(r), 4, queries)
 
 
 @cache
-def ratio(fault: bool) -> Told:
+def ratio(fault: bool) -> TrainedLearner:
     return run(toy(**{"optimizer.lr": 0.05 if fault else 1e-3, "epochs": 4}), share, 3)
 
 
 @cache
-def clipping(fault: bool) -> Told:
+def clipping(fault: bool) -> TrainedLearner:
     return run(toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "epochs": 6, "minibatch": 8}), share, 3)
 
 
 @cache
-def unmeasured(fault: bool) -> Told:
+def unmeasured(fault: bool) -> TrainedLearner:
     small = {} if fault else {"optimizer.lr": 1e-3}
     return run(toy(reference=None, **{"max_tokens": 16} | only(SENTENCE) | small), recites(SENTENCE), 10)
 
 
 @cache
-def drowned(fault: bool) -> Told:
+def drowned(fault: bool) -> TrainedLearner:
     return run(toy(**{"kl.coef": 5.0 if fault else 0.01, "optimizer.lr": 3e-3}), share, 8)
 
 
-# --- what they must be told -------------------------------------------------------------------------------------------
+# --- the numbers that the messages must have --------------------------------------------------------------------------
 
 
-def by_steps(told: Told, steps: int, count) -> float:
-    """The mean over the last steps of something counted in a step's texts."""
-    return average(count(texts) for texts in told.texts(steps))
+def by_steps(trained: TrainedLearner, steps: int, count) -> float:
+    """Return the mean over the last steps of a statistic of a step's texts."""
+    return average(count(texts) for texts in trained.texts(steps))
 
 
 def distinct(texts) -> float:
@@ -326,30 +326,30 @@ def exclaimed(texts) -> float:
     return "".join(texts).count("!") / len("".join(texts))
 
 
-def lengths(told: Told) -> list[float]:
-    return [average(len(r.ids) for r in step) for step in told.replies]
+def lengths(trained: TrainedLearner) -> list[float]:
+    return [average(len(r.ids) for r in step) for step in trained.replies]
 
 
-def means(told: Told) -> list[float]:
-    return [average(sum(x) if isinstance(x, list) else x for x in step if x is not None) for step in told.scores]
+def means(trained: TrainedLearner) -> list[float]:
+    return [average(sum(x) if isinstance(x, list) else x for x in step if x is not None) for step in trained.scores]
 
 
-def before_and_after(told: Told) -> tuple[str, str]:
-    """Mean scores of the first 64 replies, and of the last five steps."""
-    first = math.ceil(64 / len(told.replies[0]))
-    return f"{average(means(told)[:first]):.3g}", f"{average(means(told)[-5:]):.3g}"
+def before_and_after(trained: TrainedLearner) -> tuple[str, str]:
+    """Return the mean scores of the first 64 replies, and of the last five steps."""
+    first = math.ceil(64 / len(trained.replies[0]))
+    return f"{average(means(trained)[:first]):.3g}", f"{average(means(trained)[-5:]):.3g}"
 
 
-def explained(told: Told) -> str:
-    mean = told.mean("value/explained_variance", 10)
-    assert mean < -10  # returns are 100 apart from what the critic says, and spread by a few hundredths
+def explained(trained: TrainedLearner) -> str:
+    mean = trained.mean("value/explained_variance", 10)
+    assert mean < -10  # the critic is off by 100, and the returns vary by a few hundredths
     return f"{mean:.2f}"
 
 
-def decided(told: Told) -> str:
-    """Intraclass correlation of scores by query, from the pooled variances: 8 queries, 4 answers each."""
+def decided(trained: TrainedLearner) -> str:
+    """Return the intraclass correlation of scores by query, from pooled variances of 8 queries with 4 replies each."""
     each = []
-    for scores in told.scores[-5:]:
+    for scores in trained.scores[-5:]:
         by = [scores[i::8] for i in range(8)]
         within = average(sum((x - average(g)) ** 2 for x in g) / 3 for g in by)
         between = 4 * sum((average(g) - average(scores)) ** 2 for g in by) / 7
@@ -357,35 +357,35 @@ def decided(told: Told) -> str:
     return percent(average(each))
 
 
-def gap(told: Told) -> str:
-    return f"{max(m['rollout/logprob_gap'] for m in told.learner.history[-3:]):.3g}"
+def gap(trained: TrainedLearner) -> str:
+    return f"{max(m['rollout/logprob_gap'] for m in trained.learner.history[-3:]):.3g}"
 
 
-def refusals(told: Told) -> str:
-    return percent(told.mean("policy/skipped_steps", 5))
+def refusals(trained: TrainedLearner) -> str:
+    return percent(trained.mean("policy/skipped_steps", 5))
 
 
-def kl(told: Told) -> str:
-    return f"{told.mean('kl/per_reply', 5):.3g} nats"
+def kl(trained: TrainedLearner) -> str:
+    return f"{trained.mean('kl/per_reply', 5):.3g} nats"
 
 
-def fallen(told: Told) -> tuple[str, ...]:
-    held = [m["rollout/ref_logprob_mean"] for m in told.learner.history]
-    return (*before_and_after(told), f"{held[0]:.1f}", f"{average(held[-5:]):.1f}")
+def fallen(trained: TrainedLearner) -> tuple[str, ...]:
+    series = [m["rollout/ref_logprob_mean"] for m in trained.learner.history]
+    return (*before_and_after(trained), f"{series[0]:.1f}", f"{average(series[-5:]):.1f}")
 
 
-def entropies(told: Told) -> tuple[str, str]:
-    held = [m["policy/entropy"] for m in told.learner.history]
-    return f"{held[0]:.3g}", f"{average(held[-3:]):.3g}"
+def entropies(trained: TrainedLearner) -> tuple[str, str]:
+    series = [m["policy/entropy"] for m in trained.learner.history]
+    return f"{series[0]:.3g}", f"{average(series[-3:]):.3g}"
 
 
-def lost(told: Told) -> str:
-    held = [m["policy/entropy"] for m in told.learner.history]
-    return percent(1 - average(held[-5:]) / held[0])
+def lost(trained: TrainedLearner) -> str:
+    series = [m["policy/entropy"] for m in trained.learner.history]
+    return percent(1 - average(series[-5:]) / series[0])
 
 
-def ratios(told: Told) -> tuple[str, ...]:
-    last = told.learner.history[-3:]
+def ratios(trained: TrainedLearner) -> tuple[str, ...]:
+    last = trained.learner.history[-3:]
     high, low = max(m["policy/ratio_max"] for m in last), min(m["policy/ratio_min"] for m in last)
     return (
         f"up to {high:.3g} ",
@@ -394,17 +394,17 @@ def ratios(told: Told) -> tuple[str, ...]:
     )
 
 
-def penalties(told: Told) -> tuple[str, str]:
-    scores = [spread(s) for s in told.scores[-5:]]
-    return f"{told.mean('reward/kl_penalty_std', 5):.3g} between", f"{average(scores):.3g}."
+def penalties(trained: TrainedLearner) -> tuple[str, str]:
+    scores = [spread(s) for s in trained.scores[-5:]]
+    return f"{trained.mean('reward/kl_penalty_std', 5):.3g} between", f"{average(scores):.3g}."
 
 
-def empties(told: Told) -> str:
-    return percent(by_steps(told, 3, lambda texts: average(not t.strip(" .") for t in texts)))
+def empties(trained: TrainedLearner) -> str:
+    return percent(by_steps(trained, 3, lambda texts: average(not t.strip(" .") for t in texts)))
 
 
 CASES = {
-    # name of the finding: run, numbers in `message`, a piece of the cause, a piece of the remedy, twin wholly silent
+    # finding: run, numbers in the message, part of the cause, part of the remedy, whether the twin has no findings
     "critic": (critic, explained, "cannot follow", "--score.normalise true", True),
     "query_decides": (query_decides, decided, "more on the query", "minus_query", True),
     "abstains": (abstains, lambda t: percent(average(average(s is None for s in x) for x in t.scores[-5:])),
@@ -437,19 +437,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_fault_is_told_with_its_numbers_and_its_remedy(name):
+def test_the_fault_is_reported_with_its_numbers_and_its_remedy(name):
     make, numbers, cause, remedy, _ = CASES[name]
-    told = make(True)
-    found = told.findings[name]
-    held = numbers(told)
-    for number in (held,) if isinstance(held, str) else held:
+    trained = make(True)
+    found = trained.findings[name]
+    expected = numbers(trained)
+    for number in (expected,) if isinstance(expected, str) else expected:
         assert number in found.message
     assert cause in found.cause and remedy in found.remedy
-    assert 1 <= found.step <= len(told.replies)
+    assert 1 <= found.step <= len(trained.replies)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_twin_is_not_accused(name):
+def test_the_healthy_twin_has_no_such_finding(name):
     make, _, _, _, wholly = CASES[name]
     found = make(False).findings
     assert name not in found
@@ -458,60 +458,60 @@ def test_the_twin_is_not_accused(name):
 
 
 def test_every_rule_has_a_run():
-    told = set(CASES) | {"not_finite", "empty", "saturated", "length", "declared_otherwise", "other_sampler"}
-    told |= {"overfits"}  # tests/test_supervised.py
-    assert {rule.__name__ for rule in RULES} == told  # replies from elsewhere: tests/test_negative_kl.py
+    tested = set(CASES) | {"not_finite", "empty", "saturated", "length", "declared_otherwise", "other_sampler"}
+    tested |= {"overfits"}  # tests/test_supervised.py
+    assert {rule.__name__ for rule in RULES} == tested  # external replies: tests/test_negative_kl.py
 
 
-# --- what has several causes ------------------------------------------------------------------------------------------
+# --- findings with several causes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", [math.nan, math.inf])
-def test_a_gradient_that_is_none_is_told_with_its_step(what):
-    told = not_finite(what)
-    found = told.findings["not_finite"]
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_reported_with_its_step(value):
+    trained = not_finite(value)
+    found = trained.findings["not_finite"]
     assert found.message == "1 step was refused because of NaN or infinity."
     assert found.step == 2 and found.level == "problem"
-    assert set(told.findings) == {"not_finite"}  # the same step is not told again as refused for its ratio
+    assert set(trained.findings) == {"not_finite"}  # the same step is not reported again as refused for its ratio
     assert "--optimizer.lr" in found.remedy and "operant replay" in found.remedy
-    assert all(bool(p.isfinite().all()) for p in told.learner.policy.parameters())
+    assert all(bool(p.isfinite().all()) for p in trained.learner.policy.parameters())
     assert not_finite(0.0).findings == {}
 
 
-def test_silence_that_kl_makes():
-    told, found = silenced(True), silenced(True).findings["empty"]
-    assert f"{empties(told)} of the replies are empty" in found.message
-    most = max(m["reward/kl_penalty"] for m in told.learner.history)
-    assert f"paid up to {most:.3g} where scores differ by {spread(told.scores[0]):.3g}" in found.cause
+def test_empty_replies_caused_by_kl():
+    trained, found = empty_by_kl(True), empty_by_kl(True).findings["empty"]
+    assert f"{empties(trained)} of the replies are empty" in found.message
+    most = max(m["reward/kl_penalty"] for m in trained.learner.history)
+    assert f"paid up to {most:.3g} where scores differ by {spread(trained.scores[0]):.3g}" in found.cause
     assert found.cause.startswith("the KL coefficient is too high") and "--kl.coef 0.75" in found.remedy
-    assert set(told.findings) == {"empty"}  # no second remedy, and no talk of the few words that are left
-    assert silenced(False).findings == {}
+    assert set(trained.findings) == {"empty"}  # no second remedy, and no finding about the few remaining words
+    assert empty_by_kl(False).findings == {}
 
 
-def test_silence_that_the_reward_likes():
-    told, found = silent(True), silent(True).findings["empty"]
-    assert f"{empties(told)} of the replies are empty" in found.message
-    spoken = [x for r, x in zip(told.replies[-1], told.scores[-1]) if r.reply.strip(" .")]
-    silences = [x for r, x in zip(told.replies[-1], told.scores[-1]) if not r.reply.strip(" .")]
-    assert f"empty replies score {average(silences):.3g}, the others {average(spoken):.3g}" in found.cause
+def test_empty_replies_caused_by_the_reward():
+    trained, found = empty_by_reward(True), empty_by_reward(True).findings["empty"]
+    assert f"{empties(trained)} of the replies are empty" in found.message
+    others = [x for r, x in zip(trained.replies[-1], trained.scores[-1]) if r.reply.strip(" .")]
+    empty = [x for r, x in zip(trained.replies[-1], trained.scores[-1]) if not r.reply.strip(" .")]
+    assert f"empty replies score {average(empty):.3g}, the others {average(others):.3g}" in found.cause
     assert "prefers empty replies" in found.cause and "lowest score" in found.remedy and "kl" not in found.remedy
-    assert "signs" not in told.findings  # of the two or three characters that are left
-    assert "empty" not in silent(False).findings
+    assert "signs" not in trained.findings  # from the two or three remaining characters
+    assert "empty" not in empty_by_reward(False).findings
 
 
-def test_a_reward_that_is_full():
-    told, found = saturated(True), saturated(True).findings["saturated"]
-    now, first = average(spread(s) for s in told.scores[-5:]), spread(told.scores[0])
+def test_a_saturated_reward():
+    trained, found = saturated(True), saturated(True).findings["saturated"]
+    now, first = average(spread(s) for s in trained.scores[-5:]), spread(trained.scores[0])
     assert found.level == "note" and "--steps" in found.remedy
-    most = max(x for s in told.scores[-5:] for x in s)
+    most = max(x for s in trained.scores[-5:] for x in s)
     assert f"{now:.3g} only ({first:.3g} at first), all near {most:.3g}:" in found.message
     assert "saturated" not in saturated(False).findings
 
 
-def test_a_reward_that_was_nearly_full_at_the_start_is_full_and_not_blind():
-    found = soon_full(True).findings
+def test_a_reward_that_was_nearly_saturated_at_the_start_is_not_called_constant():
+    found = soon_saturated(True).findings
     assert "constant" not in found and "Every reply now scores 1:" in found["saturated"].message
-    assert not {"constant", "saturated"} & set(soon_full(False).findings)
+    assert not {"constant", "saturated"} & set(soon_saturated(False).findings)
 
 
 @pytest.mark.parametrize(
@@ -522,24 +522,24 @@ def test_a_reward_that_was_nearly_full_at_the_start_is_full_and_not_blind():
     ],
 )
 def test_lengths_that_the_reward_pays_for(make, cause, remedy):
-    told, found = make(True), make(True).findings["length"]
-    first, last = lengths(told)[0], average(lengths(told)[-5:])
+    trained, found = make(True), make(True).findings["length"]
+    first, last = lengths(trained)[0], average(lengths(trained)[-5:])
     assert f"from {first:.1f} to {last:.1f} tokens" in found.message
     assert cause in found.cause and remedy.format(round(first)) in found.remedy
     assert (f"`length:<={round(first)}`" if last > first else f"`length:{round(first)}`") in found.remedy
     assert "length" not in make(False).findings
 
 
-def test_a_spammed_sign_is_spelled():
-    """No word shows it; the token does, with its text."""
-    told, found = signs(True), signs(True).findings["one_word"]
-    ids = [i for r in told.replies[-1] for i in r.ids]
+def test_a_spammed_sign_is_named():
+    """It is not a word, so it is found as a token and shown as text."""
+    trained, found = signs(True), signs(True).findings["one_word"]
+    ids = [i for r in trained.replies[-1] for i in r.ids]
     assert f"{percent(Counter(ids).most_common(1)[0][1] / len(ids))} of the tokens are '!'." in found.message
     assert "one_word" not in signs(False).findings or "'d" in signs(False).findings["one_word"].message
 
 
 @cache
-def drift() -> Told:
+def drift() -> TrainedLearner:
     chance = random.Random(0)
     return run(toy(), lambda r: chance.random(), 31)
 
@@ -551,9 +551,9 @@ def test_spam_is_not_blamed_on_a_reward_that_did_not_rise():
 
 
 def test_a_high_coefficient_that_is_not_enough_is_named():
-    """A target that KL leaves behind: the controller's own number is told."""
-    steered = toy(**{"kl.coef": 0.02, "kl.control": "adaptive", "kl.target": 0.5})
-    found = run(steered, grouped, 14).findings["high_kl"]
+    """KL exceeds the target of the controller, which the message names."""
+    learner = toy(**{"kl.coef": 0.02, "kl.control": "adaptive", "kl.target": 0.5})
+    found = run(learner, grouped, 14).findings["high_kl"]
     assert "far above its target of 0.5" in found.message and "--kl.coef" in found.remedy
 
 
@@ -575,10 +575,10 @@ def test_a_declared_setting_that_differs_is_a_note(declared):
 
 
 def test_probes_see_that_the_query_decides(tmp_path):
-    """One reply to each query tells nothing of it; the probes are asked twice before training."""
+    """One reply per query does not show it, but the probes have two replies per query before training."""
     tasks = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
 
-    def told(out, weight):
+    def trained(out, weight):
         def reward(rollouts):
             return [grouped(r) + weight * tasks.index(r.query) for r in rollouts]
 
@@ -586,7 +586,7 @@ def test_probes_see_that_the_query_decides(tmp_path):
         options = {"steps": 3, "batch": 10, "max_tokens": 6, "optimizer.lr": 5e-3, "epochs": 1, "probe_every": 1}
         return train(model, tasks, reward, out=tmp_path / out, tokenizer=letters(), **options)
 
-    made = told("fault", 1.0)
+    made = trained("fault", 1.0)
     assert "reward/query_share" not in made.metrics[-1]
     found = next(f for f in diagnose(made) if f.name == "query_decides")
     assert percent(made.metrics[-1]["probe/query_share"]) in found.message and "minus_query" in found.remedy
@@ -596,7 +596,7 @@ def test_probes_see_that_the_query_decides(tmp_path):
     assert (score.label, score.after) == ("probe reward", made.metrics[-1]["probe/reward"])
     assert score.before == pytest.approx(average(r["reward"] for r in first))
     assert score.before != made.metrics[0]["probe/reward"]
-    twin = told("twin", 0.0)
+    twin = trained("twin", 0.0)
     assert twin.metrics[-1]["probe/query_share"] < 0.8 and diagnose(twin) == []
 
 
@@ -610,29 +610,29 @@ def demo() -> dict[str, History]:
     """Five runs of the sentiment demo and three whose rewards were shuffled, without their replies."""
     path = Path(__file__).parent / "slices" / "healthy-demo.jsonl.gz"
     lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    config, held = lines[0]["config"], {}
+    config, histories = lines[0]["config"], {}
     for name in SEEDS + CONTROLS:
         own = [line for line in lines[1:] if line["run"] == name]
         metrics = [line["metrics"] for line in own if "metrics" in line]
-        held[name] = History(metrics, config=config, evaluation=own[-1]["evaluation"])
-    return held
+        histories[name] = History(metrics, config=config, evaluation=own[-1]["evaluation"])
+    return histories
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_the_demo_is_silent_at_every_step_and_learns(name):
+def test_the_demo_has_no_findings_at_any_step_and_learns(name):
     whole = demo()[name]
     assert len(whole.metrics) == 72
     for count in range(1, 73):
         found = diagnose(History(whole.metrics[:count], config=whole.config))
         assert [f for f in found if f.level != "note"] == [], count
-    said = verdict(whole, diagnose(whole))
+    sentence = verdict(whole, diagnose(whole))
     before, after = (whole.evaluation[side]["mean"] for side in ("before", "after"))
-    assert said.startswith(f"It learned: held-out reward {before:.3g} -> {after:.3g} in 72 steps")
-    assert said.endswith("and nothing looks wrong.")
+    assert sentence.startswith(f"It learned: held-out reward {before:.3g} -> {after:.3g} in 72 steps")
+    assert sentence.endswith("and nothing looks wrong.")
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_shuffled_rewards_are_said_to_have_taught_nothing(name):
+def test_shuffled_rewards_did_not_learn(name):
     whole = demo()[name]
     found = diagnose(whole)
     assert [f.name for f in found] == ["flat"]
@@ -641,11 +641,11 @@ def test_shuffled_rewards_are_said_to_have_taught_nothing(name):
     assert verdict(bare, diagnose(bare)).startswith("It did not learn")
     for count in range(1, 73):
         begun = History(whole.metrics[:count], config=whole.config)
-        told = diagnose(begun)
-        assert {f.name for f in told if f.level != "note"} <= {"flat"}, count
-        assert not verdict(begun, told).startswith("It learned:"), count  # it may drift upwards for a while
+        found = diagnose(begun)
+        assert {f.name for f in found if f.level != "note"} <= {"flat"}, count
+        assert not verdict(begun, found).startswith("It learned:"), count  # it may drift upwards for a while
 
 
-def test_a_nearly_sure_policy_with_one_rare_draw_is_no_other_sampler():
-    history = run(toy(0.3, **{"kl.coef": 0.0, "optimizer.lr": 5e-3}), share, 12)
-    assert not {"other_sampler", "negative_kl"} & set(history.findings)
+def test_one_rare_draw_of_a_nearly_deterministic_policy_is_no_finding():
+    trained = run(toy(0.3, **{"kl.coef": 0.0, "optimizer.lr": 5e-3}), share, 12)
+    assert not {"other_sampler", "negative_kl"} & set(trained.findings)

@@ -1,4 +1,4 @@
-"""Every wrong sampler on a real run: how far below 0 KL falls, what the diagnosis names, and what it may not claim."""
+"""Every wrong sampler on a real run: how far below 0 KL falls, and which causes the diagnosis names."""
 
 import importlib.util
 import sys
@@ -24,13 +24,13 @@ def recipe():
 
 NEGATIVE = recipe()
 STEPS = {"top_k": 16, "top_p": 16, "cold": 16, "min_length": 9, "padding": 6, "dropout": 5}
-"""Enough for KL to lie many standard errors below 0."""
+"""Steps after which KL is many standard errors below 0."""
 
 
 @cache
 def wrong(cause: str, declared: bool) -> Learner:
     made = NEGATIVE.CAUSES[cause]
-    return NEGATIVE.provoke(made.push, made.how, made.declared if declared else {}, STEPS.get(cause, 4))
+    return NEGATIVE.provoke(made.push, made.settings, made.declared if declared else {}, STEPS.get(cause, 4))
 
 
 def names(learner) -> set[str]:
@@ -45,13 +45,13 @@ def below_zero(learner) -> bool:
 @pytest.mark.parametrize("cause", ["top_k", "min_length", "dropout", pytest.param("top_p", marks=pytest.mark.slow)])
 def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     learner = wrong(cause, True)
-    (told,) = NEGATIVE.findings(learner)
+    (finding,) = NEGATIVE.findings(learner)
     assert below_zero(learner)
-    assert (told.name, told.level) == ("negative_kl", "problem")
-    assert f"KL is {NEGATIVE.kl(learner)[0]:.2f} nats a reply" in told.message
-    assert told.cause.startswith(f"{cause}={NEGATIVE.CAUSES[cause].declared[cause]!r}, as declared: ")
-    assert not any(f"{other}=" in told.cause for other in SETTINGS if other != cause)
-    assert SETTINGS[cause].remedy in told.remedy
+    assert (finding.name, finding.level) == ("negative_kl", "problem")
+    assert f"KL is {NEGATIVE.kl(learner)[0]:.2f} nats a reply" in finding.message
+    assert finding.cause.startswith(f"{cause}={NEGATIVE.CAUSES[cause].declared[cause]!r}, as declared: ")
+    assert not any(f"{other}=" in finding.cause for other in SETTINGS if other != cause)
+    assert SETTINGS[cause].remedy in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -66,24 +66,24 @@ def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
 )
 def test_undeclared_it_is_one_candidate_of_several(cause, word, opposite):
     learner = wrong(cause, False)
-    (told,) = NEGATIVE.findings(learner)
-    assert below_zero(learner) and told.name == "negative_kl"
-    claim, candidates = told.cause.split("Candidates: ")
+    (finding,) = NEGATIVE.findings(learner)
+    assert below_zero(learner) and finding.name == "negative_kl"
+    claim, candidates = finding.cause.split("Candidates: ")
     assert claim.startswith("the replies do not come from this policy's own distribution")
     assert "do not show which setting it was" in claim and not any(name in claim for name in SETTINGS)
     assert word in candidates and opposite not in candidates and "," in candidates
 
 
-def test_what_no_score_can_know_changes_no_number():
+def test_declaring_a_setting_that_cannot_be_scored_changes_no_number():
     runs = [[m["kl/per_reply"] for m in wrong("min_length", declared).history] for declared in (True, False)]
     assert runs[0] == runs[1]
 
 
-def test_padding_is_seen_and_drags_kl_below_zero():
+def test_padding_is_recognised_and_makes_kl_negative():
     learner = wrong("padding", False)
-    (told,) = NEGATIVE.findings(learner)
-    assert below_zero(learner) and told.name == "negative_kl"
-    assert told.cause.startswith("padding is counted as text") and "Candidates" not in told.cause
+    (finding,) = NEGATIVE.findings(learner)
+    assert below_zero(learner) and finding.name == "negative_kl"
+    assert finding.cause.startswith("padding is counted as text") and "Candidates" not in finding.cause
 
 
 @pytest.mark.parametrize("cause", ["hot", "cold"])
@@ -91,23 +91,23 @@ def test_a_declared_temperature_is_a_note_and_an_undeclared_one_shows_at_the_fir
     assert names(declared := wrong(cause, True)) == {"declared_otherwise"}
     assert NEGATIVE.kl(declared, 2)[0] > 0
     made = NEGATIVE.CAUSES[cause]
-    (told,) = NEGATIVE.findings(NEGATIVE.provoke(made.push, made.how, {}, 1))
-    assert told.name == "other_sampler" and told.step == 1
+    (finding,) = NEGATIVE.findings(NEGATIVE.provoke(made.push, made.settings, {}, 1))
+    assert finding.name == "other_sampler" and finding.step == 1
     side = "below" if cause == "cold" else "above"
-    assert f"a temperature {side} 1" in told.cause.split("Candidates: ")[1]
+    assert f"a temperature {side} 1" in finding.cause.split("Candidates: ")[1]
 
 
-def test_stored_truncation_of_ones_own_makes_kl_negative_too():
+def test_stored_truncation_makes_kl_negative_too():
     learner = NEGATIVE.own("variety", 10, **{"sampling.top_k": 10, "sampling.truncation": "stored"})
-    (told,) = NEGATIVE.findings(learner)
-    assert below_zero(learner) and told.name == "negative_kl"
-    assert told.cause.startswith("sampling.top_k=10") and "--sampling.top_k 0" in told.remedy
+    (finding,) = NEGATIVE.findings(learner)
+    assert below_zero(learner) and finding.name == "negative_kl"
+    assert finding.cause.startswith("sampling.top_k=10") and "--sampling.top_k 0" in finding.remedy
 
 
 @pytest.mark.parametrize("push", ["blame", "variety"])
-@pytest.mark.parametrize("speaker", ["own", "generate"])
-def test_honest_replies_are_never_accused(push, speaker):
-    learner = NEGATIVE.own(push, 9) if speaker == "own" else NEGATIVE.provoke(push, {}, {}, 9)
+@pytest.mark.parametrize("sampler", ["own", "generate"])
+def test_correctly_sampled_replies_have_no_finding(push, sampler):
+    learner = NEGATIVE.own(push, 9) if sampler == "own" else NEGATIVE.provoke(push, {}, {}, 9)
     assert names(learner) == set()
     mean, error = NEGATIVE.kl(learner)
     assert mean > 5 * error > 0  # it has moved as far as the others

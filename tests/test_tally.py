@@ -1,4 +1,4 @@
-"""Histograms on a common grid: merging equals the histogram of everything, in any order."""
+"""Histograms on a common grid: merging equals the histogram of all values, in any order."""
 
 import random
 from itertools import chain, pairwise
@@ -11,7 +11,7 @@ from operant.tally import BINS, Histogram, Tally
 
 
 def counted(values, histogram):
-    """Counts by hand, on the histogram's own grid."""
+    """Return the counts on the grid of the histogram, computed by hand."""
     values = list(values)
     edges = [(histogram.start + i) * histogram.width for i in range(len(histogram.counts) + 1)]
     return [sum(low <= v < high for v in values) for low, high in pairwise(edges)]
@@ -20,7 +20,7 @@ def counted(values, histogram):
 @pytest.mark.parametrize(
     "low, high", [(0.0, 1.0), (-8.0, 3.0), (1e6, 1e6 + 1), (0.25, 0.25), (-1e-9, 1e-9), (0.0, 0.0)]
 )
-def test_bins_hold_what_lies_in_them(low, high):
+def test_bins_count_their_values(low, high):
     values = np.random.default_rng(0).uniform(low, high, 500).tolist() if low < high else [low] * 5
     histogram = Histogram.of(values)
     assert list(histogram.counts) == counted(values, histogram)
@@ -28,7 +28,7 @@ def test_bins_hold_what_lies_in_them(low, high):
     assert histogram.counts[0] and histogram.counts[-1]
     assert np.log2(histogram.width) == round(np.log2(histogram.width))
     if high - low > 1e-6:
-        assert len(histogram.counts) > BINS / 4  # a grid too coarse would show nothing
+        assert len(histogram.counts) > BINS / 4  # the grid is not too coarse
 
 
 def test_merging_is_counting_together_in_any_order():
@@ -50,7 +50,7 @@ def test_a_coarser_grid_merges_neighbours_exactly():
     assert Histogram.from_plain(fine.as_plain()) == fine
 
 
-def test_what_is_not_finite_is_left_out_and_nothing_gives_nothing():
+def test_nan_and_infinity_are_left_out_and_no_values_give_no_histogram():
     assert sum(Histogram.of([1.0, float("nan"), float("inf"), 2.0]).counts) == 2
     assert Histogram.of([]) is None and Histogram.of([float("nan")]) is None
     tally = Tally()

@@ -1,4 +1,4 @@
-"""What a run tells: the registry and its page, trackers that fail, the console, rows of a table."""
+"""The registry of metrics and its page, failing trackers, the console, the table of rollouts."""
 
 import io
 import re
@@ -48,7 +48,7 @@ def test_every_metric_of_trl_has_a_name_here():
     assert set(TRL_NAMES.split()) <= covered
 
 
-def test_every_metric_says_what_it_means():
+def test_every_metric_has_a_meaning():
     for metric in METRICS.values():
         assert len(metric.meaning) > 5 and "|" not in metric.meaning, metric.name
     assert METRICS["kl/per_reply"].band == (0, 10) and METRICS["kl/per_reply"].healthy == "0 to 10"
@@ -61,26 +61,26 @@ def test_every_metric_says_what_it_means():
 # --- trackers ---------------------------------------------------------------------------------------------------------
 
 
-class Listener:
+class RecordingTracker:
     def __init__(self, fails_at=None):
-        self.heard, self.fails_at = [], fails_at
+        self.calls, self.fails_at = [], fails_at
 
-    def _hear(self, what):
-        if what == self.fails_at:
+    def _add(self, call):
+        if call == self.fails_at:
             raise ConnectionError("no route")
-        self.heard.append(what)
+        self.calls.append(call)
 
     def start(self, config):
-        self._hear("start")
+        self._add("start")
 
     def log(self, step, metrics):
-        self._hear(("log", step))
+        self._add(("log", step))
 
     def rollouts(self, step, rows):
-        self._hear(("rollouts", step))
+        self._add(("rollouts", step))
 
     def close(self):
-        self._hear("close")
+        self._add("close")
 
 
 def drive(trackers):
@@ -93,33 +93,33 @@ def drive(trackers):
 
 @pytest.mark.parametrize("fails_at", ["start", ("log", 2), ("rollouts", 1), "close"])
 def test_a_tracker_that_raises_is_dropped_once_and_nothing_stops(tmp_path, fails_at):
-    said, folder = [], RunFolder.create(tmp_path / "x", {})
-    bad, good = Listener(fails_at), Listener()
-    drive(Trackers(folder, [bad, good], said.append))
-    assert len(said) == 1 and "tracker Listener failed (ConnectionError: no route)" in said[0]
+    messages, folder = [], RunFolder.create(tmp_path / "x", {})
+    bad, good = RecordingTracker(fails_at), RecordingTracker()
+    drive(Trackers(folder, [bad, good], messages.append))
+    assert len(messages) == 1 and "tracker RecordingTracker failed (ConnectionError: no route)" in messages[0]
     steps = [(kind, step) for step in (1, 2, 3) for kind in ("log", "rollouts")]
-    assert good.heard == ["start", *steps, "close"]
-    assert bad.heard == good.heard[: good.heard.index(fails_at)]
+    assert good.calls == ["start", *steps, "close"]
+    assert bad.calls == good.calls[: good.calls.index(fails_at)]
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
 
 
-def test_a_record_that_cannot_be_written_is_said_once_and_written_later(tmp_path, capsys):
-    folder, said, listener = RunFolder.create(tmp_path / "x", {}), [], Listener()
-    trackers = Trackers(folder, [listener], said.append)
+def test_a_record_that_cannot_be_written_is_reported_once_and_written_later(tmp_path, capsys):
+    folder, messages, tracker = RunFolder.create(tmp_path / "x", {}), [], RecordingTracker()
+    trackers = Trackers(folder, [tracker], messages.append)
     folder.metrics_path.symlink_to("/dev/full")
     for step in (1, 2):
         trackers.log(step, {"a": float(step)})
-    assert len(said) == 1 and "no space left on device" in said[0] and "metrics are kept in memory" in said[0]
-    assert said[0] in capsys.readouterr().err
+    assert len(messages) == 1 and "no space left on device" in messages[0]
+    assert "metrics are kept in memory" in messages[0] and messages[0] in capsys.readouterr().err
     folder.metrics_path.unlink()
     trackers.log(3, {"a": 3.0})
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
-    assert listener.heard == [("log", 1), ("log", 2), ("log", 3)]
-    assert len(said) == 2 and said[1] == "metrics can be written again"
+    assert tracker.calls == [("log", 1), ("log", 2), ("log", 3)]
+    assert len(messages) == 2 and messages[1] == "metrics can be written again"
 
 
-def test_ctrl_c_in_a_tracker_is_heard():
-    class Interrupted(Listener):
+def test_ctrl_c_in_a_tracker_is_not_swallowed():
+    class Interrupted(RecordingTracker):
         def log(self, step, metrics):
             raise KeyboardInterrupt
 
@@ -140,7 +140,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_where_the_output_is_no_terminal():
+def test_plain_lines_without_a_terminal():
     out = io.StringIO()
     console = Console(4, every=2, samples_every=3, samples=1, output=out)
     console.start({})
@@ -155,7 +155,7 @@ def test_plain_lines_where_the_output_is_no_terminal():
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_a_bar_at_a_terminal(monkeypatch, width):
+def test_a_bar_in_a_terminal(monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
@@ -170,25 +170,25 @@ def test_a_bar_at_a_terminal(monkeypatch, width):
     assert len(last) <= width
     numbers = ["reward 0.523", "KL 3.12", "entropy 2.91", "clip 0.12", "1.2k tok/s"]
     fitting = numbers if width == 80 else numbers[:3]
-    for part in ("12/100", "2:56 left", *fitting):  # a narrow window shows fewer numbers, and these whole
+    for part in ("12/100", "2:56 left", *fitting):  # a narrow window shows fewer numbers, none of them cut
         assert part in last
     assert "…" not in last
 
 
-def test_a_missing_metric_leaves_a_place_out():
+def test_a_missing_metric_is_left_out():
     out = io.StringIO()
     Console(4, output=out).log(1, {"reward/mean": 1.0, "time/step": 1.0})
     assert out.getvalue() == "step 1/4  reward 1.000  0:03 left\n"
 
 
-def test_an_output_that_cannot_say_it_still_says_something():
+def test_characters_that_the_output_cannot_encode_are_replaced():
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
     before_after([("café", " 悪い", 0.1, " 良い", 0.9)], out)
     assert raw.getvalue() == b"caf?\n  before  0.100 | ??\n  after   0.900 | ??\n"
 
 
-def test_before_and_after_at_a_terminal(monkeypatch):
+def test_before_and_after_in_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()
     before_after([("The film was", " [red]bad[/red].", 0.1, " a joy", 0.93)], out)
@@ -211,7 +211,7 @@ def test_rows_of_a_table(tmp_path):
         Rollout(Task("a", "q"), 0, [Turn([7], [8], [-3.0])], ["left out"], query="q"),
         Rollout(Task("b", "p"), 1, two, ["first", "second \ud800"], query="p"),
     ]
-    batch = Batch(  # of the second rollout alone: two rows, since its memory forgets
+    batch = Batch(  # only of the second rollout; it has two rows, because the prompt of its second turn is new
         tokens=torch.tensor([[1, 2, 3], [9, 5, 6]]),
         mask=torch.ones(2, 3, dtype=torch.bool),
         actions=torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(),
@@ -225,7 +225,7 @@ def test_rows_of_a_table(tmp_path):
     table = rows(rollouts, [None, [0.25, 0.5]], {"taste": [None, 0.75]}, batch)
     assert [(r["task"], r["group"], r["rollout"], r["turn"]) for r in table] == [
         ("a", 0, 0, 0), ("b", 1, 1, 0), ("b", 1, 1, 1)]  # fmt: skip
-    assert [r["reward"] for r in table] == [None, None, 3.25]  # what was judged, and what the world paid
+    assert [r["reward"] for r in table] == [None, None, 3.25]  # the score, and the environment's reward
     assert [r.get("reward/taste") for r in table] == [None, None, 0.75]
     assert [r["ref_logprobs"] for r in table] == [None, [-0.25], [-0.75, -1.75]]
     assert table[2]["reply"] == "second ?" and table[2]["ids"] == [5, 6] and table[2]["prompt"] == [9]
@@ -236,4 +236,4 @@ def test_rows_of_a_table(tmp_path):
     back = pq.read_table(folder.rollouts_path / "step-00001.parquet").to_pylist()
     assert back == [{"reward/taste": None} | row for row in table]
     named = {name for names in COLUMNS for name in names.split(", ")}
-    assert {n.replace("reward/taste", "reward/<part>") for n in back[0]} <= named  # what is written is explained
+    assert {n.replace("reward/taste", "reward/<part>") for n in back[0]} <= named  # every column is documented

@@ -1,4 +1,4 @@
-"""operant trains transformer language models with reinforcement learning: PPO first."""
+"""operant trains transformer language models with reinforcement learning."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
-_HOME = {
+_MODULE_OF = {
     "Batch": "types",
     "Completion": "types",
     "Learner": "training.learner",
@@ -35,18 +35,18 @@ _HOME = {
     "steps": "api",
     "train": "api",
 }
-"""Where each public name lives: it is imported when it is first asked for, so `import operant` costs nothing."""
+"""Module of each public name. It is imported on the first access, so that `import operant` is fast."""
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULE_OF)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'operant' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"operant.{_HOME[name]}"), name)
+    return getattr(import_module(f"operant.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """The public `train` and `steps`: a run with its report and its diagnosis.
 
 run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builtin:sentiment", steps=50)
-for metrics in steps(...): ...          # the same, a step at a time
+for metrics in steps(...): ...          # the same run, as a generator of the metrics of each step
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ def train(
     *,
     algorithm: str | None = None,
     out: Any = None,
-    **given: Any,
+    **options: Any,
 ) -> Run:
-    """Train to the end and return the run. Options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
+    """Train to the end and return the run. The options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
 
-    `policy`: a name, a transformers model (with `tokenizer=`) or a Policy. `reward`: any function from rollouts to
-    scores. `resume=True` goes on with the run in `out`; an option beside it is a changed one. Ctrl-C ends after the
-    step, and saves.
-    Raises: OperantError for whatever the user can mend.
+    policy: a name, a transformers model (with `tokenizer=`) or a Policy. reward: any function from rollouts to scores.
+    With `resume=True` the run in `out` is resumed; other options then replace its recorded ones. Ctrl-C stops after the
+    current step and saves.
+    Raises: OperantError for an error that the user can correct.
     """
-    *_, run = runs(out, **_named(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm), **given)
+    *_, run = runs(out, **_without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm), **options)
     return run
 
 
@@ -40,21 +40,21 @@ def steps(
     *,
     algorithm: str | None = None,
     out: Any = None,
-    **given: Any,
+    **options: Any,
 ) -> Iterator[dict[str, float]]:
-    """As `train`, handing out the metrics of every step; stop asking, and the run ends with that step."""
-    seen = 0
-    for run in runs(out, **_named(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm), **given):
+    """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
+    seen, arguments = 0, _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)
+    for run in runs(out, **arguments, **options):
         if len(run.metrics) > seen:
             seen = len(run.metrics)
             yield run.metrics[-1]
 
 
-def runs(out: Any = None, **given: Any) -> Iterator[Run]:
-    """As `trainer.runs`, which hands out the run itself, with a diagnosis and a report."""
-    return trainer.runs(out, observers=(DiagnosisObserver(), ReportObserver()), **given)
+def runs(out: Any = None, **options: Any) -> Iterator[Run]:
+    """Train with a diagnosis and a report, and yield the run itself as `trainer.runs` does."""
+    return trainer.runs(out, observers=(DiagnosisObserver(), ReportObserver()), **options)
 
 
-def _named(**positional: Any) -> dict[str, Any]:
-    """The arguments that were given: one that is None is left to the recipe."""
-    return {name: value for name, value in positional.items() if value is not None}
+def _without_none(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are not None; the recipe or the defaults decide about the others."""
+    return {name: value for name, value in arguments.items() if value is not None}

@@ -13,9 +13,8 @@ the reason. No rule reports anything on the healthy demo, at any step of five se
 from collections.abc import Callable
 from typing import Any
 
-from operant.diagnosis import distance, rewards, sampling, supervised, texts, updates
-from operant.diagnosis.history import Finding, History, read_history
-from operant.diagnosis.latest import latest
+from operant.diagnosis import distance, rewards, sampling, texts, updates
+from operant.diagnosis.history import Finding, History, latest, read_history
 from operant.diagnosis.verdict import verdict
 
 __all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "verdict"]
@@ -48,10 +47,10 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     rewards.flat,
     rewards.saturated,
     sampling.declared_otherwise,
-    supervised.overfits,
+    updates.overfits,
 )
 """All rules. Findings of the same level are reported in this order."""
-SUPERVISED_RULES = (updates.not_finite, updates.refused, supervised.overfits)
+SUPERVISED_RULES = (updates.not_finite, updates.refused, updates.overfits)
 """The rules for supervised runs, where the replies come from the data set and not from the policy."""
 
 EXPLAINS: dict[str, frozenset[str]] = {

@@ -129,7 +129,7 @@ def drowned(history: History) -> Finding | None:
         "drowned",
         "warning",
         f"The KL penalty varies by {number(penalty)} between replies, the scores by {number(scores)}.",
-        f"the KL coefficient of {number(coef)} is too high: its noise is what the policy learns from",
+        f"the KL coefficient of {number(coef)} is too high: the policy learns from its noise",
         f"`--kl.coef {coef * scores / penalty / 2:.1g}`",
         ("reward/kl_penalty_std", "reward/scaled_std"),
         history.since("reward/kl_penalty_std", lambda x: x > DROWNED * scores),
@@ -163,7 +163,7 @@ def unpaid(history: History) -> bool:
 
 
 def kl_advice(history: History) -> tuple[str, str]:
-    """Return why nothing keeps the policy near the reference (the cause), and the option that does (the remedy)."""
+    """Return the cause that lets the policy move away from the reference, and the remedy."""
     name, coef = price(history)
     if (finding := leap(history) or drowned(history)) is not None:
         return finding.cause, finding.remedy

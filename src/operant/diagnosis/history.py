@@ -1,14 +1,19 @@
-"""The types of a diagnosis: `History`, the data of a run so far, and `Finding`, one thing that is wrong with it."""
+"""The types of a diagnosis: `History`, the data of a run so far, and `Finding`, one thing that is wrong with it.
+
+`latest` makes a history of a learner or run in memory, `read_history` of a run folder.
+"""
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from operant.metrics import collect
-from operant.options import read_mapping
+from operant.metrics import collect, rollout_table
+from operant.options import read_mapping, values
+from operant.sampling import token_pieces
 from operant.storage import atomic_io, old_names
 from operant.types import OperantError
 
@@ -124,7 +129,24 @@ def number(x: float) -> str:
     return f"{x:.3g}" if 1e-3 <= abs(x) < 1e5 or x == 0 else f"{x:.1e}"
 
 
-# --- from disk --------------------------------------------------------------------------------------------------------
+# --- where a history comes from ---------------------------------------------------------------------------------------
+
+
+def latest(source: Any) -> History:
+    """Return the history of a `Learner` or of a `Run`; it has no replies before the first step."""
+    learner = getattr(source, "learner", source)
+    config = learner.option_values() | {"reference": "none" if learner.reference is None else "given"}
+    history = History(list(learner.history), config=config)
+    last, tokenizer = learner.last_step, learner.policy.tokenizer
+    if last is not None:
+        pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
+        table = rollout_table.rows(last.rollouts, last.scores, None, last.batch, last.places, pieces)
+        info = last.rollouts[0].info if last.rollouts else {}
+        history = replace(history, rows=table, declared=info.get("declared", {}), external="declared" in info)
+    if learner is source:
+        return history
+    config |= values(source.config.train)
+    return replace(history, metrics=source.metrics, reference=source.folder.reference_probes(), config=config)
 
 
 def read_history(folder: str | Path) -> History:

@@ -1,4 +1,4 @@
-"""Rules about the update of the weights: collapse, too large steps, a misleading critic, NaN and infinity."""
+"""Rules about the update of the weights: collapse, too large steps, a bad critic, NaN and infinity, overfitting."""
 
 import math
 
@@ -18,6 +18,8 @@ GAP, HALF = 1e-3, 0.05
 """Nats. The registry: below 0.0001 in float32, below 0.05 in bfloat16."""
 CLIPPED = 0.3
 """The end of the registry's healthy range."""
+RISEN = 1.02
+"""The held-out loss is rising when it is above this many times its lowest value."""
 
 
 def entropy(history: History) -> Finding | None:
@@ -160,4 +162,26 @@ def refused(history: History) -> Finding | None:
         "`--optimizer.lr` a third, or `--update.epochs 1`",
         ("policy/skipped_steps", "policy/ratio_mean"),
         history.since("policy/skipped_steps", lambda x: x > 0),
+    )
+
+
+def overfits(history: History) -> Finding | None:
+    """The held-out loss rises while the training loss keeps falling."""
+    losses = [
+        (int(m.get("step", 0)), m["evaluate/loss"]) for m in history.metrics if m.get("evaluate/loss") is not None
+    ]
+    if len(losses) < 3:
+        return None
+    step, least = min(losses, key=lambda pair: pair[1])
+    now = losses[-1][1]
+    if now <= RISEN * least:
+        return None
+    return Finding(
+        "overfits",
+        "warning",
+        f"The held-out loss was lowest at step {step}, {number(least)}, and is {number(now)} now.",
+        "the model memorises the rows: there are few of them, or it has seen them too often",
+        f"`--steps {step}`, or `--best -evaluate/loss` keeps the best model; more rows, or a lower `--optimizer.lr`",
+        ("evaluate/loss", "supervised/loss"),
+        step,
     )

@@ -28,9 +28,8 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     tally = Tally()
     turns = [turn for r in rollouts for turn in r.turns]
     lengths = [len(t.action) for t in turns]
-    for name, values in (("query", [len(t.prompt) for t in turns]), ("reply", lengths)):
-        tally.mean(f"rollout/{name}_tokens", values)
-        tally.spread(f"rollout/{name}_tokens_std", values)
+    _mean_and_std(tally, "rollout/query_tokens", [len(t.prompt) for t in turns])
+    _mean_and_std(tally, "rollout/reply_tokens", lengths)
     for end in ("stop", "length"):
         tally.mean(f"rollout/ended_{end}", [t.end == end for t in turns])
     tally.mean("rollout/ended_cut", [r.end == "cut" for r in rollouts])
@@ -66,19 +65,15 @@ def of_batch(batch: Batch, coef: float) -> Tally:
         tally.histogram("ref_logprobs", batch.ref_logprobs, at)
         k1 = estimate("k1", batch.raw_logprobs, batch.ref_logprobs)
         per_reply = per_episode(k1)
-        tally.mean("kl/per_reply", per_reply)
-        tally.spread("kl/per_reply_std", per_reply)
+        _mean_and_std(tally, "kl/per_reply", per_reply)
         tally.histogram("kl_per_reply", per_reply)
         tally.mean("kl/per_token", k1, at)
         tally.mean("kl/k3", per_episode(estimate("k3", batch.raw_logprobs, batch.ref_logprobs)))
     if batch.kl is not None:
         charged = per_episode(batch.kl)
         tally.mean("kl/paid", charged)
-        tally.mean("reward/kl_penalty", [coef * k for k in charged])
-        tally.spread("reward/kl_penalty_std", [coef * k for k in charged])
-    rewards = per_episode(batch.rewards)
-    tally.mean("reward/return", rewards)
-    tally.spread("reward/return_std", rewards)
+        _mean_and_std(tally, "reward/kl_penalty", [coef * k for k in charged])
+    _mean_and_std(tally, "reward/return", per_episode(batch.rewards))
     for name, x in (("value", batch.values), ("returns", batch.returns)):
         if x is not None:
             tally.mean(f"{name}/mean", x, at)
@@ -88,6 +83,11 @@ def of_batch(batch: Batch, coef: float) -> Tally:
     if batch.values is not None and batch.returns is not None:
         tally.mean("value/error_before", (batch.returns - batch.values) ** 2, at)
     return tally
+
+
+def _mean_and_std(tally: Tally, name: str, values: Sequence[float]) -> None:
+    tally.mean(name, values)
+    tally.spread(f"{name}_std", values)
 
 
 def of_advantages(tally: Tally, batch: Batch) -> None:
@@ -146,17 +146,14 @@ def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
 
 def distributions(tally: Tally) -> dict[str, Any]:
     """Return the histograms, the norms by block and the gradients by tensor of a step, ready for JSON."""
-    histograms: dict[str, Any] = {}
-    gradients: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {"histograms": {}, "blocks": {}, "gradients": {}}
     for name, histogram in tally.histograms.items():
-        group = gradients if name.startswith(GRADIENTS) else histograms
-        group[name.removeprefix(GRADIENTS)] = histogram.as_plain()
-    blocks: dict[str, dict[str, float]] = {}
-    for name, x in tally.result().items():
+        part = "gradients" if name.startswith(GRADIENTS) else "histograms"
+        parts[part][name.removeprefix(GRADIENTS)] = histogram.as_plain()
+    for name, norm in tally.result().items():
         if name.startswith(BLOCKS):
             _, kind, block = name.split("/", 2)
-            blocks.setdefault(kind, {})[block] = x
-    parts = {"histograms": histograms, "blocks": blocks, "gradients": gradients}
+            parts["blocks"].setdefault(kind, {})[block] = norm
     return {name: part for name, part in parts.items() if part}
 
 

@@ -32,7 +32,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.index = folder, Index(folder)
-        self._results: dict[Callable, tuple[Any, Any]] = {}
+        self._results: dict[str, tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 
     def answer(self, path: str, query: str) -> Any:
@@ -46,49 +46,44 @@ class Site:
         return method(self, **_parameters(query, types))
 
     def page(self) -> str:
-        """The page itself, with its data but without replies."""
+        """Return the page itself, with its data but without replies."""
         return run_report.page(self.data(), live=True)
 
     def data(self) -> Any:
-        """The page's data without replies."""
-        return self._cached(run_report.page_data)
+        """Return the page's data without replies."""
+        return self._cached("data", run_report.page_data)
 
     def probes(self) -> Any:
-        """The fixed queries with their answers, and notes about files that could not be read."""
-        return self._cached(_read_probes)
+        """Return the fixed queries with their answers, and notes about files that could not be read."""
+        read = replies.Reader()
+        return self._cached("probes", lambda folder: {"probes": replies.probes(folder, read), "notes": read.notes})
 
     def replies(self, **parameters: Any) -> Any:
-        """The rows that `Index.find` finds."""
+        """Return the rows that `Index.find` finds."""
         try:
             return self.index.find(**parameters)
         except OperantError as error:
             raise RequestError(400, str(error)) from error
 
     def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
-        """The tokens of the reply in one row of a file, with their numbers."""
+        """Return the tokens of the reply in one row of a file, with their numbers."""
         if of not in ("rollouts", "probes", "reference") or row < 0:
             raise RequestError(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
-        path = self.folder / ("rollouts" if of == "rollouts" else "probes") / f"{atomic_io.step_name(step)}.parquet"
-        if of == "reference":
-            path = self.folder / "probes" / "reference.parquet"
+        folder = self.folder / ("rollouts" if of == "rollouts" else "probes")
+        name = "reference" if of == "reference" else atomic_io.step_name(step)
         try:
-            return parquet.tokens(path, [row])[0]
+            return parquet.tokens(folder / f"{name}.parquet", [row])[0]
         except (FileNotFoundError, IndexError):
             raise RequestError(404, f"there is no reply {row} at step {step} any more") from None
 
-    def _cached(self, make: Callable[[Path], Any]) -> Any:
+    def _cached(self, name: str, make: Callable[[Path], Any]) -> Any:
         """Return `make(folder)`, computed again only after a file of the run has changed, so that polling is cheap."""
         with self._lock:
             paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
             stamps = [(path, parquet.stamp(path)) for path in paths if path.name not in _NOT_SHOWN]
-            if make not in self._results or self._results[make][0] != stamps:
-                self._results[make] = stamps, make(self.folder)
-            return self._results[make][1]
-
-
-def _read_probes(folder: Path) -> Any:
-    read = replies.Reader()
-    return {"probes": replies.probes(folder, read), "notes": read.notes}
+            if name not in self._results or self._results[name][0] != stamps:
+                self._results[name] = stamps, make(self.folder)
+            return self._results[name][1]
 
 
 _PATHS: dict[str, tuple[Callable, dict[str, type]]] = {

@@ -59,7 +59,7 @@ def write_comparison(places: Sequence[str | Path], out: str | Path | None = None
 
 
 def report_path(places: Sequence[str | Path]) -> Path:
-    """The default path of the page: `report.html` in the sweep, or `comparison.html` beside the runs."""
+    """Return the default path of the page: `report.html` in the sweep, or `comparison.html` beside the runs."""
     if len(places) == 1 and is_sweep(places[0]):
         return Path(places[0]) / "report.html"
     parents = {os.path.dirname(os.path.abspath(place)) for place in places}
@@ -98,7 +98,7 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
 
 
 def _frontier(groups: Sequence[Group], ends: Sequence[Finals], held_out: bool, same_reward: bool) -> dict[str, Any]:
-    """Points of the runs; the groups on the front, and the reward before training, where rewards are comparable."""
+    """Collect the points of the runs and, if rewards are comparable, the groups on the front and the initial reward."""
     points = []
     for number, group in enumerate(groups):
         for run in group.runs:
@@ -115,7 +115,7 @@ def _frontier(groups: Sequence[Group], ends: Sequence[Finals], held_out: bool, s
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the Pareto-optimal (KL, reward), in the order of KL: no other point has less KL and as much reward."""
+    """Return the indices of the (KL, reward) points that no other beats in both, in the order of KL."""
     best, found = -math.inf, []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if points[place][1] > best:
@@ -128,7 +128,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _curve(name: str, groups: Sequence[Group]) -> dict[str, Any] | None:
-    """A metric over the steps with one line per group; None where no run has it."""
+    """Collect a metric over the steps with one line per group; None where no run has it."""
     lines = [_line(name, group) for group in groups]
     if not any(lines):
         return None
@@ -139,7 +139,7 @@ def _curve(name: str, groups: Sequence[Group]) -> dict[str, Any] | None:
 
 
 def _line(name: str, group: Group) -> dict[str, Any] | None:
-    """Mean and half the interval over the runs that reached each step, at evenly spaced steps where there are many."""
+    """Average a metric over the runs that reached each step, with half its interval, at up to `POINTS` steps."""
     values: dict[int, list[float | None]] = {}
     for run in group.runs:
         for m in run.history.metrics:
@@ -163,7 +163,7 @@ def _line(name: str, group: Group) -> dict[str, Any] | None:
 
 
 def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The replies of each run and of the reference to the queries that all runs have answered, one column per run.
+    """Collect the replies of each run and of the reference to the queries that all runs have answered.
 
     They are the newest replies to the probe queries; a run without probes has those to the held-out tasks.
     """
@@ -189,13 +189,13 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _evaluated(run: RunRecord, when: str) -> dict[str, Any]:
-    """By task: the replies to the held-out tasks `before` or `after` training."""
+    """Return by task the replies to the held-out tasks `before` or `after` training."""
     replies = (run.history.evaluation.get(when) or {}).get("replies", [])
     return {reply["task"]: reply | {"reward": reply["score"]} for reply in replies}
 
 
 def _rows(path: Path) -> dict[str, Any]:
-    """By task: the first row of a file; none where the file is damaged or has been replaced meanwhile."""
+    """Return by task the first row of a file; none where the file is damaged or has been removed."""
     rows: dict[str, Any] = {}
     with suppress(OperantError, FileNotFoundError):
         for row in parquet.lines(path).to_pylist():
@@ -204,7 +204,7 @@ def _rows(path: Path) -> dict[str, Any]:
 
 
 def _cell(row: Mapping[str, Any] | None) -> list[Any] | None:
-    """[reply, reward]; None where there is no answer."""
+    """Return [reply, reward]; None where there is no answer."""
     if row is None:
         return None
     text = str(row["reply"])

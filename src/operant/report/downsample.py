@@ -7,6 +7,7 @@ Nothing is smoothed: a curve shows the lowest and the highest value of each inte
 histogram.
 """
 
+import itertools
 import json
 import math
 import statistics
@@ -38,7 +39,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def steps_per_interval(count: int) -> int:
-    """Number of steps that two points of a curve of `count` steps stand for; 1 where every step is drawn."""
+    """Return how many of `count` steps each two points of a curve stand for; 1 where every step is drawn."""
     return 1 if count <= POINTS else math.ceil(2 * count / POINTS)
 
 
@@ -48,12 +49,12 @@ def _intervals(values: Sequence[Any]) -> list[Sequence[Any]]:
 
 
 def _ends(steps: Sequence[int]) -> list[int]:
-    """The first and the last step of each interval, at which its two points are drawn."""
+    """Return the first and the last step of each interval, at which its two points are drawn."""
     return [step for interval in _intervals(steps) for step in dict.fromkeys((interval[0], interval[-1]))]
 
 
 def _extremes(values: Sequence[float | None]) -> list[float | None]:
-    """The lowest and the highest value of each interval, in their order in time."""
+    """Return the lowest and the highest value of each interval, in their order in time."""
     found: list[float | None] = []
     for interval in _intervals(values):
         known = [(value, place) for place, value in enumerate(interval) if value is not None]
@@ -80,19 +81,19 @@ class Heatmaps:
         self._parsed: dict[int, dict[str, Any]] = {}
 
     def histogram(self, name: str) -> dict[str, Any] | None:
-        """A histogram over the steps, each column [first row, share, share, ...]; None where no step has it."""
+        """Return a histogram over the steps, with columns [first row, share, share, ...]; None where no step has it."""
         found = [(step, h) for step, h in self._records("histograms", name) if sum(h["counts"])]
         return _on_one_grid(found) if found else None
 
     def blocks(self, kind: str) -> dict[str, Any] | None:
-        """`gradient`, `update` or `weight` norms: names of the blocks, and one list of norms per step."""
+        """Return `gradient`, `update` or `weight` norms: the names of the blocks, and one list of norms per step."""
         found = self._records("blocks", kind)
         names = list(dict.fromkeys(name for _, norms in found for name in norms))
         columns = [[short(norms.get(name)) for name in names] for _, norms in found]
         return {"names": names, "steps": [step for step, _ in found], "columns": columns} if found else None
 
     def _records(self, section: str, name: str) -> list[tuple[int, Any]]:
-        """(step, record) of the lines that have `name`, thinned out evenly; the newest is among them."""
+        """Return (step, record) of evenly spaced lines that have `name`; the newest is always among them."""
         places = [i for i, line in enumerate(self._lines) if f'"{name}": {{' in line]
         every = max(1, math.ceil(len(places) / COLUMNS))
         records = []
@@ -132,7 +133,7 @@ def _without_empty_rows(histograms: Sequence[Mapping[str, Any]], width: float, s
 
 
 def _range(histograms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The range of all values but the tails, with equal weight for each histogram."""
+    """Return the range of all values but the tails, with equal weight for each histogram."""
     bins = sorted(
         ((h["start"] + i) * h["width"], h["width"], count / sum(h["counts"]) / len(histograms))
         for h in histograms
@@ -143,17 +144,13 @@ def _range(histograms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def _beyond_tail(bins: Sequence[tuple[float, float, float]], side: int) -> float:
-    """The edge of the first bin at which the cumulated share exceeds the tail; side: 0 its lower edge, 1 its upper."""
-    cumulated = 0.0
-    for edge, width, share in bins:
-        cumulated += share
-        if cumulated > _TAIL:
-            return edge + side * width
-    raise AssertionError("shares sum to 1")
+    """Return an edge of the first bin at which the cumulated share exceeds the tail: 0 its lower one, 1 its upper."""
+    cumulated = itertools.accumulate(share for *_, share in bins)
+    return next(edge + side * width for (edge, width, _), share in zip(bins, cumulated) if share > _TAIL)
 
 
 def _column(histogram: Mapping[str, Any], width: float, start: int, rows: int) -> list[float]:
-    """[first row, shares of the replies or tokens...] without the empty rows at both ends."""
+    """Return [first row, shares of the replies or tokens...] without the empty rows at both ends."""
     ratio, total = histogram["width"] / width, sum(histogram["counts"])
     column = [0.0] * rows
     parts = max(1, round(ratio))

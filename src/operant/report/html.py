@@ -6,6 +6,7 @@ The files are in `page/`. In the JSON of the data every `<` is escaped, so that 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -36,9 +37,7 @@ def page(
         "scripts": "\n".join(_read(name) for name in ("vendor/uPlot.iife.min.js", *scripts)),
         "data": as_json(data).replace("<", "\\u003c"),
     }
-    pieces = _read("page.html").split("{{")
-    filled = [parts[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces[1:])]
-    return pieces[0] + "".join(filled)
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _read("page.html"))
 
 
 def as_json(data: Mapping[str, Any]) -> str:

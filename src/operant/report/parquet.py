@@ -1,6 +1,6 @@
 """Reads the parquet files of a run by column: whole rows without their tokens, and the tokens of single replies.
 
-A file may be replaced, removed or damaged while it is read: the run goes on, and so does the reader.
+A file may be replaced, removed or damaged while it is read, because the run may still be in progress.
 """
 
 import math
@@ -37,13 +37,13 @@ def reading_run(folder: str | Path) -> Iterator[None]:
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The `step-*.parquet` files of a folder by step, in ascending order; empty where the folder does not exist."""
+    """Return the `step-*.parquet` files of a folder by step, in ascending order; empty where it does not exist."""
     found = {atomic_io.step_of(path): path for path in folder.glob("step-*.parquet")}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Modification time, size and inode, which change when the file does; None where there is no file."""
+    """Return modification time, size and inode, which change when the file does; None where there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -85,27 +85,27 @@ def tokens(path: Path, rows: Sequence[int]) -> list[dict[str, list | None]]:
 
 
 def count(path: Path) -> int:
-    """Number of rows in a file. Raises as `lines`."""
+    """Return the number of rows in a file. Raises as `lines`."""
     with _opened(path) as file:
         return file.metadata.num_rows
 
 
 def plain(value: Any) -> Any:
-    """A cell as JSON can hold it: floats are rounded to three decimals, NaN and infinity become None."""
+    """Convert a cell for JSON: floats are rounded to three decimals, NaN and infinity become None."""
     if not isinstance(value, float):
         return value
     return round(value, 3) + 0.0 if math.isfinite(value) else None  # + 0.0 turns -0.0 into 0.0
 
 
 def compute() -> Any:
-    """`pyarrow.compute`, typed as Any because its functions are generated when it is imported."""
+    """Return `pyarrow.compute`, typed as Any because its functions are generated when it is imported."""
     import pyarrow.compute as module
 
     return module
 
 
 def _read(path: Path, names: Sequence[str], parts: bool = False) -> Any:
-    """Read the named columns that the file has; parts: and every `reward/<part>`."""
+    """Read the named columns that the file has; parts: also every `reward/<part>`."""
     with _opened(path) as file:
         available = file.schema_arrow.names
         wanted = [name for name in available if name in names or (parts and name.startswith("reward/"))]
@@ -133,7 +133,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _column(table: Any, name: str, kind: Any) -> Any:
-    """A column cast to an Arrow type, with nulls for NaN, infinity and a column that is missing."""
+    """Cast a column to an Arrow type, with nulls for NaN, infinity and a column that is missing."""
     import pyarrow as pa
 
     pc = compute()
@@ -144,7 +144,7 @@ def _column(table: Any, name: str, kind: Any) -> Any:
 
 
 def _summed_kl(table: Any) -> Any:
-    """[rows] log-prob minus reference log-prob, summed over each reply; null where either is unknown."""
+    """Return [rows] log-prob minus reference log-prob, summed over each reply; null where either is unknown."""
     import numpy as np
     import pyarrow as pa
 

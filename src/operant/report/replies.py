@@ -101,7 +101,7 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
 
 
 def _answers(table: Any) -> dict[str, dict[str, Any]]:
-    """By task: the last reply of the first attempt."""
+    """Return by task the last reply of the first attempt."""
     answers: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
         known = answers.get(row["task"])
@@ -116,7 +116,7 @@ def _side(answers: dict[str, dict[str, Any]], tasks: Sequence[str]) -> Columns:
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` items, evenly spaced, with the first and the last: `spread("abcde", 3) == ["a", "c", "e"]`."""
+    """Select at most `most` evenly spaced items, with both ends: `spread("abcde", 3) == ["a", "c", "e"]`."""
     if most >= len(items):
         return list(items)
     if most < 2:
@@ -125,7 +125,7 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def size(data: Any) -> int:
-    """Number of bytes that `data` takes on a page."""
+    """Return the number of bytes that `data` takes on a page."""
     text = as_json(data)
     return len(text.encode("utf-8", errors="replace")) + 5 * text.count("<")
 
@@ -178,7 +178,7 @@ def _add_tokens(data: dict[str, Any], folder: Path, read: Reader, budget: int) -
 
 
 def _token_targets(data: dict[str, Any], folder: Path) -> list[tuple[dict[str, Any], Path, list[int | None]]]:
-    """(probe side or chunk of replies to add tokens to, its file, rows of the file), in the order of priority.
+    """List (probe side or chunk of replies to add tokens to, its file, rows of the file) in the order of priority.
 
     First come the newest probes and the reference's, then the newest and the first replies, then the others.
     """

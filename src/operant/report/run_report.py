@@ -44,7 +44,7 @@ def write_report(run_folder: str | Path) -> Path:
 
 
 def page(data: Mapping[str, Any], live: bool = False) -> str:
-    """The page's HTML from `page_data`, with `replies` in it unless the page is live."""
+    """Build the page's HTML from `page_data`, with `replies` added unless the page is live."""
     return html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
 
@@ -92,27 +92,24 @@ def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | No
 
 
 def key_numbers(history: History) -> list[dict[str, Any]]:
-    """The few numbers below the verdict: label, unit, before and after; only after where a start means nothing.
+    """List the few numbers below the verdict: label, unit, before and after; only after where a start means nothing.
 
     Like the verdict, they average noisy metrics over the newest few steps.
     """
-    score, kl, entropy = progress(history), history.recent("kl/per_reply"), history.recent("policy/entropy")
-    numbers: list[dict[str, Any]] = []
-    if score is not None:
-        label = score.label[0].upper() + score.label[1:]
-        numbers.append({"label": label, "unit": "", "before": short(score.before), "after": short(score.after)})
-    if kl is not None:
-        numbers.append({"label": "KL per reply", "unit": "nats", "after": short(kl)})
-    if entropy is not None:
-        first = short(history.first("policy/entropy"))
-        numbers.append({"label": "Entropy", "unit": "nats", "before": first, "after": short(entropy)})
-    if seconds := sum(history.values("time/step")):
-        numbers.append({"label": "Training time", "unit": "s", "after": short(seconds)})
-    return numbers
+    score, seconds = progress(history), sum(history.values("time/step"))
+    first, entropy = history.first("policy/entropy"), history.recent("policy/entropy")
+    label = score.label[0].upper() + score.label[1:] if score else ""
+    numbers = [
+        {"label": label, "unit": "", "before": score and score.before, "after": score and score.after},
+        {"label": "KL per reply", "unit": "nats", "after": history.recent("kl/per_reply")},
+        {"label": "Entropy", "unit": "nats", "before": first, "after": entropy},
+        {"label": "Training time", "unit": "s", "after": seconds or None},
+    ]
+    return [{name: short(value) for name, value in number.items()} for number in numbers if number["after"] is not None]
 
 
 def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """First and newest value of every metric with its description, in the registry's order."""
+    """List the first and newest value of every metric with its description, in the registry's order."""
     places = {name: place for place, name in enumerate(METRICS)}
     names = dict.fromkeys(name for m in metrics for name in m if name != "step")
     rows = []
@@ -132,7 +129,7 @@ def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
-    """The first few fixed queries with the newest answers beside those of the reference, or else the oldest."""
+    """Collect the first few fixed queries with the newest answers beside those of the reference, or else the oldest."""
     steps, sides, reference = found_probes["steps"], found_probes["policy"], found_probes["reference"]
     before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
     queries = [row["query"] for row in found_probes["queries"]]
@@ -142,7 +139,7 @@ def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The first few held-out tasks with their replies before and after training, in a run without probes."""
+    """Collect the first few held-out tasks with their replies before and after training, in a run without probes."""
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
     earlier = {row["task"]: _answer(row["reply"], row["score"]) for row in reversed(before)}
     rows = [

@@ -47,7 +47,7 @@ class RunRecord:
         return mean if mean is not None else self.history.first("reward/mean")
 
     def final(self, name: str, held_out: bool) -> Any:
-        """A result after training, from the held-out tasks or as the mean of the last steps."""
+        """Return a result after training, from the held-out tasks or as the mean of the last steps."""
         if held_out:
             return self.held_out.get(name)
         metric = {"reward": "reward/mean", "kl": "kl/per_reply"}.get(name, f"text/{name}")
@@ -113,7 +113,7 @@ def read_runs(places: Sequence[str | Path]) -> list[RunRecord]:
 
 
 def swept(places: Sequence[str | Path]) -> list[str]:
-    """The swept options where the only folder is a sweep, else none."""
+    """List the swept options where the only folder is a sweep, else none."""
     if len(places) != 1 or not is_sweep(places[0]):
         return []
     return list(read_mapping(Path(places[0]) / FILE).get("axes") or {})
@@ -123,7 +123,7 @@ def swept(places: Sequence[str | Path]) -> list[str]:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """Options that are not equal in all runs, by full name; an option that a run lacks counts as different."""
+    """List the options that are not equal in all runs, by full name; one that a run lacks counts as different."""
     first = runs[0].config
     return [
         name
@@ -150,7 +150,7 @@ def grouped(runs: Sequence[RunRecord], known: Sequence[str] = ()) -> list[Group]
 
 
 def as_text(value: Any) -> str:
-    """The value of an option as a reader would write it: `2` for 2.0, `none`, `true`, `[1, 2]`."""
+    """Write the value of an option as in a sentence: `2` for 2.0, `none`, `true`, `[1, 2]`."""
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, (list, tuple)):
@@ -159,6 +159,6 @@ def as_text(value: Any) -> str:
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    """Sort key: numbers by size, then everything else by its text."""
+    """Return a sort key that orders numbers by size, and other values after them by their text."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return (0, float(value), "") if number else (1, 0.0, as_text(value))

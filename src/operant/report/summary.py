@@ -37,7 +37,7 @@ Finals = Mapping[str, Interval | None]
 
 
 def interval(values: Sequence[float | None]) -> Interval | None:
-    """The interval of the finite values; None where there are none."""
+    """Compute the interval of the finite values; None where there are none."""
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
     if not known:
         return None
@@ -47,7 +47,7 @@ def interval(values: Sequence[float | None]) -> Interval | None:
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """t with P(|T| < t) = confidence for `freedom` degrees of freedom, by bisection: 12.706 for 1, 1.96 for many."""
+    """Solve P(|T| < t) = confidence by bisection; freedom: degrees of freedom. 12.706 for 1, 1.96 for many."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2
@@ -56,7 +56,7 @@ def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _probability_within(angle: float, freedom: int) -> float:
-    """P(|T| < sqrt(freedom) * tan(angle)): the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """Compute P(|T| < sqrt(freedom) * tan(angle)) by the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
     cos, sin = math.cos(angle), math.sin(angle)
     odd = freedom % 2
     term, total = (cos, 0.0) if odd else (1.0, 0.0)
@@ -70,12 +70,12 @@ def _probability_within(angle: float, freedom: int) -> float:
 
 
 def finals(group: Group, held_out: bool) -> Finals:
-    """Results of a group after training, over its runs, from the held-out tasks or from the last steps."""
+    """Summarise a group's results after training, from the held-out tasks or from the last steps."""
     return {name: interval([run.final(name, held_out) for run in group.runs]) for name in FINALS}
 
 
 def run_row(run: RunRecord, group: int, held_out: bool, base: str | Path) -> dict[str, Any]:
-    """One run as a row of a table. base: the folder that the link to its report is relative to."""
+    """Return one run as a row of a table. base: the folder that the link to its report is relative to."""
     report = run.folder / "report.html"
     return {
         "name": run.name,
@@ -89,7 +89,7 @@ def run_row(run: RunRecord, group: int, held_out: bool, base: str | Path) -> dic
 
 
 def group_row(group: Group, final: Finals) -> dict[str, Any]:
-    """One group as a row of a table. number: the value of its only option, if numeric; it orders the colours."""
+    """Return one group as a row of a table; `number`, the value of its only option if numeric, orders the colours."""
     intervals = {"before": interval([run.before for run in group.runs]), **final}
     values = list(group.values.values())
     numeric = len(values) == 1 and isinstance(values[0], (int, float)) and not isinstance(values[0], bool)
@@ -107,7 +107,7 @@ def group_row(group: Group, final: Finals) -> dict[str, Any]:
 
 
 def _counted_findings(group: Group) -> list[dict[str, Any]]:
-    """The findings of a group, worst first, with the number of its runs that have them."""
+    """List the findings of a group, worst first, with the number of its runs that have them."""
     messages: dict[tuple[str, str], list[str]] = {}
     for run in group.runs:
         for finding in run.findings:
@@ -146,7 +146,7 @@ def _reward_and_kl(group: Group, final: Finals) -> str:
 
 
 def _plus_minus(found: Interval | None, percent: bool = False) -> str:
-    """`18.1 ± 0.4`; `–` where unknown; percent: a share, without its interval."""
+    """Format `18.1 ± 0.4`, or `–` where unknown; percent: format a share, without its interval."""
     if found is None:
         return "–"
     if percent:
@@ -155,7 +155,7 @@ def _plus_minus(found: Interval | None, percent: bool = False) -> str:
 
 
 def table(data: Mapping[str, Any]) -> str:
-    """The groups of a comparison as lines of text: differing options, number of runs, results, findings."""
+    """Format the groups of a comparison as lines of text: differing options, number of runs, results, findings."""
     names = list(data["groups"][0]["values"])
     lines = [[*names, "runs", "before", "reward", "KL", "empty", "findings"]]
     for group in data["groups"]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from operant.report.compare import comparison, write_comparison
 from operant.report.summary import brief, table
@@ -94,9 +94,8 @@ def _headline(folder: Path, states: Counter[str], at_once: int) -> str:
 class ProgressPrinter:
     """Prints a line for each run that ends, and on a terminal a status line while runs are in progress."""
 
-    def __init__(self, total: int, done: int, output: TextIO | None = None) -> None:
+    def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
-        self._output: TextIO = output or sys.stdout
         self._status_at, self._shown = 0.0, False
 
     def ended(self, command: RunCommand, end: Exit, interrupted: bool) -> None:
@@ -111,17 +110,14 @@ class ProgressPrinter:
             reason = end.reason if end.code else f"it stopped after step {steps_done(command.folder)}"
             lines = "\n".join(f"    {line}" for line in end.last_lines or ["(no output)"])
             text = f"{command.name} failed: {reason}; its last lines:\n{lines}"
-        if self._shown:
-            self._output.write("\r\x1b[K")
-        print(text, file=self._output, flush=True)
+        print(f"\r\x1b[K{text}" if self._shown else text, flush=True)
 
     def waiting(self, running: Sequence[RunCommand]) -> None:
         """Update the status line of a terminal, at most once a second."""
         now = time.monotonic()
-        if not self._output.isatty() or now - self._status_at < _STATUS_SECONDS:
+        if not sys.stdout.isatty() or now - self._status_at < _STATUS_SECONDS:
             return
         self._status_at, self._shown = now, True
         each = ", ".join(f"{command.name} step {steps_done(command.folder)}" for command in running)
         width = shutil.get_terminal_size().columns + 3  # the codes that clear the line have no width of their own
-        self._output.write(f"\r\x1b[K{self.done}/{self.total} done; {each}"[:width])
-        self._output.flush()
+        print(f"\r\x1b[K{self.done}/{self.total} done; {each}"[:width], end="", flush=True)

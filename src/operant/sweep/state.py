@@ -110,10 +110,9 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
 
     Raises: OperantError for a folder that is not a run.
     """
-    if not folder.exists():
-        return "missing"
     if not (folder / "config.yaml").is_file():
-        _clear(folder)
+        if folder.exists():
+            _clear(folder)
         return "missing"
     config = read_config(folder)
     evaluated = config.get("evaluate") is None or (folder / "evaluation.json").is_file()

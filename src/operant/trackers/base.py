@@ -45,6 +45,7 @@ class ExternalTracker:
 
     def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
         self.run_folder, self.folder = Path(run_folder), Path(run_folder) / self.name
+        self._state_path = self.folder / "operant.json"
         self.log_message = log_message
         self.samples_every = self.total_steps = 0
         self.state: dict[str, Any] = {}
@@ -115,10 +116,6 @@ class ExternalTracker:
                 with suppress(Exception):
                     self.end(failed=True)
                 raise
-
-    @property
-    def _state_path(self) -> Path:
-        return self.folder / "operant.json"
 
     def _save_state(self) -> None:
         atomic_io.write(self._state_path, json.dumps(self.state))

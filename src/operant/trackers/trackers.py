@@ -28,28 +28,27 @@ from operant.types import OperantError
 TRACKERS: dict[str, type[ExternalTracker]] = {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)}
 
 
-class RunRecord(Protocol):
+class Recorder(Protocol):
     """Writes the data of a run: `runs.folder.RunFolder`."""
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
         """Write the metrics of a step."""
-        ...
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
         """Write the replies of a step, one row per turn, with the columns of `registry.COLUMNS`."""
-        ...
 
     def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
         """Write `histograms` by name, norms by `blocks` and `gradients` by tensor; parts without data are absent."""
-        ...
 
 
-class Tracker(RunRecord, Protocol):
+class Tracker(Recorder, Protocol):
     """Shows a run elsewhere. A tracker may have a method `note(text)` for sentences about the run."""
 
-    def start(self, config: Mapping[str, Any]) -> None: ...
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Begin with the options of the run."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the run."""
 
 
 def make_trackers(
@@ -79,7 +78,7 @@ class Trackers:
 
     def __init__(
         self,
-        record: RunRecord | None,
+        record: Recorder | None,
         trackers: Iterable[Tracker] = (),
         log_message: Callable[[str], Any] = warnings.warn,
     ) -> None:
@@ -123,7 +122,7 @@ class Trackers:
             print(f"operant: {text}", file=sys.stderr, flush=True)
         self._log_message(text)
 
-    def _write(self, part: str, write: Callable[[RunRecord], None]) -> None:
+    def _write(self, part: str, write: Callable[[Recorder], None]) -> None:
         """Write a part of the record; warn once if that fails, and once when it works again."""
         if self.record is None:
             return

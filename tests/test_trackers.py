@@ -1,4 +1,4 @@
-"""Trackers: the real packages read back what was written; they cost no number, no exit code, no line on the console."""
+"""Trackers, read back with the real packages. They change no number and no exit code, and print nothing."""
 
 import html
 import json
@@ -33,21 +33,21 @@ NASTY = "a|b \\| <script>alert(1)</script>\n| x | `y|z` &amp; [l](http://x) ![i]
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No settings of the machine's, no key, no wait."""
+def without_settings(monkeypatch):
+    """Remove the settings and keys of the machine."""
     for name in [n for n in os.environ if n.startswith(("WANDB", "TRACKIO", "HF_TOKEN"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", os.devnull)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     yield
     if "wandb" in sys.modules and sys.modules["wandb"] is not None:
-        sys.modules["wandb"].teardown()  # it reads its settings once a service
+        sys.modules["wandb"].teardown()  # the service reads its settings once
 
 
 @pytest.fixture
 def listener():
-    """A server that takes what comes and never answers; yields its address and what came."""
-    came = []
+    """Run a server that accepts connections and never answers; yields its address and the list of connections."""
+    connections = []
     server = socket.create_server(("127.0.0.1", 0))
 
     def listen():
@@ -56,12 +56,12 @@ def listener():
                 connection, _ = server.accept()
             except OSError:
                 return
-            came.append(connection)
+            connections.append(connection)
 
     threading.Thread(target=listen, daemon=True).start()
-    yield f"http://127.0.0.1:{server.getsockname()[1]}", came
+    yield f"http://127.0.0.1:{server.getsockname()[1]}", connections
     server.close()
-    for connection in came:
+    for connection in connections:
         connection.close()
 
 
@@ -70,10 +70,10 @@ def rows(step, count=40):
     return [reply | {"reward": None, "kl": None, "reply": f"first of {step}"}] + [reply] * (count - 1)
 
 
-def drive(folder, names, steps, said=None):
-    """Tell steps as a run does; returns what still works, and what was said."""
-    said = [] if said is None else said
-    trackers = Trackers(None, make_trackers(names, folder, said.append), said.append)
+def drive(folder, names, steps):
+    """Log steps as a run does; return the trackers that still work, and the messages."""
+    messages = []
+    trackers = Trackers(None, make_trackers(names, folder, messages.append), messages.append)
     trackers.start(CONFIG)
     for step in steps:
         trackers.rollouts(step, rows(step))
@@ -82,10 +82,10 @@ def drive(folder, names, steps, said=None):
         trackers.log(step, metrics)
     alive = list(trackers.active)
     trackers.close()
-    return alive, said
+    return alive, messages
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- names and tables -------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest(tmp_path):
@@ -97,7 +97,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_missing_package_is_an_error_before_anything_is_made(name, tmp_path, monkeypatch):
+def test_a_missing_package_is_an_error_before_anything_is_written(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         OperantError, match=rf"^trackers={name} needs the package {name}: pip install 'operant\[{name}\]'$"
@@ -106,7 +106,7 @@ def test_a_missing_package_is_an_error_before_anything_is_made(name, tmp_path, m
     assert not (tmp_path / "x").exists()
 
 
-def test_replies_are_few_and_their_kl_is_summed():
+def test_the_table_of_replies_is_short_and_sums_kl():
     table = base.replies(3, rows(3))
     assert len(table) == base.REPLIES == 32 and {len(line) for line in table} == {len(base.COLUMNS)}
     assert table[0] == [3, "why", "first of 3", None, None, 2, "stop"]
@@ -123,12 +123,14 @@ def test_the_edges_are_those_of_the_bins():
 def events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    held = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
-    return held.Reload()
+    accumulator = EventAccumulator(
+        str(folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0}
+    )
+    return accumulator.Reload()
 
 
 def texts(folder, name):
-    """Events of a text, as TensorBoard's server reads them: the accumulator above replaces numbers only."""
+    """Return the events of a text, as TensorBoard's server reads them. The accumulator above replaces numbers only."""
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
     return EventAccumulator(str(folder / "tensorboard")).Reload().Tensors(f"{name}/text_summary")
@@ -138,16 +140,16 @@ def text_of(event):
     return event.tensor_proto.string_val[0].decode()
 
 
-def test_tensorboard_shows_numbers_histograms_replies_and_configuration(tmp_path):
+def test_tensorboard_has_metrics_histograms_replies_and_configuration(tmp_path):
     drive(tmp_path, ["tensorboard"], [1, 2, 3])
-    held = events(tmp_path)
-    assert set(held.Tags()["scalars"]) == {"reward/mean", "blocks/gradient/block 0"}
-    assert [(e.step, round(e.value, 6)) for e in held.Scalars("reward/mean")] == [(1, 0.1), (2, 0.2), (3, 0.3)]
-    assert set(held.Tags()["histograms"]) == {"histograms/reward", "gradients/h.0.weight"}
-    told = held.Histograms("histograms/reward")[1].histogram_value
-    assert (told.min, told.max, told.num) == (-0.25, 0.5, 10)
-    assert list(told.bucket_limit) == [0.0, 0.25, 0.5] and list(told.bucket) == [3, 0, 7]
-    assert (told.sum, told.sum_squares) == (3 * -0.125 + 7 * 0.375, 3 * 0.125**2 + 7 * 0.375**2)
+    written = events(tmp_path)
+    assert set(written.Tags()["scalars"]) == {"reward/mean", "blocks/gradient/block 0"}
+    assert [(e.step, round(e.value, 6)) for e in written.Scalars("reward/mean")] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert set(written.Tags()["histograms"]) == {"histograms/reward", "gradients/h.0.weight"}
+    histogram = written.Histograms("histograms/reward")[1].histogram_value
+    assert (histogram.min, histogram.max, histogram.num) == (-0.25, 0.5, 10)
+    assert list(histogram.bucket_limit) == [0.0, 0.25, 0.5] and list(histogram.bucket) == [3, 0, 7]
+    assert (histogram.sum, histogram.sum_squares) == (3 * -0.125 + 7 * 0.375, 3 * 0.125**2 + 7 * 0.375**2)
     (replies,) = texts(tmp_path, "replies")  # every second step
     assert replies.step == 2 and len(text_of(replies).splitlines()) == 2 + 32
     assert "coef: 0.1" in text_of(texts(tmp_path, "config")[0])
@@ -156,35 +158,35 @@ def test_tensorboard_shows_numbers_histograms_replies_and_configuration(tmp_path
 def test_a_resumed_run_has_every_step_once_in_tensorboard(tmp_path):
     drive(tmp_path, ["tensorboard"], [1, 2, 3, 4])
     drive(tmp_path, ["tensorboard"], [3, 4, 5])
-    held = events(tmp_path)
-    assert [e.step for e in held.Scalars("reward/mean")] == [1, 2, 3, 4, 5]
-    assert [e.step for e in held.Histograms("histograms/reward")] == [1, 2, 3, 4, 5]
+    written = events(tmp_path)
+    assert [e.step for e in written.Scalars("reward/mean")] == [1, 2, 3, 4, 5]
+    assert [e.step for e in written.Histograms("histograms/reward")] == [1, 2, 3, 4, 5]
     assert [e.step for e in texts(tmp_path, "replies")] == [2, 4]
     assert len(texts(tmp_path, "config")) == 1
 
 
-def test_a_cell_shows_the_text_and_nothing_else():
-    """TensorBoard's own renderer, read back: whatever was said stands there as text."""
+def test_a_cell_shows_exactly_its_text():
+    """Rendered by TensorBoard, every character of a reply is shown as text."""
     from tensorboard.plugin_util import markdown_to_safe_html
 
-    page = markdown_to_safe_html(markdown(("said", "reward"), [[NASTY, 0.25], ["plain", None]]))
+    page = markdown_to_safe_html(markdown(("reply", "reward"), [[NASTY, 0.25], ["plain", None]]))
     cells = re.findall(r"<td[^>]*>(.*?)</td>", page, re.S)
     assert len(cells) == 4 and not re.search(r"<(script|a|img|em|strong|code|del)\b", page)
-    said = re.sub(r"\s", " ", NASTY.replace("\x1b", " "))
-    assert [html.unescape(cell) for cell in cells] == [said, "0.25", "plain", ""]
+    text = re.sub(r"\s", " ", NASTY.replace("\x1b", " "))
+    assert [html.unescape(cell) for cell in cells] == [text, "0.25", "plain", ""]
 
 
 # --- W&B --------------------------------------------------------------------------------------------------------------
 
 
 def records(file):
-    """The records of a `.wandb` file: a LevelDB log, blocks of 32 KiB, after 7 bytes that name the format."""
+    """Yield the records of a `.wandb` file: a LevelDB log in blocks of 32 KiB, after 7 bytes that name the format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, whole = file.read_bytes(), 7, b""
     assert data.startswith(b":W&B")
     while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:  # the rest of a block that holds no header
+        if 32768 - place % 32768 < 7:  # the rest of the block is too short for a header
             place += 32768 - place % 32768
             continue
         _, size, kind = struct.unpack_from("<IHB", data, place)
@@ -196,11 +198,11 @@ def records(file):
 
 
 def history(folder, count):
-    """(ids, one mapping a step, configuration) of a run; W&B's service may write the last of `count` steps late."""
+    """Return (ids, one mapping per step, configuration) of a run; W&B's service may write the last step late."""
     end = time.monotonic() + 20
-    while len((told := _history(folder))[1]) < count and time.monotonic() < end:
+    while len((written := _history(folder))[1]) < count and time.monotonic() < end:
         threading.Event().wait(0.1)
-    return told
+    return written
 
 
 def _history(folder):
@@ -219,9 +221,9 @@ def _history(folder):
     return ids, steps, config
 
 
-def test_wandb_keeps_a_run_offline_where_there_is_no_key(tmp_path, capfd):
-    _, said = drive(tmp_path, ["wandb"], [1, 2, 3])
-    threading.Event().wait(1.1)  # W&B names a session's folder by the second
+def test_wandb_keeps_a_run_offline_without_an_api_key(tmp_path, capfd):
+    _, messages = drive(tmp_path, ["wandb"], [1, 2, 3])
+    threading.Event().wait(1.1)  # W&B names folders by the second
     drive(tmp_path, ["wandb"], [3, 4, 5])
     ids, steps, config = history(tmp_path, 5)
     assert len(ids) == 1 and config["kl"] == {"coef": 0.1}
@@ -237,36 +239,36 @@ def test_wandb_keeps_a_run_offline_where_there_is_no_key(tmp_path, capfd):
         [2, "why", "first of 2", None, None, 2, "stop"],
         [2, "why", NASTY, 0.5, 0.75, 2, "stop"],
     ]
-    assert "no API key is configured" in said[0] and f"wandb sync {tmp_path}" in said[0] and len(said) == 1
+    assert "no API key is configured" in messages[0] and f"wandb sync {tmp_path}" in messages[0] and len(messages) == 1
     assert capfd.readouterr() == ("", "")
 
 
-def test_wandb_offline_asks_nobody(tmp_path, monkeypatch, listener):
-    address, came = listener
+def test_wandb_offline_makes_no_connection(tmp_path, monkeypatch, listener):
+    address, connections = listener
     monkeypatch.setenv("WANDB_BASE_URL", address)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    _, said = drive(tmp_path, ["wandb"], [1, 2])
-    assert len(history(tmp_path, 2)[1]) == 2 and "WANDB_MODE is offline" in said[0]
-    assert came == []
+    _, messages = drive(tmp_path, ["wandb"], [1, 2])
+    assert len(history(tmp_path, 2)[1]) == 2 and "WANDB_MODE is offline" in messages[0]
+    assert connections == []
 
 
-def test_wandb_goes_offline_where_nobody_answers(tmp_path, monkeypatch, listener, capfd):
-    address, came = listener
+def test_wandb_goes_offline_if_the_server_does_not_answer(tmp_path, monkeypatch, listener, capfd):
+    address, connections = listener
     monkeypatch.setenv("WANDB_BASE_URL", address)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setattr("operant.trackers.wandb.INIT_SECONDS", 1.0)
-    alive, said = drive(tmp_path, ["wandb"], [1, 2])
-    assert came and len(alive) == 1 and "no answer from W&B" in said[0] and len(said) == 1
+    alive, messages = drive(tmp_path, ["wandb"], [1, 2])
+    assert connections and len(alive) == 1 and "no answer from W&B" in messages[0] and len(messages) == 1
     assert [row["_step"] for row in history(tmp_path, 2)[1]] == [1, 2]
     assert capfd.readouterr() == ("", "")
 
 
-def test_wandb_whose_service_dies_is_left_out(tmp_path):
+def test_wandb_is_dropped_if_its_service_dies(tmp_path):
     import signal
 
-    said = []
-    trackers = Trackers(None, make_trackers(["wandb"], tmp_path, said.append), said.append)
+    messages = []
+    trackers = Trackers(None, make_trackers(["wandb"], tmp_path, messages.append), messages.append)
     trackers.start({})
     trackers.log(1, {"a": 1.0})
     (service,) = [pid for pid in children() if b"wandb-core" in (Path("/proc") / pid / "cmdline").read_bytes()]
@@ -276,7 +278,7 @@ def test_wandb_whose_service_dies_is_left_out(tmp_path):
         threading.Event().wait(0.05)  # until the broken pipe is seen
         if not trackers.active:
             break
-    assert trackers.active == [] and "tracker WandB failed" in said[-1]
+    assert trackers.active == [] and "tracker WandB failed" in messages[-1]
     trackers.close()
     drive(tmp_path / "next", ["wandb"], [1])  # the next run of this process has a service again
     assert len(history(tmp_path / "next", 1)[1]) == 1
@@ -293,7 +295,7 @@ def children():
 
 
 def logs(folder):
-    """What trackio's own storage holds of the run in a folder, by step."""
+    """Return name, rows and configuration of the run in a folder, from trackio's own storage."""
     from trackio.sqlite_storage import SQLiteStorage
 
     from operant.trackers.trackio import use_folder
@@ -303,49 +305,51 @@ def logs(folder):
     return run, SQLiteStorage.get_logs("operant", run), SQLiteStorage.get_run_config("operant", run)
 
 
-def test_trackio_keeps_a_run_in_its_own_folder_and_goes_on_with_it(tmp_path, capfd):
+def test_trackio_has_one_folder_per_run_and_continues_a_run(tmp_path, capfd):
     for name in ("one", "two"):  # a second run in one process has its own folder
         drive(tmp_path / name, ["trackio"], [1, 2, 3])
     drive(tmp_path / "one", ["trackio"], [3, 4, 5])
-    run, held, config = logs(tmp_path / "one")
+    run, written, config = logs(tmp_path / "one")
     assert run == "one" and config["kl"] == {"coef": 0.1}
-    assert [(r["step"], r["reward/mean"]) for r in held if "reward/mean" in r] == [(i, i / 10) for i in (1, 2, 3, 4, 5)]
-    first = {key: value for row in held if row["step"] == 2 for key, value in row.items()}
+    assert [(r["step"], r["reward/mean"]) for r in written if "reward/mean" in r] == [
+        (i, i / 10) for i in (1, 2, 3, 4, 5)
+    ]
+    first = {key: value for row in written if row["step"] == 2 for key, value in row.items()}
     assert first["blocks/gradient/block 0"] == 0.5 and "value/mean" not in first
     for name in ("histograms/reward", "gradients/h.0.weight"):
         assert first[name] == {"_type": "trackio.histogram", "values": [3, 0, 7], "bins": [-0.25, 0.0, 0.25, 0.5]}
     lines = first["replies"]["_value"]
     assert len(lines) == 32 and list(lines[0]) == list(base.COLUMNS) and lines[1]["reply"] == NASTY
-    assert [r["step"] for r in held if "replies" in r] == [2, 4]
+    assert [r["step"] for r in written if "replies" in r] == [2, 4]
     assert [r["step"] for r in logs(tmp_path / "two")[1] if "reward/mean" in r] == [1, 2, 3]
     assert capfd.readouterr() == ("", "")
 
 
-def test_trackio_asks_nobody_for_a_name(tmp_path, monkeypatch, listener):
-    address, came = listener
+def test_trackio_does_not_ask_the_hub_for_a_name(tmp_path, monkeypatch, listener):
+    address, connections = listener
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_" + "a" * 30)
     drive(tmp_path, ["trackio"], [1])
-    assert came == [] and constants.HF_HUB_OFFLINE is False
+    assert connections == [] and constants.HF_HUB_OFFLINE is False
 
 
-def test_trackio_whose_disk_fails_is_left_out(tmp_path, recwarn, capfd):
-    said = []
-    trackers = Trackers(None, make_trackers(["trackio"], tmp_path, said.append), said.append)
+def test_trackio_is_dropped_if_its_disk_fails(tmp_path, recwarn, capfd):
+    messages = []
+    trackers = Trackers(None, make_trackers(["trackio"], tmp_path, messages.append), messages.append)
     trackers.start({})
     database = tmp_path / "trackio" / "operant.db"
     for file in database.parent.glob("operant.db*"):
         file.unlink()
-    database.mkdir()  # no file can be opened there any more
+    database.mkdir()  # no file can be opened under this name any more
     for step in range(1, 200):
         trackers.log(step, {"a": 1.0})
         threading.Event().wait(0.05)
         if not trackers.active:
             break
-    assert trackers.active == [] and "tracker Trackio failed (OperantError: trackio could not write" in said[-1]
+    assert trackers.active == [] and "tracker Trackio failed (OperantError: trackio could not write" in messages[-1]
     assert capfd.readouterr() == ("", "")
 
 
@@ -371,7 +375,7 @@ def run(out, **options):
     return train(model, ["ab", "cde", "fg"], count_a, out=out, tokenizer=letters(), **SMALL, **options)
 
 
-def told(run):
+def metrics_of(run):
     lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     clocks = ("time/", "tokens/", "memory/", "checkpoint/")
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(clocks)} for line in lines]
@@ -381,17 +385,17 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
     plain = run(tmp_path / "plain")
     watched = run(tmp_path / "watched", trackers="tensorboard,wandb,trackio")
     assert capfd.readouterr() == ("", "")
-    assert told(plain) == told(watched)
+    assert metrics_of(plain) == metrics_of(watched)
     for name, value in plain.policy.state_dict().items():
         assert torch.equal(value, watched.policy.state_dict()[name]), name
     assert "left out" not in (watched.path / "log.txt").read_text(encoding="utf-8")
-    lines = told(watched)
-    kept = [
+    lines = metrics_of(watched)
+    logged = [
         {k: v for k, v in row.items() if not k.startswith("_")}
         for row in history(watched.path, len(watched.metrics))[1]
     ]
-    assert [row["reward/mean"] for row in kept] == [line["reward/mean"] for line in lines]
-    assert any(name.startswith("gradients/") for name in kept[-1]) and "histograms/reward" in kept[0]
+    assert [row["reward/mean"] for row in logged] == [line["reward/mean"] for line in lines]
+    assert any(name.startswith("gradients/") for name in logged[-1]) and "histograms/reward" in logged[0]
     seen = [e.value for e in events(watched.path).Scalars("kl/per_reply")]
     assert seen == pytest.approx([line["kl/per_reply"] for line in lines], rel=1e-6)
     assert [r["reward/mean"] for r in logs(watched.path)[1] if "reward/mean" in r] == [x["reward/mean"] for x in lines]
@@ -399,7 +403,7 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
 
 INTERRUPTED = """
 import os, signal, sys
-from test_copies import SMALL, count_a, letters, lm
+from test_trackers import SMALL, count_a, letters, lm
 from operant import train
 
 def reward(rollouts):
@@ -415,7 +419,7 @@ sys.exit(0 if run.interrupted else 9)
 
 
 def interrupted(out, names):
-    """A run in its own process group, which gets SIGINT in its second step."""
+    """Run training in its own process group, which gets SIGINT in the second step."""
     code = INTERRUPTED.format(out=str(out), names=names)
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
