@@ -1,4 +1,4 @@
-"""The command line: what a user types, and what a wrong word gets: a sentence, exit code 2, no traceback."""
+"""The command line: its commands work, and a mistake gives a one-sentence error and exit code 2, not a traceback."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from operant.cli.arguments import parse
 
 @pytest.fixture
 def folder(tmp_path):
-    """A tiny language model with its tokenizer, as a plain transformers folder."""
+    """A folder with a tiny language model, its tokenizer and a few tasks."""
     tokenizer = letters()
     lm("gpt2", vocab=len(tokenizer), spread=0.02).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -32,10 +32,10 @@ def arguments(folder, *more):
     ]
 
 
-def test_a_run_leaves_all_that_it_promises(folder, capsys):
+def test_a_run_writes_all_its_files(folder, capsys):
     assert main(arguments(folder)) == 0
-    said = capsys.readouterr().out
-    assert "step 2/2" in said and "held-out tasks" in said and "report.html" in said
+    printed = capsys.readouterr().out
+    assert "step 2/2" in printed and "held-out tasks" in printed and "report.html" in printed
     run = folder / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -49,7 +49,7 @@ def test_a_run_leaves_all_that_it_promises(folder, capsys):
     assert (folder / "run-2/report.html").exists()
 
 
-def test_talking_to_the_result(folder, capsys):
+def test_generate_prints_a_reply(folder, capsys):
     assert main(arguments(folder)) == 0
     capsys.readouterr()
     assert main(["generate", str(folder / "run"), "--prompt", "ab", "--max-tokens", "4"]) == 0
@@ -82,7 +82,7 @@ def test_talking_to_the_result(folder, capsys):
         (["report", "nowhere"], "nowhere"),
     ],
 )
-def test_a_wrong_word_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
+def test_a_mistake_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(words) == 2
@@ -115,7 +115,7 @@ def test_a_file_where_the_run_should_be(folder, capsys):
     assert "place" in capsys.readouterr().err
 
 
-def test_words_and_options_are_told_apart():
+def test_arguments_and_options_are_separated():
     assert parse(["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"]) == (
         ["a"],
         {"x": "1", "y": "2", "z": True, "w_v": "-1"},
@@ -140,9 +140,9 @@ def test_an_interrupt_ends_after_the_step_and_resume_goes_on(folder, capsys):
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    assert f"operant train --resume {folder / 'run'}" in said and "Traceback" not in said
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    assert f"operant train --resume {folder / 'run'}" in printed and "Traceback" not in printed
     done = metrics.read_text(encoding="utf-8").count("\n")
     assert main(["train", "--resume", str(folder / "run"), "--steps", str(done + 2)]) == 0
     steps = [json.loads(line)["step"] for line in metrics.read_text(encoding="utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""The commands that the pages show: each is understood as it stands; those of how-to-train are run, made short."""
+"""The commands on the pages are valid; those of how-to-train are also run, with fewer steps."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12",
 
 
 def commands(page):
-    """Every `operant ...` line of a page's blocks, without its comment, as words."""
+    """Every `operant ...` line in the code blocks of a page, split into words, without its comment."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^ *```\n(.*?)^ *```", text, re.S | re.M) + re.findall(r"^    (\S.*)$", text, re.M)
     lines = [line.strip() for block in blocks for line in block.splitlines()]
@@ -37,9 +37,9 @@ def commands(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_understood(page):
-    said = commands(page)
-    assert said or page == "docs/ppo.md"
-    for _, command, *words in said:
+    found = commands(page)
+    assert found or page == "docs/ppo.md"
+    for _, command, *words in found:
         assert command in COMMANDS, command
         recipe, options = parse(words, flags=("serve",))
         if command == "train" and not {"resume", "help"} & set(options):
@@ -62,15 +62,15 @@ def test_the_scripts_that_pages_name_exist():
 
 @pytest.mark.slow
 def test_how_to_train_can_be_followed(tmp_path, monkeypatch, capsys):
-    """Every command in the order of the page; runs are short, the server is not waited for."""
+    """Every command runs in the order of the page, with fewer steps; the live server is skipped."""
     monkeypatch.chdir(tmp_path)
     for _, command, *words in commands("docs/how-to-train.md"):
         if "--serve" in words:
             continue
         if command in ("train", "sweep"):
-            given = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-            short = {k: v for k, v in SHORT.items() if k not in given}
-            if "evaluate_every" in given:
+            named = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
+            short = {k: v for k, v in SHORT.items() if k not in named}
+            if "evaluate_every" in named:
                 short |= {"evaluate": "builtin:openings/held-out", "data.limit": "8"}
             words = words + [part for name, value in short.items() for part in (f"--{name}", value)]
             words = [re.sub(r"^0,0\.02,0\.1,0\.5,2$", "0,2", re.sub(r"^1,2,3$", "1", word)) for word in words]

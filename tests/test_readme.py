@@ -1,4 +1,4 @@
-"""Every snippet of the README runs, in order, in one namespace; its commands are commands that exist."""
+"""All snippets of the README run in order in one namespace, and its commands are valid."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Every script of recipes/ and benchmarks/ runs: in a copy of the two folders, with settings that measure nothing.
+"""Every script of recipes/ and benchmarks/ runs in a copy of the two folders, with the smallest settings.
 
-What has a test of its own is named with it, so that a new script has to be put into one of the two tables.
+Scripts that other tests run are listed with the test, so that a new script has to be added to one of the two tables.
 """
 
 import gzip
@@ -53,7 +53,7 @@ RUN = {
     "benchmarks/replies.py": ["--steps", "3"],
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }
-"""Script: its words, in an order in which each finds what the ones before it have left."""
+"""Script: its arguments; each script finds the files of the ones before it."""
 
 
 def scripts() -> set[str]:
@@ -68,7 +68,7 @@ def test_every_script_is_run_by_some_test():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The two folders and the figures, and a few made-up reviews."""
+    """A copy of the folders, and a few invented reviews."""
     place = tmp_path_factory.mktemp("scripts")
     for name in ("benchmarks", "recipes", "tests", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
@@ -88,9 +88,9 @@ def test_all_scripts_run(place):
     failed = {}
     for script, words in RUN.items():
         module = ["-m", script.removesuffix(".py").replace("/", ".")] if script.startswith("bench") else [script]
-        told = [word.format(data=place / "reviews") for word in words]
+        arguments = [word.format(data=place / "reviews") for word in words]
         done = subprocess.run(
-            [sys.executable, *module, *told],
+            [sys.executable, *module, *arguments],
             cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         if done.returncode:

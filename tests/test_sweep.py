@@ -1,4 +1,4 @@
-"""Sweeps: which points there are, how they are called; real runs that fail, are stopped, and are gone on with."""
+"""Sweeps: their points and the names of these; real runs that fail, are interrupted and are resumed."""
 
 import collections
 import itertools
@@ -22,8 +22,8 @@ from operant.sweep.processes import environment
 from operant.sweep.state import make_plan, progress, remember
 
 
-def axes_of(**given):
-    axes, _ = divide({name.replace("__", "."): text for name, text in given.items()}, "letters")
+def axes_of(**options):
+    axes, _ = divide({name.replace("__", "."): text for name, text in options.items()}, "letters")
     return axes
 
 
@@ -61,7 +61,7 @@ def test_draws_are_distinct_the_same_every_time_and_begin_alike():
     names = [p.name for p in draw(axes, 40, seed=7)]
     assert len(set(names)) == 40 and names[:10] == [p.name for p in draw(axes, 10, seed=7)]
     assert names != [p.name for p in draw(axes, 40, seed=8)]
-    # Written down once: a sweep that is resumed next year must have the same points.
+    # Fixed here, because a sweep that is resumed with a later version must have the same points.
     assert names[0] == "kl.coef=0.312,optimizer.lr=0.000151,sampling.max_tokens=7,seed=3"
 
 
@@ -137,14 +137,16 @@ def test_a_sweep_may_grow_but_not_change(tmp_path):
     remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "letters"))
     remember(folder, make_plan({"kl.coef": "0.1,2", "seed": "1,1", "steps": "3"}, "letters"))
     remember(folder, make_plan({"kl.coef": "0.1,2", "seed": "1,2", "steps": "3"}, "letters"))
-    kept = yaml.safe_load((folder / "sweep.yaml").read_text(encoding="utf-8"))
-    assert kept["recipe"] == "letters" and kept["fixed"]["steps"] == 3 and "learner.seed" not in kept["fixed"]
-    assert kept["axes"] == {"kl.coef": ["0", "0.1", "2"], "learner.seed": ["1", "2"]}
-    for given, said in (
+    recorded = yaml.safe_load((folder / "sweep.yaml").read_text(encoding="utf-8"))
+    assert (
+        recorded["recipe"] == "letters" and recorded["fixed"]["steps"] == 3 and "learner.seed" not in recorded["fixed"]
+    )
+    assert recorded["axes"] == {"kl.coef": ["0", "0.1", "2"], "learner.seed": ["1", "2"]}
+    for given, printed in (
         ({"kl.coef": "0,0.1", "steps": "4"}, "steps 3, now 4"),
         ({"kl.coef": "0,0.1", "steps": "3", "max_tokens": "7"}, "sampling.max_tokens 20, now 7"),
     ):
-        with pytest.raises(OperantError, match=said):
+        with pytest.raises(OperantError, match=printed):
             remember(folder, make_plan(given, "letters"))
     with pytest.raises(OperantError, match="recipe 'letters', now 'sentiment'"):
         remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "sentiment"))
@@ -185,7 +187,7 @@ def test_children_share_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [environment(n)["OMP_NUM_THREADS"] for n in (1, 64 * cores)] == [str(cores), "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert environment(1)["OMP_NUM_THREADS"] == "3", "what the caller says holds"
+    assert environment(1)["OMP_NUM_THREADS"] == "3", "a value that is already set stays"
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ def fine(rollouts):
     return [len(r.reply) for r in rollouts]
 
 
-def broken(rollouts):  # from the second step on, until it is mended
+def broken(rollouts):  # fails from the second step on, until the file `mended` exists
     if any(HERE.glob("sweep/*broken*/metrics.jsonl")) and not (HERE / "mended").exists():
         raise RuntimeError("the sensor is dirty")
     return fine(rollouts)
@@ -209,7 +211,7 @@ def broken(rollouts):  # from the second step on, until it is mended
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A recipe with a tiny language model and rewards of its own; the working folder."""
+    """The working folder, with a recipe for a tiny language model and rewards of its own."""
     monkeypatch.chdir(tmp_path)
     tokenizer = letters()
     lm("gpt2", vocab=len(tokenizer), spread=0.02).save_pretrained("model")
@@ -230,18 +232,18 @@ def steps_of(folder):
 def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, capfd):
     given, options = {"reward": "rewards.py:broken,rewards.py:fine"}, SweepOptions(out="sweep")
     assert sweep(given, "tiny.yaml", options) == 1
-    said = capfd.readouterr().out
+    printed = capfd.readouterr().out
     broken, fine = (next(place.glob(f"sweep/*{name}*")) for name in ("broken", "fine"))
-    assert f"{broken.name} failed: it ended with exit code 2" in said and "the sensor is dirty" in said
-    assert f"1/2 {fine.name}" in said and "1 of 2 runs failed" in said
+    assert f"{broken.name} failed: it ended with exit code 2" in printed and "the sensor is dirty" in printed
+    assert f"1/2 {fine.name}" in printed and "1 of 2 runs failed" in printed
     assert steps_of(broken) == [1] and steps_of(fine) == [1, 2, 3]
-    assert (place / "sweep/report.html").exists() and "rewards.py:fine" in said.split("\n\n")[1]
+    assert (place / "sweep/report.html").exists() and "rewards.py:fine" in printed.split("\n\n")[1]
 
     (place / "mended").touch()
     written = (fine / "metrics.jsonl").stat().st_mtime_ns
     assert sweep(given, "tiny.yaml", options) == 0
-    said = capfd.readouterr().out
-    assert "1 done, 1 to resume" in said and "2/2" in said
+    printed = capfd.readouterr().out
+    assert "1 done, 1 to resume" in printed and "2/2" in printed
     assert steps_of(broken) == [1, 2, 3] and (fine / "metrics.jsonl").stat().st_mtime_ns == written
     assert sorted(p.name for p in (place / "sweep").iterdir() if p.is_dir()) == sorted([broken.name, fine.name, "logs"])
 
@@ -263,12 +265,12 @@ def test_an_interrupt_ends_the_step_and_says_how_to_go_on(place):
     process = started(place, "--seed", "1,2")
     wait_for_steps(process, place / "sweep/seed=1", 2)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, printed
     assert (
-        "seed=1: stopped after step" in said
-        and "the same command resumes the sweep" in said
-        and "Traceback" not in said
+        "seed=1: stopped after step" in printed
+        and "the same command resumes the sweep" in printed
+        and "Traceback" not in printed
     )
     first = place / "sweep/seed=1"
     assert list(first.glob("checkpoints/step-*")) and not (first / "lock").exists()
@@ -284,8 +286,8 @@ def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 0 and "the same command resumes the sweep" in said, said
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "the same command resumes the sweep" in printed, printed
     process = started(place, "--seed", "1,2", "--at-once", "2", "--batch", "200")
     for seed in (1, 2):
         wait_for_steps(process, place / f"sweep/seed={seed}", 2)
@@ -293,8 +295,8 @@ def test_a_second_interrupt_kills_and_a_killed_run_goes_on(place):
     os.kill(pid, signal.SIGKILL)
     wait_for_steps(process, place / "sweep/seed=2", len(steps_of(place / "sweep/seed=2")) + 2)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert "seed=1 failed: it was killed" in said and "seed=2: stopped" in said, said
+    printed, _ = process.communicate(timeout=120)
+    assert "seed=1 failed: it was killed" in printed and "seed=2: stopped" in printed, printed
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""Every row of the table against a file that shares nothing with it: `recipes/minimal_*.py`, whole steps in float64.
+"""Every algorithm is compared with an independent file, `recipes/minimal_*.py`, in whole steps in float64.
 
-Both begin with the same weights and learn from the same replies: of unequal length, in groups of four, three and one,
-and in one whose scores are equal. The twin scores them, charges, compares and descends by itself. After every step the
-weights of the two agree to 1e-8, and so do the numbers that both tell.
+Both start from the same weights and train on the same replies, which have unequal lengths and are in groups of four,
+three and one, and in one whose scores are equal. The twin computes log-probs, KL, advantages and updates by itself.
+After every step the weights of the two agree to 1e-8, and so do the metrics that both return.
 """
 
 import ast
@@ -27,7 +27,7 @@ from operant.training import objective, scoring
 RECIPES = Path(__file__).parents[1] / "recipes"
 STEPS, EPOCHS, MINIBATCHES, RATE = 3, 3, 3, 5e-3
 GROUPS = [0, 1, 0, 3, 2, 1, 0, 3, 1, 0]
-"""Of ten replies: four, three, one and two, in no order."""
+"""The groups of ten replies, in no order: four, three, one and two replies."""
 LENGTHS = [5, 1, 7, 3, 4, 2, 2, 6, 8, 1]
 EQUAL = 3
 """The group whose scores are equal."""
@@ -43,11 +43,11 @@ def recipe(name: str) -> ModuleType:
     return module
 
 
-# --- what both learn from ---------------------------------------------------------------------------------------------
+# --- the replies that both train on -----------------------------------------------------------------------------------
 
 
 @dataclass
-class Given:
+class StepData:
     """The replies of a step, as lists for the library and as rectangles for a twin."""
 
     queries: list[list[int]]
@@ -55,15 +55,15 @@ class Given:
     scores: list[float]
 
     @staticmethod
-    def of(step: int) -> "Given":
+    def of(step: int) -> "StepData":
         draw = torch.Generator().manual_seed(step)
 
         def ids(n: int) -> list[int]:
-            return torch.randint(0, 20, (n,), generator=draw).tolist()  # padding's id and the end's are ids as well
+            return torch.randint(0, 20, (n,), generator=draw).tolist()  # includes the ids of padding and end
 
-        asked = {group: ids(1 + (group + step) % 4) for group in set(GROUPS)}
+        queries = {group: ids(1 + (group + step) % 4) for group in set(GROUPS)}
         scores = [0.7 if g == EQUAL else float(torch.randn((), generator=draw)) for g in GROUPS]
-        return Given([asked[g] for g in GROUPS], [ids(n) for n in LENGTHS], scores)
+        return StepData([queries[g] for g in GROUPS], [ids(n) for n in LENGTHS], scores)
 
     def rectangles(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention [B, P + A], and mask [B, A]: queries padded on the left, replies on the right."""
@@ -82,7 +82,7 @@ class Given:
 
 
 def orders(step: int):
-    """The order of the replies in every epoch: which of them share a minibatch is no part of a method."""
+    """The order of the replies in every epoch: which replies share a minibatch is not part of a method."""
     for epoch in range(EPOCHS):
         yield torch.tensor(sorted(range(len(GROUPS)), key=lambda n: counter(0, step, epoch, n)))
 
@@ -92,7 +92,7 @@ def orders(step: int):
 
 @dataclass
 class Twin:
-    """A recipe at work: its models, its optimizer, its step."""
+    """A recipe with its models and its optimizer."""
 
     name: str
     coef: float
@@ -104,51 +104,51 @@ class Twin:
         self.reference: nn.Module = made(lm(seed=1)).double()
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=RATE)
 
-    def step(self, given: Given) -> dict[str, Tensor]:
+    def step(self, data: StepData) -> dict[str, Tensor]:
         about = (
             self.policy,
             self.reference,
             self.optimizer,
-            given.rectangles(),
-            torch.tensor(given.scores, dtype=torch.float64),
+            data.rectangles(),
+            torch.tensor(data.scores, dtype=torch.float64),
         )
         charged = self.cut | {"kl_coef": self.coef}
         match self.name:
             case "ppo":
                 return recipe("ppo").ppo_step(*about, **charged)
             case "sft":
-                pairs = list(zip(given.queries, given.replies, strict=True))
+                pairs = list(zip(data.queries, data.replies, strict=True))
                 return recipe("sft").sft_step(self.policy, self.optimizer, pairs, **self.cut)
             case name:
                 return getattr(recipe(name), f"{name}_step")(*about, torch.tensor(GROUPS), **charged)
 
     def weights(self) -> list[Tensor]:
-        return told_apart(self.policy)
+        return compared_weights(self.policy)
 
 
 class Ours:
-    """The library, told to do the same."""
+    """The library with the same options."""
 
-    def __init__(self, name: str, coef: float, held: bool):
+    def __init__(self, name: str, coef: float, clipped: bool):
         options = {"lr": RATE, "epochs": EPOCHS, "minibatch": 4, "max_tokens": 9, "watch_every": 0}  # 4, 4 and 2 of 10
-        options |= {} if held else {"max_grad_norm": None}
+        options |= {} if clipped else {"max_grad_norm": None}
         if name != "sft":
             options |= {"reference": Policy(lm(seed=1).double())}
             options |= {"kl.loss_coef" if name == "grpo" else "kl.coef": coef}
         value = ValueOptions() if name == "ppo" else None
         self.learner = Learner(Policy(lm().double(), value=value), algorithm=name, **options)
 
-    def step(self, given: Given) -> dict[str, float]:
+    def step(self, data: StepData) -> dict[str, float]:
         if self.learner.algorithm.source == "data":
-            return self.learner.step(given.queries, given.replies)
-        return self.learner.step(given.queries, given.replies, given.scores, groups=GROUPS)
+            return self.learner.step(data.queries, data.replies)
+        return self.learner.step(data.queries, data.replies, data.scores, groups=GROUPS)
 
     def weights(self) -> list[Tensor]:
-        return told_apart(self.learner.policy)
+        return compared_weights(self.learner.policy)
 
 
-def told_apart(policy: nn.Module) -> list[Tensor]:
-    """The parameters, but for the biases of the keys: softmax does not feel them, and Adam blows their rounding up."""
+def compared_weights(policy: nn.Module) -> list[Tensor]:
+    """The parameters without the biases of keys: softmax ignores them, and Adam magnifies their rounding errors."""
     found = []
     for name, p in policy.named_parameters():
         query, key, value = p.detach().chunk(3) if name.endswith("c_attn.bias") else (p.detach(), None, None)
@@ -164,40 +164,40 @@ SAME = {
     "policy/advantage_zero": "silent",
     "value/explained_variance": "explained",
 }
-"""What both tell, by our name and by the twin's."""
+"""Metrics that both return: our name and the name of the twin."""
 
 
 def distances(these: list[Tensor], those: list[Tensor]) -> list[float]:
     return [float((p - q).abs().max()) for p, q in zip(these, those, strict=True)]
 
 
-def farthest(name: str, coef: float, held: bool, monkeypatch, steps: int = STEPS):
-    """How far weights are apart at most over the steps, and numbers by name; and what ours told.
+def farthest(name: str, coef: float, clipped: bool, monkeypatch, steps: int = STEPS):
+    """Return the largest difference of the weights over the steps, that of each metric, and our metrics.
 
-    `held`: the gradient is held to a length of 1, as in the recipes; without, its length counts.
+    clipped: the norm of the gradient is clipped at 1, as in the recipes.
     """
-    ours, twin = Ours(name, coef, held), Twin(name, coef)
+    ours, twin = Ours(name, coef, clipped), Twin(name, coef)
     begun = [p.clone() for p in twin.weights()]
     far, numbers, history = 0.0, {}, []
     for step in range(steps):
-        given, order = Given.of(step), orders(step)
-        told = ours.step(given)
+        data, order = StepData.of(step), orders(step)
+        metrics = ours.step(data)
         with monkeypatch.context() as patched:
             patched.setattr(torch, "randperm", lambda count, order=order: next(order))
-            if not held:
+            if not clipped:
                 patched.setattr(nn.utils, "clip_grad_norm_", lambda *_: None)
-            seen = twin.step(given)
-        history.append(told)
+            seen = twin.step(data)
+        history.append(metrics)
         far = max(far, *distances(ours.weights(), twin.weights()))
         for mine, theirs in SAME.items():
-            if theirs in seen and mine in told:
-                numbers[mine] = max(numbers.get(mine, 0.0), abs(told[mine] - float(seen[theirs])))
+            if theirs in seen and mine in metrics:
+                numbers[mine] = max(numbers.get(mine, 0.0), abs(metrics[mine] - float(seen[theirs])))
     assert min(distances(begun, twin.weights())) > RATE / 2
     return far, numbers, history
 
 
 CASES = [(name, 0.3 * paid) for name in ("ppo", "grpo", "rloo") for paid in (False, True)] + [("sft", 0.0)]
-TOLD = {
+COMPARED = {
     "ppo": "explained kl loss reward",
     "grpo": "kl loss reward silent",
     "rloo": "kl loss return reward",
@@ -206,19 +206,19 @@ TOLD = {
 
 
 def test_every_row_of_the_table_has_a_twin():
-    assert {name for name, _ in CASES} == set(ALGORITHMS) == set(TOLD)
+    assert {name for name, _ in CASES} == set(ALGORITHMS) == set(COMPARED)
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
+@pytest.mark.parametrize("clipped", [True, False], ids=["clipped", "free"])
 @pytest.mark.parametrize(("name", "coef"), CASES)
-def test_whole_steps_are_those_of_the_twin(name, coef, held, monkeypatch):
-    far, numbers, history = farthest(name, coef, held, monkeypatch)
-    print(name, coef, held, far, numbers)
-    assert {SAME[n] for n in numbers} == set(TOLD[name].split())
+def test_whole_steps_are_those_of_the_twin(name, coef, clipped, monkeypatch):
+    far, numbers, history = farthest(name, coef, clipped, monkeypatch)
+    print(name, coef, clipped, far, numbers)
+    assert {SAME[n] for n in numbers} == set(COMPARED[name].split())
     assert numbers.pop("value/explained_variance", 0.0) < 1e-6  # the recipe adds 1e-8 to the variance
     assert far < CLOSE and max(numbers.values()) < CLOSE
-    # Bounds that nothing met would not show.
-    assert not held or any(m["update/grad_norm"] > 1 for m in history)
+    # A bound that is never reached would not be tested.
+    assert not clipped or any(m["update/grad_norm"] > 1 for m in history)
     for bound in ("policy/clip_fraction", "value/clip_fraction"):
         assert any(m.get(bound, 1.0) > 0 for m in history)
 
@@ -227,17 +227,17 @@ def test_whole_steps_are_those_of_the_twin(name, coef, held, monkeypatch):
 
 
 def row(name, **changes):
-    """Another row of the table."""
+    """Change fields of an algorithm."""
     return lambda patch: patch.setitem(ALGORITHMS, name, replace(ALGORITHMS[name], **changes))
 
 
-def instead(room, function, made):
-    """Another function, made from the one that stands there."""
-    return lambda patch: patch.setattr(room, function, made(getattr(room, function)))
+def instead(module, function, made):
+    """Replace a function of a module by one made from it."""
+    return lambda patch: patch.setattr(module, function, made(getattr(module, function)))
 
 
 def credit(name, change):
-    """Advantages of the row, changed."""
+    """Change the advantages of an algorithm."""
 
     def wrapped(original):
         return wraps(original)(lambda batch, **options: change(original, batch, **options))
@@ -246,13 +246,13 @@ def credit(name, change):
 
 
 def neighbours(original, batch, **options):
-    """Every group has the advantages of the next one's places."""
+    """Every reply gets the advantages of the reply before it."""
     made = original(batch, **options)
     return made.with_(advantages=made.advantages.roll(1, 0) * made.actions)
 
 
 def behind(original, batch):
-    """Scores are compared, and then each reply is charged its own KL."""
+    """KL is charged after the scores are compared instead of before."""
     if batch.kl is None:
         return original(batch)
     made, paid = original(batch.with_(rewards=batch.rewards + 0.3 * batch.kl)), batch.kl.sum(1, keepdim=True)
@@ -260,12 +260,12 @@ def behind(original, batch):
 
 
 def negated(original):
-    return lambda *given, **named: -original(*given, **named)
+    return lambda *arguments, **named: -original(*arguments, **named)
 
 
 def changed(**fixed):
-    """The function with other values of its options."""
-    return lambda original: wraps(original)(lambda *given, **named: original(*given, **{**named, **fixed}))
+    """The same function with other values of its options."""
+    return lambda original: wraps(original)(lambda *arguments, **named: original(*arguments, **{**named, **fixed}))
 
 
 FAULTS = {
@@ -278,9 +278,9 @@ FAULTS = {
     "grpo: KL's sign": ("grpo", instead(objective, "loss_term", negated)),
     "grpo: KL without the ratio": (
         "grpo",
-        instead(objective, "loss_term", lambda f: lambda kind, *given: f("plain_k3", *given)),
+        instead(objective, "loss_term", lambda f: lambda kind, *arguments: f("plain_k3", *arguments)),
     ),
-    "grpo: KL as k1": ("grpo", instead(objective, "loss_term", lambda f: lambda kind, *given: f("k1", *given))),
+    "grpo: KL as k1": ("grpo", instead(objective, "loss_term", lambda f: lambda kind, *arguments: f("k1", *arguments))),
     "grpo: a wider clip": ("grpo", row("grpo", loss=changed(clip=0.25)(losses.surrogate))),
     "rloo: a mean over the reply": ("rloo", row("rloo", per="episode")),
     "rloo: a mean over tokens": ("rloo", row("rloo", per="token")),
@@ -314,7 +314,7 @@ def test_a_wrong_row_leaves_its_twin(fault, monkeypatch):
     assert far > 1000 * CLOSE
 
 
-# --- the recipes as lessons -------------------------------------------------------------------------------------------
+# --- the recipes themselves -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -341,8 +341,8 @@ def test_a_recipe_learns(name, capsys):
 
 
 def test_the_supervised_recipe_learns_what_it_has_not_seen(capsys):
-    """At first nobody knows which of 28 tokens comes: log 28 = 3.3 nats."""
+    """At first all 28 tokens are equally likely: log 28 = 3.3 nats."""
     history = recipe("sft").main(["--steps", "40", "--batch", "32"])
-    start, end = history[0]["held out"], sum(step["held out"] for step in history[-3:]) / 3
+    start, end = history[0]["held out"], sum(step["clipped out"] for step in history[-3:]) / 3
     assert start > 2.0 and end < 1.0
     assert len(capsys.readouterr().out.splitlines()) == 40
