@@ -1,13 +1,13 @@
 """Rewards that misbehave, one after the other: what each costs a batch of 64. `python -m benchmarks.isolated`.
 
-Each reward of `tests/hostile.py` judges 64 samples, one of which breaks it, in an isolated worker with a deadline.
-Told are what came of that sample, how many of the other scores were right, the seconds until the batch was judged, the
-largest memory that its processes held together, and how many processes are left when the reward is closed: found by a
-mark in the environment, among all processes of the machine. Everything is done at both levels: in a PID namespace, and
-by a sub-reaper where none is allowed.
+Each reward of `tests/hostile.py` judges 64 samples, one of which breaks it, in an isolated worker with a deadline. The
+table has the outcome of that sample, the number of correct scores of the others, the seconds until the batch was
+judged, the peak memory of all its processes together, and the number of processes left when the reward is closed, found
+among all processes of the machine by a mark in their environment. Each is measured at two levels of isolation: PID
+namespace and sub-reaper.
 
-Writes `benchmarks/results/isolated.json`; the exit status is 0 where every reward was held: the outcome that it should
-have, 63 scores, within the deadline + 2 s, nobody left.
+Writes `benchmarks/results/isolated.json`. The exit status is 0 if every reward was contained: the expected outcome, 63
+correct scores, within the deadline + 2 s, and no process left.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from operant.types import Rollout, Task, Turn
 ROOT = Path(__file__).parents[1]
 HOSTILE = ROOT / "tests/hostile.py"
 RESULTS = ROOT / "benchmarks/results/isolated.json"
-MARK = "OPERANT_GUEST_MARK"
+MARK = "OPERANT_REWARD_MARK"
 LEVELS = ("pid namespace", "sub-reaper")
 BATCH, GRACE = 64, 2.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one reward has cost."""
+    """The measurements of one reward at one level."""
 
     reward: str
     about: str
@@ -45,23 +45,23 @@ class Row:
     wanted: str
     outcome: str
     kept: int
-    """Of the other samples' scores."""
+    """Number of correct scores of the other samples."""
     deadline: float
     seconds: float
     memory_mb: int
-    """The largest resident memory of all its processes together, looked at 20 times a second."""
+    """Peak resident memory of all its processes together, measured 20 times a second."""
     left: int
-    """Processes, once the reward is closed."""
+    """Processes left when the reward is closed."""
 
     @property
-    def held(self) -> bool:
-        """Whether all was as promised."""
+    def contained(self) -> bool:
+        """Whether everything is as promised."""
         in_time = self.seconds < self.deadline + GRACE
         return self.outcome == self.wanted and self.kept == BATCH - 1 and in_time and self.left == 0
 
 
-def marked(mark: str) -> dict[int, int]:
-    """Processes with the mark in their environment, which no child can shed, and their resident memory in bytes."""
+def memory_by_process(mark: str) -> dict[int, int]:
+    """Resident memory in bytes of each process with the mark in its environment, which no child can remove."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -71,28 +71,28 @@ def marked(mark: str) -> dict[int, int]:
     return found
 
 
-def left(mark: str, patience: float = 0.0) -> list[int]:
-    """Who has the mark; with `patience`, as soon as nobody has."""
+def marked_processes(mark: str, patience: float = 0.0) -> list[int]:
+    """Pids of the processes with the mark; waits up to `patience` seconds for there to be none."""
     end = time.monotonic() + patience
-    while (found := marked(mark)) and time.monotonic() < end:
+    while (found := memory_by_process(mark)) and time.monotonic() < end:
         time.sleep(0.02)
     return list(found)
 
 
 @contextlib.contextmanager
-def watched(mark: str) -> Iterator[Callable[[], int]]:
-    """While this lasts, the largest memory of all that have the mark."""
-    most, over = 0, threading.Event()
+def peak_memory(mark: str) -> Iterator[Callable[[], int]]:
+    """Inside the block, measure the memory of all marked processes; yields a function that returns the peak."""
+    peak, over = 0, threading.Event()
 
-    def look() -> None:
-        nonlocal most
+    def measure() -> None:
+        nonlocal peak
         while not over.wait(0.05):
-            most = max(most, sum(marked(mark).values()))
+            peak = max(peak, sum(memory_by_process(mark).values()))
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=measure)
     thread.start()
     try:
-        yield lambda: most
+        yield lambda: peak
     finally:
         over.set()
         thread.join()
@@ -103,25 +103,27 @@ def samples() -> list[Rollout]:
 
 
 def measured(hostile: Any, name: str, wanted: str, level: str, deadline: float) -> Row:
-    """One reward at one level."""
-    os.environ[MARK] = mark = f"guest-{uuid.uuid4()}"
-    guest = isolated(f"{HOSTILE}:{name}", timeout=deadline, memory=1, processes=64, level=level)
-    guest.check()
-    in_force, begun = guest.level.partition(":")[0], time.perf_counter()
-    with watched(mark) as most:
-        judged = guest.judged(samples())
+    """Measure one reward at one level."""
+    os.environ[MARK] = mark = f"reward-{uuid.uuid4()}"
+    reward = isolated(f"{HOSTILE}:{name}", timeout=deadline, memory=1, processes=64, level=level)
+    reward.check()
+    in_force, begun = reward.level.partition(":")[0], time.perf_counter()
+    with peak_memory(mark) as peak:
+        judged = reward.judged(samples())
         seconds = time.perf_counter() - begun
-    guest.close()
+    reward.close()
     bad = int(hostile.BAD.removeprefix("t/"))
-    kept = sum(score == float(i) for i, score in enumerate(judged.scores) if i != bad)
-    said = (getattr(hostile, name).__doc__ or "").partition("\n")[0]
-    numbers = (kept, deadline, round(seconds, 1), round(most() / 1e6), len(left(mark, 1.0)))
-    return Row(name, said, in_force, wanted, judged.outcomes[bad], *numbers)
+    correct = sum(score == float(i) for i, score in enumerate(judged.scores) if i != bad)
+    description = (getattr(hostile, name).__doc__ or "").partition("\n")[0]
+    numbers = (correct, deadline, round(seconds, 1), round(peak() / 1e6), len(marked_processes(mark, 1.0)))
+    return Row(name, description, in_force, wanted, judged.outcomes[bad], *numbers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.isolated", description=__doc__)
-    parser.add_argument("rewards", nargs="*", help="which; all without any, and only then the results are written")
+    parser.add_argument(
+        "rewards", nargs="*", help="names of rewards; by default all, and only then the results are written"
+    )
     parser.add_argument("--deadline", type=float, default=10.0, help="seconds for a batch")
     args = parser.parse_args(argv)
     sys.path.insert(0, str(HOSTILE.parent))
@@ -134,15 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = measured(hostile, name, wanted, level, args.deadline)
             rows.append(row)
             print(
-                f"{'held' if row.held else 'NOT HELD':8} {name:28} {row.level:14} {row.outcome:8} kept {row.kept} "
-                f"in {row.seconds:.1f} s, {row.memory_mb} MB, {row.left} left",
+                f"{'contained' if row.contained else 'ESCAPED':9} {name:28} {row.level:14} {row.outcome:8} "
+                f"{row.kept} of {BATCH - 1} scores in {row.seconds:.1f} s, {row.memory_mb} MB, {row.left} left",
                 flush=True,
             )
     if not args.rewards:
-        told = {"command": "python -m benchmarks.isolated", "machine": about(), "rows": [asdict(row) for row in rows]}
-        RESULTS.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    print(f"{sum(row.held for row in rows)} of {len(rows)}")
-    return 0 if all(row.held for row in rows) else 1
+        results = {
+            "command": "python -m benchmarks.isolated",
+            "machine": about(),
+            "rows": [asdict(row) for row in rows],
+        }
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"{sum(row.contained for row in rows)} of {len(rows)} contained")
+    return 0 if all(row.contained for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Rewards that misbehave on one sample of a batch, for tests/test_isolated.py and benchmarks/isolated.py.
 
-Each gives every other sample the number in its task's name, so that what is kept can be told from what is not.
+Each scores every other sample with the number in its task's id, so that a wrong or lost score is noticed.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ import time
 import zlib
 
 BAD = "t/17"
-"""The task whose sample breaks the reward; in a batch without it, everything is well."""
+"""The task whose sample breaks the reward; a batch without it is judged without a failure."""
 
 
 def judged(rollouts, breaks):
-    """A number for each; `breaks()` stands for the bad one."""
+    """The number of each sample; `breaks()` is called for the bad one."""
     return [breaks() if r.task.id == BAD else float(r.task.id.removeprefix("t/")) for r in rollouts]
 
 
@@ -28,7 +28,7 @@ def good(rollouts):
 
 
 def endless_regex(rollouts):
-    """In C, without a look at signals."""
+    """Loops in C, where no signal is handled."""
     return judged(rollouts, lambda: float(re.match(r"(a+)+$", "a" * 64 + "b") is None))
 
 
@@ -37,7 +37,7 @@ def endless_sum(rollouts):
 
 
 def endless_stubborn(rollouts):
-    """Takes every exception and every signal that it may."""
+    """Catches every exception and every signal that can be caught."""
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, lambda *_: None)
 
@@ -57,13 +57,13 @@ def ten_gigabytes(rollouts):
 
 
 def ten_gigabytes_slowly(rollouts):
-    """Keeps what it has got when there is no more."""
+    """Takes all memory that it can get, and keeps it."""
 
     def fill():
-        held = []
+        blocks = []
         while True:
             try:
-                held.append(bytearray(os.urandom(1 << 20) * 16))
+                blocks.append(bytearray(os.urandom(1 << 20) * 16))
             except MemoryError:
                 time.sleep(0.01)
 
@@ -71,7 +71,7 @@ def ten_gigabytes_slowly(rollouts):
 
 
 def fork_storm(rollouts, most=2000):
-    """Every process forks on, at most `most` times each."""
+    """Every process forks, and so do its children, at most `most` times each."""
 
     def storm():
         for _ in range(most):
@@ -105,7 +105,7 @@ def segfaults(rollouts):
 
 
 def daemonises(rollouts):
-    """Forks twice, in a session of its own, and answers as if nothing were."""
+    """Forks twice, in a session of its own, and answers normally."""
 
     def daemon():
         child = os.fork()
@@ -121,7 +121,7 @@ def daemonises(rollouts):
 
 
 def daemonises_and_hangs(rollouts):
-    """Its daemon holds all pipes open, too."""
+    """Hangs, and its daemon keeps all pipes open."""
     daemonises(rollouts)
     return judged(rollouts, lambda: time.sleep(1000))
 
@@ -189,7 +189,7 @@ def raises_what_cannot_be_shown(rollouts):
 
 
 def chatters(rollouts):
-    """Prints what looks like answers, on both streams and past Python's."""
+    """Prints text that looks like answers, on both streams, also past Python's buffers."""
     print('{"id": 1, "answer": {"answers": []}}')
     os.write(2, b"\xff\x00 garbage\n" * 1000)
     return good(rollouts)
@@ -212,7 +212,7 @@ def closes_everything_and_hangs(rollouts):
 
 
 def writes_to_every_pipe(rollouts):
-    """What is meant for the answers alone."""
+    """Also to the pipe that is reserved for answers."""
 
     def write():
         for fd in range(3, 64):
@@ -247,10 +247,10 @@ CASES = {
     "abstain": [abstains],
     "ok": [good, chatters, daemonises],
 }  # fmt: skip
-"""Outcome of the bad sample -> the rewards that come to it."""
+"""Outcome of the bad sample -> the rewards that have it."""
 
 
-# --- well-behaved ones that tell what they see ------------------------------------------------------------------------
+# --- rewards that report what they see --------------------------------------------------------------------------------
 
 
 def knows_torch(rollouts):
@@ -258,7 +258,7 @@ def knows_torch(rollouts):
 
 
 def process(rollouts):
-    """Whose child this is, as a number that stays while the worker does."""
+    """A random number that stays the same while the worker lives."""
     if not hasattr(process, "mark"):
         process.mark = int.from_bytes(os.urandom(4), "big")
     return [float(process.mark) for _ in rollouts]
@@ -269,12 +269,12 @@ def fingerprint(rollouts):
 
 
 def how_many(rollouts):
-    """How many are judged together."""
+    """The number of rollouts that are judged together."""
     return [float(len(rollouts)) for _ in rollouts]
 
 
 def forks_until_refused(rollouts):
-    """How many processes it may have."""
+    """The number of processes that it may start."""
     made = 0
     try:
         while made < 500:
@@ -287,7 +287,7 @@ def forks_until_refused(rollouts):
 
 
 def vowels(rollouts):
-    """Raises on some replies, as a real one would."""
+    """Raises on some replies, as a real reward might."""
     if any(zlib.crc32(r.reply.encode()) % 4 == 0 for r in rollouts):
         raise ValueError("too many")
     return [float(sum(map(r.reply.count, "aeiou"))) for r in rollouts]
@@ -302,9 +302,9 @@ def chatters_and_dies(rollouts):
 
 
 def answers_twice(argument):
-    """For a pool: every answer comes with one that nobody has asked for, under the next number."""
+    """For a pool: sends unrequested answers, under the next numbers, beside every answer."""
 
-    def handle(asked):
+    def handle(request):
         def later():
             time.sleep(0.05)
             for fd in range(3, 64):
@@ -313,13 +313,13 @@ def answers_twice(argument):
 
         threading.Thread(target=later).start()
         time.sleep(0.01)
-        return asked
+        return request
 
     return handle
 
 
 def moody(rollouts):
-    """By the last letter of its task's name a sample fails, never comes back, is not judged, or gets 1."""
+    """By the last letter of its task's id, a sample fails, hangs, is not judged, or gets 1."""
     (letter,) = {r.task.id[-1] for r in rollouts}
     if letter == "e":
         raise ValueError("no mood for it")

@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_costs_a_step_and_no_bit(ground):
         damage[-1](newest)
         assert resumed(ground, out) == [], damage
         log = (out / "log.txt").read_text(encoding="utf-8")
-        assert f"passing over the damaged checkpoint {newest}" in log and f"going on after step {HALF}" in log
+        assert f"skipping the damaged checkpoint {newest}" in log and f"going on after step {HALF}" in log
 
 
 def test_a_damage_that_nobody_looks_for_is_found_by_the_trial(ground, monkeypatch):

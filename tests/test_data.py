@@ -224,12 +224,12 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "a.xlsx").write_bytes(b"")
     for name, message in [
         ("review.jsonl", r"no file .*review.jsonl'; did you mean 'reviews.jsonl'"),
-        ("broken.jsonl", r"broken\.jsonl, line 3: no valid JSON"),
-        ("object.json", "holds a dict; it must be a list"),
+        ("broken.jsonl", r"broken\.jsonl, line 3: invalid JSON"),
+        ("object.json", "is a dict; it must be a list"),
         ("latin.txt", "is not UTF-8"),
         ("cut.jsonl.gz", r"cut\.jsonl\.gz cannot be read"),
-        ("no.parquet", "is no Parquet file"),
-        ("a.xlsx", r"ends in '\.xlsx'; what is read: \.jsonl \.json \.csv"),
+        ("no.parquet", "is not a readable Parquet file"),
+        ("a.xlsx", r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv"),
         ("", "is a folder"),
     ]:
         with pytest.raises(OperantError, match=message):
@@ -247,11 +247,11 @@ def test_files_that_cannot_be_read(tmp_path):
         ([{"text": "x"}], {"target_field": "label"}, "no field 'label'"),
         ([{"text": 3}], {}, "is a int, not text"),
         ([{"text": "x"}], {"template": "{review}"}, "template needs 'review'; fields: text"),
-        ([{"text": "x", "id": 1}] * 2, {"id_field": "id"}, "the id '1' stands twice"),
-        ([], {}, "none to read"),
-        (["ab", "", "abc"], {"min_chars": 9}, r"3 read \(2 after 'not empty', 0 after .*loosen min_chars=9"),
-        (["", " "], {}, "none is left of 2 read .* is empty everywhere"),
-        ({"text": "x"}, {}, "a dict is no source"),
+        ([{"text": "x", "id": 1}] * 2, {"id_field": "id"}, "the id '1' occurs twice"),
+        ([], {}, "has no rows"),
+        (["ab", "", "abc"], {"min_chars": 9}, r"none of 3 rows passes the filters \(2 after 'not empty', 0 after .*loosen min_chars=9"),
+        (["", " "], {}, "none of 2 rows passes the filters .* is empty everywhere"),
+        ({"text": "x"}, {}, "a dict is not a source"),
         (lambda: None, {}, "returned a NoneType"),
         ("builtin:opening", {}, "built-in: builtin:openings"),
         ("builtin:openings/test", {}, "each with /train and /held-out"),
@@ -310,7 +310,7 @@ def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
             return held[name, split]
 
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    with pytest.raises(OperantError, match=r"dataset 'stanfordnlp/imdb' .* cannot be had offline .*HF_HUB_OFFLINE"):
+    with pytest.raises(OperantError, match=r"dataset 'stanfordnlp/imdb' .* cannot be downloaded .*HF_HUB_OFFLINE"):
         load_tasks("imdb")
     held["owner/name", "test"] = [{"text": "cached"}]
     assert load_tasks("owner/name:test") == [Task("name/0", "cached")]

@@ -55,7 +55,7 @@ def run_on(disk, out, **more):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_disk_that_refuses_for_a_while_costs_no_number(tmp_path, capsys, code):
+def test_a_disk_that_fails_for_a_while_loses_no_metrics(tmp_path, capsys, code):
     """Steps 2 and 3 of 4 find a disk that takes nothing: the log of the whole run is there afterwards."""
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", tokenizer=letters(), **SMALL)
     disk = Disk(anything, code=code)
@@ -121,7 +121,7 @@ def test_what_cannot_be_exported_is_an_error_after_the_checkpoint(tmp_path):
     assert not (tmp_path / "run/export").exists(), "whole or not at all"
 
 
-def test_a_clock_that_jumps_is_never_asked(tmp_path, monkeypatch):
+def test_a_clock_that_jumps_is_never_read(tmp_path, monkeypatch):
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", tokenizer=letters(), **SMALL)
     days = iter(range(10**9, -(10**9), -86400))
     monkeypatch.setattr(time, "time", lambda: float(next(days)))
@@ -130,7 +130,7 @@ def test_a_clock_that_jumps_is_never_asked(tmp_path, monkeypatch):
     assert all(line["time/step"] >= 0 for line in run.metrics)
 
 
-def test_a_report_a_tracker_and_a_diagnosis_that_fail_stop_nothing(tmp_path, monkeypatch):
+def test_a_failing_report_tracker_or_diagnosis_stops_nothing(tmp_path, monkeypatch):
     class Broken:
         def __getattr__(self, name):
             raise ConnectionError("no route")

@@ -1,7 +1,7 @@
-"""Isolated rewards: whatever one does to itself, the batch is judged in time, the rest is kept and nobody is left over.
+"""Isolated rewards: whatever a reward does, the batch is judged in time, no other score is lost and no process is left.
 
-Real processes throughout. What is left is looked for among all processes of the machine by a mark in their environment,
-which no child can shed.
+Real processes throughout. Leftover processes are found among all of the machine by a mark in their environment, which
+no child can remove.
 """
 
 import os
@@ -25,25 +25,25 @@ from operant import OperantError, Rollout, Task, Turn, distributed, isolated, tr
 from operant.rewards import IsolationOptions, judge, minus_query, resolve, under, weighted
 from operant.runs.attempts import attempt, joined
 from operant.sandbox.pool import Job, Pool
-from operant.sandbox.process import FORCED, LEVELS, Box, Limits
+from operant.sandbox.process import FORCED, LEVELS, Limits, SupervisedProcess
 from operant.tally import Tally
 from operant.training.learner import Learner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.isolated import MARK, left
+from benchmarks.isolated import MARK, marked_processes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left over is looked for in /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
 TESTS = Path(__file__).parent
 
 
 def strongest() -> str:
-    """The level that this machine allows."""
-    box = Box([sys.executable, "-c", "pass"], Limits())
-    while not box.level and box.ended is None:
-        box.hear()
+    """The strongest level that this machine allows."""
+    process = SupervisedProcess([sys.executable, "-c", "pass"], Limits())
+    while not process.level and process.ended is None:
+        process.receive()
         time.sleep(0.005)
-    box.end()
-    return box.level
+    process.end()
+    return process.level
 
 
 WEAK = "sub-reaper"
@@ -51,7 +51,7 @@ STRONG = strongest() if sys.platform == "linux" else WEAK
 SLOW_TO_FAIL = {hostile.closes_everything_and_hangs, hostile.huge_answer, hostile.floods_every_pipe}
 CASES = [(reward, outcome) for outcome, rewards in hostile.CASES.items() for reward in rewards]
 QUICK = [case for case in CASES if case[1] != "timeout" and case[0] not in SLOW_TO_FAIL]
-KEPT = [float(i) for i in range(64) if f"t/{i}" != hostile.BAD]
+OTHERS = [float(i) for i in range(64) if f"t/{i}" != hostile.BAD]
 
 
 def rollouts(count: int = 64, **more) -> list[Rollout]:
@@ -63,28 +63,28 @@ def rollouts(count: int = 64, **more) -> list[Rollout]:
 
 @pytest.fixture
 def mark(monkeypatch):
-    """Everything that is started from here on carries it."""
-    made = f"reward-{uuid.uuid4()}"
-    monkeypatch.setenv(MARK, made)
-    return made
+    """A mark in the environment of every process that is started from here on."""
+    value = f"reward-{uuid.uuid4()}"
+    monkeypatch.setenv(MARK, value)
+    return value
 
 
-def held_to_the_promise(reward, outcome, mark, level, *, timeout=8.0, **options):
-    """63 scores, one outcome, the deadline, and nobody left."""
-    reward = isolated(reward, timeout=timeout, memory=1, processes=32, level=level, **options)
-    reward.check()
-    assert reward.level.startswith(level)
+def check_one_bad_sample(reward, outcome, mark, level, *, timeout=8.0, **options):
+    """The 63 other scores, the outcome of the bad sample, the deadline, and no process left."""
+    isolated_reward = isolated(reward, timeout=timeout, memory=1, processes=32, level=level, **options)
+    isolated_reward.check()
+    assert isolated_reward.level.startswith(level)
     begun = time.monotonic()
-    judged = judge(reward, rollouts())
+    judged = judge(isolated_reward, rollouts())
     seconds = time.monotonic() - begun
     assert judged.outcomes[17] == outcome, judged.notes
-    assert [s for i, s in enumerate(judged.scores) if i != 17] == KEPT
+    assert [s for i, s in enumerate(judged.scores) if i != 17] == OTHERS
     assert judged.scores[17] == (17.0 if outcome == "ok" else None)
     assert seconds < timeout + 2
     assert bool(judged.notes) == (outcome not in ("ok", "abstain") or reward is hostile.daemonises)
-    assert len(left(mark)) <= 3, "a worker is a supervisor, the first of its namespace, and the reward"
-    reward.close()
-    assert left(mark, patience=1.0) == []
+    assert len(marked_processes(mark)) <= 3, "a worker is a supervisor, the first of its namespace, and the reward"
+    isolated_reward.close()
+    assert marked_processes(mark, patience=1.0) == []
     return judged
 
 
@@ -93,14 +93,14 @@ def held_to_the_promise(reward, outcome, mark, level, *, timeout=8.0, **options)
 
 @pytest.mark.parametrize(("reward", "outcome"), QUICK, ids=lambda x: getattr(x, "__name__", x))
 def test_a_reward_that_fails_costs_one_sample(reward, outcome, mark):
-    held_to_the_promise(reward, outcome, mark, STRONG)
+    check_one_bad_sample(reward, outcome, mark, STRONG)
 
 
 @pytest.mark.parametrize("level", [STRONG, WEAK])
 @pytest.mark.parametrize("reward", [hostile.endless_regex, hostile.daemonises_and_hangs])
 def test_a_reward_that_hangs_costs_one_sample_and_its_time(reward, level, mark):
     begun = time.monotonic()
-    held_to_the_promise(reward, "timeout", mark, level, timeout=30.0, each=True, sample_timeout=0.4)
+    check_one_bad_sample(reward, "timeout", mark, level, timeout=30.0, each=True, sample_timeout=0.4)
     assert time.monotonic() - begun < 20, "the sample has its own deadline"
 
 
@@ -108,7 +108,7 @@ def test_a_reward_that_hangs_costs_one_sample_and_its_time(reward, level, mark):
 @pytest.mark.parametrize("level", [STRONG, WEAK])
 @pytest.mark.parametrize(("reward", "outcome"), CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_every_hostile_reward_at_both_levels(reward, outcome, level, mark):
-    held_to_the_promise(reward, outcome, mark, level)
+    check_one_bad_sample(reward, outcome, mark, level)
 
 
 @pytest.mark.slow
@@ -122,23 +122,23 @@ def test_where_every_sample_hangs_the_deadline_holds(level, mark):
     assert time.monotonic() - begun < 4 + 2
     assert judged.outcomes == ["timeout"] * 64 and judged.scores == [None] * 64
     everywhere.close()
-    assert left(mark, patience=1.0) == []
+    assert marked_processes(mark, patience=1.0) == []
 
 
 def test_memory_and_processes_have_a_limit(mark):
-    notes = held_to_the_promise(hostile.ten_gigabytes, "error", mark, STRONG).notes
+    notes = check_one_bad_sample(hostile.ten_gigabytes, "error", mark, STRONG).notes
     assert "MemoryError" in notes[-1]
     forks = isolated(hostile.forks_until_refused, processes=20, timeout=20, sample_timeout=10)
-    said = judge(forks, rollouts(1)).scores
+    scores = judge(forks, rollouts(1)).scores
     if "at most 20 processes" in forks.level:
-        assert said[0] is not None and 0 < said[0] <= 20
+        assert scores[0] is not None and 0 < scores[0] <= 20
     else:
-        assert "nothing counts" in forks.level
+        assert "no limit on its processes" in forks.level
     forks.close()
-    assert left(mark, patience=1.0) == []
+    assert marked_processes(mark, patience=1.0) == []
 
 
-def test_what_a_reward_prints_is_kept_for_the_message_and_is_no_answer():
+def test_output_of_a_reward_appears_in_messages_and_never_counts_as_an_answer():
     reward = isolated(hostile.exits_at_once, again=False)
     judged = judge(isolated(hostile.chatters), rollouts(4))
     assert judged.scores == [0.0, 1.0, 2.0, 3.0]
@@ -147,7 +147,7 @@ def test_what_a_reward_prints_is_kept_for_the_message_and_is_no_answer():
     reward.close()
 
 
-# --- what crosses -----------------------------------------------------------------------------------------------------
+# --- sending rollouts and scores --------------------------------------------------------------------------------------
 
 
 def test_a_worker_has_no_torch_and_lives_from_batch_to_batch(mark):
@@ -160,7 +160,7 @@ def test_a_worker_has_no_torch_and_lives_from_batch_to_batch(mark):
     assert judge(stays, rollouts(2)).scores != first
     for each in (reward, stays):
         each.close()
-    assert left(mark, patience=1.0) == []
+    assert marked_processes(mark, patience=1.0) == []
 
 
 def test_a_rollout_arrives_as_it_was_sent():
@@ -179,13 +179,13 @@ def test_a_rollout_arrives_as_it_was_sent():
     [
         (object(), r"of task 't/0', rollout.task.target is a object"),
         ({"a": [1, {1, 2}]}, r"of task 't/0', rollout.task.target.a\[1\] is a set"),
-        ({1: 2}, "is a mapping whose keys are no text"),
+        ({1: 2}, "is a mapping whose keys are not text"),
         (b"raw", "is a bytes"),
     ],
 )
-def test_what_is_not_plain_is_refused_in_a_sentence(target, what):
+def test_data_that_is_not_plain_is_refused(target, what):
     odd = [Rollout(Task("t/0", "x", target=target), 0, [Turn([1], [2])], ["y"])]
-    with pytest.raises(OperantError, match=rf"isolated reward 'good': .*{what}.* it takes text, numbers"):
+    with pytest.raises(OperantError, match=rf"isolated reward 'good': .*{what}.* it may hold text, numbers"):
         isolated(hostile.good).judged(odd)
 
 
@@ -204,7 +204,9 @@ def test_a_function_is_found_by_its_name_or_refused():
     for reward in (lambda rs: [], inner, hostile.Unshowable().__str__, 3):
         with pytest.raises(OperantError, match="isolated"):
             isolated(reward)
-    with pytest.raises(OperantError, match=r"no other process can find <lambda> .* isolated\('file.py:function'\)"):
+    with pytest.raises(
+        OperantError, match=r"no other process can find <lambda> by a name; .* isolated\('file.py:function'\)"
+    ):
         isolated(lambda rs: [])
     for spec in ("good", ":good", "no_such_file.py:good"):
         with pytest.raises(OperantError, match=r"module:function or file.py:function|there is no file"):
@@ -218,14 +220,14 @@ def test_a_function_is_found_by_its_name_or_refused():
 
 
 @pytest.mark.parametrize(
-    ("guard", "says"),
+    ("guard", "printed"),
     [
         ("if __name__ == '__main__':", "scored [2.0]"),
-        pytest.param("if True:", "begin what starts", marks=pytest.mark.slow),
+        pytest.param("if True:", "put the code that starts the run under", marks=pytest.mark.slow),
     ],
 )
-def test_a_function_of_the_script_itself(tmp_path, guard, says):
-    """It is found by its file; a script that would run itself again in the worker is told how to begin."""
+def test_a_function_of_the_script_itself(tmp_path, guard, printed):
+    """It is found by its file; if the worker would run the whole script again, the error says how to prevent that."""
     script = f"""
         import operant
 
@@ -243,16 +245,16 @@ def test_a_function_of_the_script_itself(tmp_path, guard, says):
     """
     (tmp_path / "mine.py").write_text(textwrap.dedent(script), encoding="utf-8")
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert says in done.stdout, done.stderr
+    assert printed in done.stdout, done.stderr
 
 
-# --- what is done about it --------------------------------------------------------------------------------------------
+# --- handling of failures ---------------------------------------------------------------------------------------------
 
 
-def test_each_outcome_has_its_fate():
+def test_each_outcome_is_handled_as_configured():
     both = rollouts(19)
-    given = isolated(hostile.raises, on_error=-1.0)
-    assert judge(given, both).scores == [*map(float, range(17)), -1.0, 18.0]
+    scored = isolated(hostile.raises, on_error=-1.0)
+    assert judge(scored, both).scores == [*map(float, range(17)), -1.0, 18.0]
     with pytest.raises(
         OperantError, match=r"'raises' raised ValueError: no such word .*while judging task 't/17'.*on_error"
     ):
@@ -262,23 +264,23 @@ def test_each_outcome_has_its_fate():
     late = isolated(hostile.endless_sum, on_timeout=0.5, each=True, sample_timeout=0.2)
     judged = judge(late, both)
     assert judged.scores[17] == 0.5 and judged.outcomes[17] == "timeout"
-    for reward in (given, late):
+    for reward in (scored, late):
         reward.close()
 
 
 @pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
-def test_a_plain_reward_stops_the_run_unless_it_is_said_otherwise(reward):
+def test_a_reward_without_isolation_stops_the_run_unless_configured(reward):
     with pytest.raises(OperantError, match=reward.__name__):
         judge(under(reward, IsolationOptions()), rollouts())
     judged = judge(under(reward, IsolationOptions(on_error="drop")), rollouts())
-    assert [s for i, s in enumerate(judged.scores) if i != 17] == KEPT
+    assert [s for i, s in enumerate(judged.scores) if i != 17] == OTHERS
     assert judged.outcomes.count("error") == 1 and judged.outcomes.count("ok") == 63
     assert "1 of 64 samples left out" in judged.notes[0]
     assert judge(under(reward, IsolationOptions(on_error=2.5)), rollouts()).scores[17] == 2.5
 
 
-def test_a_part_that_failed_is_no_part_that_abstained():
-    """A sum without the part that failed would be another reward: its row is dropped, or the part has its score."""
+def test_a_failed_part_differs_from_one_that_abstained():
+    """A sum without the failed part would be another reward: the sample is dropped, or the part gets its score."""
     sample = rollouts(19)
     for broken, outcome in ((hostile.raises, "error"), (hostile.abstains, "ok")):
         parts = weighted({"a": (isolated(broken), 2.0), "b": (resolve("length:3"), 1.0)})
@@ -287,11 +289,11 @@ def test_a_part_that_failed_is_no_part_that_abstained():
         assert judged.outcomes[17] == outcome and judged.scores[17] == (None if outcome == "error" else 0.0)
     parts = weighted({"a": (isolated(hostile.raises, on_error=-3.0), 2.0), "b": (hostile.good, 1.0)})
     assert judge(parts, sample).scores[17] == 2.0 * -3.0 + 17
-    given = judge(minus_query(isolated(hostile.raises, on_error=-3.0)), sample)
-    assert given.scores[16:18] == [0.0, -3.0]
+    judged = judge(minus_query(isolated(hostile.raises, on_error=-3.0)), sample)
+    assert judged.scores[16:18] == [0.0, -3.0]
 
 
-def test_options_of_the_run_reach_those_without_their_own():
+def test_options_of_the_run_reach_rewards_without_options_of_their_own():
     options = IsolationOptions(timeout=7, on_error=0.0, workers=2)
     named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
     own = under(isolated(hostile.good, timeout=9), options)
@@ -309,11 +311,11 @@ def test_options_of_the_run_reach_those_without_their_own():
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(wrong):
-    with pytest.raises(OperantError, match=next(iter(wrong)) if "level" not in wrong else "say auto, pid namespace"):
+    with pytest.raises(OperantError, match=next(iter(wrong)) if "level" not in wrong else "use auto, pid namespace"):
         isolated(hostile.good, **wrong)
 
 
-def test_outcomes_are_counted_also_in_chunks():
+def test_outcomes_are_counted_in_chunks_too():
     reward = isolated(hostile.raises)
     whole = judge(reward, rollouts())
     parts = joined([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
@@ -329,7 +331,7 @@ def test_outcomes_are_counted_also_in_chunks():
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_a_run_goes_on_and_tells_what_failed(tmp_path, chunks, mark):
+def test_a_run_continues_and_logs_the_failures(tmp_path, chunks, mark):
     run = train(
         lm("gpt2", vocab=len(letters()), spread=0.3),
         [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "lm"])],
@@ -354,20 +356,20 @@ def test_a_run_goes_on_and_tells_what_failed(tmp_path, chunks, mark):
     assert "samples left out: reward 'vowels' raised ValueError: too many" in log
     assert "isolation" in (tmp_path / "run/environment.json").read_text(encoding="utf-8")
     assert "no security boundary" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
-    assert left(mark, patience=1.0) == [], "the workers end with the run"
+    assert marked_processes(mark, patience=1.0) == [], "the workers end with the run"
 
 
-def test_a_reward_that_cannot_be_imported_is_told_before_anything_loads(tmp_path):
+def test_a_reward_that_cannot_be_imported_is_reported_before_anything_loads(tmp_path):
     with pytest.raises(OperantError, match=r"isolated reward 'hostile:no_such'.*has no function"):
         train(lm(), ["a"], "isolated:hostile:no_such", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def _failing_on_one(rank: int, world: int, fate: str) -> str:
-    """What a step runs into where rank 1 has the bad sample."""
+def _failing_on_one(rank: int, world: int, on_error: str) -> str:
+    """The error of a step in which rank 1 has the bad sample."""
     tasks = [Task("t/16", "ab"), Task(hostile.BAD, "ab")]
     learner = Learner(lm("gpt2", vocab=len(letters())), tokenizer=letters(), **{"max_tokens": 4, "watch_every": 0})
-    reward = isolated(hostile.raises, on_error=fate)
+    reward = isolated(hostile.raises, on_error=on_error)
     try:
         rollouts, judged = distributed.together(lambda: attempt(learner, tasks, reward))
         assert judged.outcomes == ["error" if rank else "ok"]
@@ -380,28 +382,28 @@ def _failing_on_one(rank: int, world: int, fate: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fate", "says"), [("stop", "'raises' raised ValueError"), ("drop", "nothing")])
-def test_what_one_rank_runs_into_keeps_no_other_waiting(fate, says):
-    assert all(says in told for told in on_ranks(_failing_on_one, 2, fate))
+@pytest.mark.parametrize(("on_error", "message"), [("stop", "'raises' raised ValueError"), ("drop", "nothing")])
+def test_a_failure_on_one_rank_keeps_no_other_waiting(on_error, message):
+    assert all(message in error for error in on_ranks(_failing_on_one, 2, on_error))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_snippet_of_the_page_says_what_it_says(tmp_path, monkeypatch, capsys):
+def test_the_snippet_of_the_page_prints_what_it_claims(tmp_path, monkeypatch, capsys):
     page = (TESTS.parent / "docs/isolated-rewards.md").read_text(encoding="utf-8")
     [snippet] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     code = "def politeness(rollouts):\n    return [float(r.reply[0] in 'pt') for r in rollouts]\n"
     (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     exec(snippet, {})
-    said = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
     promised = re.findall(r"print\(.*?\) +# (.*)", snippet)
-    assert [line.split(": it raises")[0].split(";")[0].split(": ended")[0] for line in promised][:2] == said[:2]
-    assert said[2].split(":")[0] in LEVELS and "no security boundary" in said[2]
+    assert [line.split(": it raises")[0].split(";")[0].split(": ended")[0] for line in promised][:2] == printed[:2]
+    assert printed[2].split(":")[0] in LEVELS and "no security boundary" in printed[2]
 
 
-# --- life and death ---------------------------------------------------------------------------------------------------
+# --- the life of workers ----------------------------------------------------------------------------------------------
 
 PARENT = """
 import os, sys, time
@@ -417,45 +419,44 @@ judge(reward, [sample])
 
 
 @pytest.mark.parametrize("level", [STRONG, WEAK])
-def test_a_run_that_is_killed_leaves_nobody(level, mark):
+def test_a_run_that_is_killed_leaves_no_process(level, mark):
     env = os.environ | {"PYTHONPATH": str(TESTS)}
     with subprocess.Popen([sys.executable, "-c", PARENT, level], env=env, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
-        many = 4 + (
-            level == "pid namespace"
-        )  # the parent, the keeper, the reward and its daemon; the first of the namespace
+        # The parent, the supervisor, the reward and its daemon; the first process of the namespace.
+        many = 4 + (level == "pid namespace")
         end = time.monotonic() + 30
-        while len(left(mark)) < many and time.monotonic() < end:
+        while len(marked_processes(mark)) < many and time.monotonic() < end:
             time.sleep(0.02)
-        assert len(left(mark)) == many
+        assert len(marked_processes(mark)) == many
         parent.send_signal(signal.SIGKILL)
-    assert left(mark, patience=10.0) == []
+    assert marked_processes(mark, patience=10.0) == []
 
 
-def test_a_weaker_level_can_be_forced_and_no_other_word(monkeypatch):
+def test_a_weaker_level_can_be_forced_and_no_other_name(monkeypatch):
     monkeypatch.setenv(FORCED, WEAK)
     reward = isolated(hostile.good)
     reward.check()
     assert reward.level.startswith(WEAK)
     reward.close()
     monkeypatch.setenv(FORCED, "jail")
-    with pytest.raises(OperantError, match="isolation level 'jail' is unknown: say auto, pid namespace"):
+    with pytest.raises(OperantError, match="isolation level 'jail' is unknown: use auto, pid namespace"):
         reward.check()
 
 
 def test_threads_and_forked_copies_share_no_worker(mark):
     reward = isolated(hostile.process)
     mine = judge(reward, rollouts(2)).scores
-    heard: list = []
-    threads = [threading.Thread(target=lambda: heard.append(judge(reward, rollouts(2)).scores)) for _ in range(4)]
+    scores: list = []
+    threads = [threading.Thread(target=lambda: scores.append(judge(reward, rollouts(2)).scores)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert heard == [mine] * 4
+    assert scores == [mine] * 4
     receive, send = os.pipe()
     child = os.fork()
-    if child == 0:  # a copy: it starts its own, and its end is not the end of ours
+    if child == 0:  # a copy of the run: it starts its own workers, and does not end ours
         theirs = judge(reward, rollouts(2)).scores
         os.write(send, b"other" if theirs != mine and None not in theirs else b"same")
         reward.close()
@@ -464,7 +465,7 @@ def test_threads_and_forked_copies_share_no_worker(mark):
     assert os.read(receive, 10) == b"other"
     assert judge(reward, rollouts(2)).scores == mine
     reward.close()
-    assert left(mark, patience=1.0) == []
+    assert marked_processes(mark, patience=1.0) == []
 
 
 TREE = """
@@ -481,43 +482,45 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(list(LEVELS)[1:])})
-def test_a_box_ends_with_all_that_it_has_started(level, mark):
-    """Any program, also one whose children leave its process group; the weakest level promises only the group."""
-    box = Box([sys.executable, "-c", TREE], Limits(level=level, processes=None))  # and no cgroup that knows them
+def test_a_program_ends_with_all_its_descendants(level, mark):
+    """Even if children leave its process group; the weakest level promises only the group."""
+    process = SupervisedProcess(
+        [sys.executable, "-c", TREE], Limits(level=level, processes=None)
+    )  # and no cgroup that lists them
     end = time.monotonic() + 20
-    while len(left(mark)) < 11 and time.monotonic() < end:
-        box.hear()
+    while len(marked_processes(mark)) < 11 and time.monotonic() < end:
+        process.receive()
         time.sleep(0.01)
-    assert len(left(mark)) >= 11 and box.level == level
-    box.end()
-    assert left(mark, patience=2.0) == []
-    assert box.ended == "was ended"
+    assert len(marked_processes(mark)) >= 11 and process.level == level
+    process.end()
+    assert marked_processes(mark, patience=2.0) == []
+    assert process.ended == "was ended"
 
 
 @pytest.mark.parametrize("level", [STRONG, WEAK])
-def test_the_death_of_a_keeper_is_the_end_of_its_box(level, mark):
-    """At the weak level a cgroup tells who is left; a machine without one promises nothing there."""
-    box = Box([sys.executable, "-c", TREE], Limits(level=level))
+def test_the_death_of_a_supervisor_ends_its_program(level, mark):
+    """At the weak level the cgroup lists the survivors; without a cgroup nothing is promised there."""
+    process = SupervisedProcess([sys.executable, "-c", TREE], Limits(level=level))
     end = time.monotonic() + 20
-    while len(left(mark)) < 11 and time.monotonic() < end:
-        box.hear()
+    while len(marked_processes(mark)) < 11 and time.monotonic() < end:
+        process.receive()
         time.sleep(0.01)
-    os.kill(box.keeper.pid, signal.SIGKILL)
-    while box.ended is None:
-        box.hear()
-    if level == WEAK and box.counted != "cgroup":
+    os.kill(process.supervisor.pid, signal.SIGKILL)
+    while process.ended is None:
+        process.receive()
+    if level == WEAK and process.limited_by != "cgroup":
         pytest.skip("no cgroup may be made here")
     if level == WEAK:
-        box.end()
-    assert left(mark, patience=2.0) == [] and "keeper" in box.ended
-    box.end()
+        process.end()
+    assert marked_processes(mark, patience=2.0) == [] and "supervisor" in process.ended
+    process.end()
 
 
-def test_answers_that_nobody_has_asked_for_are_no_answers():
-    """The worker that gave them is replaced before the next request."""
+def test_answers_that_were_not_requested_are_ignored():
+    """The worker that sent them is replaced before the next request."""
     pool = Pool(Job("hostile:answers_twice", None), Limits())
-    for asked in (1, 2, 3):
-        [reply] = pool.run([asked], until=time.monotonic() + 20)
-        assert (reply.outcome, reply.answer) == ("ok", asked)
+    for request in (1, 2, 3):
+        [response] = pool.run([request], until=time.monotonic() + 20)
+        assert (response.outcome, response.content) == ("ok", request)
         time.sleep(0.2)
     pool.close()

@@ -129,7 +129,7 @@ def as_it_was():
     return learner, order, state
 
 
-def test_a_checkpoint_of_the_first_schema_goes_on():
+def test_a_checkpoint_of_the_first_schema_can_be_resumed():
     """Written by the code before the second schema, after two steps; that code's third step had a mean of 0.15625."""
     learner, order, state = as_it_was()
     heard = []

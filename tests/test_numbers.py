@@ -26,7 +26,7 @@ from operant.api import runs
 from operant.models.loading import export
 from operant.objectives import losses
 from operant.runs.replay import Replayed, replay
-from operant.storage.state_codec import Bag, encode
+from operant.storage.state_codec import NamedTensors, encode
 from operant.training.nonfinite import NonFinite
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
@@ -322,9 +322,9 @@ def test_a_damaged_bundle_is_refused_in_a_sentence(harm, tmp_path):
 
 def test_a_bundle_takes_what_a_checkpoint_refuses():
     bad = torch.tensor([1.0, math.nan])
-    assert encode(bad, "x", Bag(finite=False)) == {"tensor": "x"}
+    assert encode(bad, "x", NamedTensors(finite=False)) == {"tensor": "x"}
     with pytest.raises(OperantError, match="x holds NaN"):
-        encode(bad, "x", Bag())
+        encode(bad, "x", NamedTensors())
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tm
     assert adapters.base_of(tmp_path / "open") == "a/base"
     keep(config_of(policy=str(tmp_path / "open")), run)
     assert adapters.base_of(run / "start/policy") == "a/base@1111"
-    assert manifest.wrong(run / "start") is None
+    assert manifest.problem(run / "start") is None
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypat
             keep(config, run)
         monkeypatch.undo()
         whole = (run / "start").exists()
-        assert not whole or manifest.wrong(run / "start") is None
+        assert not whole or manifest.problem(run / "start") is None
         keep(config, run)
-        assert manifest.wrong(run / "start") is None and names(run) == [f"start/{n}" for n in names(run / "start")]
+        assert manifest.problem(run / "start") is None and names(run) == [f"start/{n}" for n in names(run / "start")]
         shutil.rmtree(run / "start")
 
 

@@ -1,4 +1,4 @@
-"""Rewards: the small ones by hand, the door that every score goes through, and what happens to scores after it."""
+"""Rewards: small ones against numbers by hand, the checks of every answer, and the transformations of scores."""
 
 import math
 import sys
@@ -16,13 +16,13 @@ from operant.tally import Tally
 from operant.types import OperantError, Rollout, Task, Turn
 
 
-def said(reply: str, *, query: str = "The film", ids=(5, 6, 7), task: str = "t/0", end="stop") -> Rollout:
+def rollout_of(reply: str, *, query: str = "The film", ids=(5, 6, 7), task: str = "t/0", end="stop") -> Rollout:
     turn = Turn(prompt=[1, 2], action=list(ids), end=end)
     return Rollout(Task(task, [1, 2]), group=0, turns=[turn], texts=[reply], end=end, query=query)
 
 
 def fixed(scores, name="fixed"):
-    """A reward that answers `scores` whatever it is asked."""
+    """A reward that always returns `scores`."""
 
     def reward(rollouts):
         return scores
@@ -31,7 +31,7 @@ def fixed(scores, name="fixed"):
     return reward
 
 
-# --- the small ones ---------------------------------------------------------------------------------------------------
+# --- small rewards ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def fixed(scores, name="fixed"):
     ],
 )
 def test_text_rewards_by_hand(spec, reply, num_tokens, expected):
-    assert resolve(spec)([said(reply, ids=range(num_tokens))]) == [pytest.approx(expected)]
+    assert resolve(spec)([rollout_of(reply, ids=range(num_tokens))]) == [pytest.approx(expected)]
 
 
 def test_they_read_the_reply_and_not_the_query():
-    assert resolve("letters:e")([said("xx", query="eee")]) == [0.0]
+    assert resolve("letters:e")([rollout_of("xx", query="eee")]) == [0.0]
 
 
 def test_vader_by_its_own_numbers():
     pytest.importorskip("vaderSentiment")
-    good, bad = resolve("vader:reply")([said(" is good"), said(" is bad", query="good")])
+    good, bad = resolve("vader:reply")([rollout_of(" is good"), rollout_of(" is bad", query="good")])
     # One word of valence v scores v / sqrt(v^2 + 15): the lexicon has good 1.9 and bad -2.5.
     assert good == pytest.approx(1.9 / math.sqrt(1.9**2 + 15), abs=1e-4)
     assert bad == pytest.approx(-2.5 / math.sqrt(2.5**2 + 15), abs=1e-4)
-    assert resolve("vader")([said("", query="good")])[0] == good
+    assert resolve("vader")([rollout_of("", query="good")])[0] == good
 
 
 def test_vader_missing_names_the_extra(monkeypatch):
@@ -87,8 +87,8 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine_for_a_test.py").write_text("def nice(rollouts):\n    return [2.0]\n", encoding="utf-8")
-    assert resolve("mine_for_a_test:nice")([said("")]) == [2.0]
-    assert resolve("./mine_for_a_test.py:nice")([said("")]) == [2.0]
+    assert resolve("mine_for_a_test:nice")([rollout_of("")]) == [2.0]
+    assert resolve("./mine_for_a_test.py:nice")([rollout_of("")]) == [2.0]
     with pytest.raises(OperantError, match="no function 'nic'; did you mean 'nice'"):
         resolve("mine_for_a_test:nic")
     (tmp_path / "broken_for_a_test.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")
@@ -109,13 +109,13 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
         ("letters", "needs a letter"),
         ("length:many", "give a number of tokens"),
         ("length:0", "give a number of tokens"),
-        ("pattern:[", "no regular expression"),
+        ("pattern:[", "not a regular expression"),
         ("repetition:x", "length of the n-grams"),
         ("vader:query", "vader:reply"),
         (3.0, "give a function"),
         ({}, "without parts"),
-        ({"letters:e": "much"}, "no finite number"),
-        ({"letters:e": math.nan}, "no finite number"),
+        ({"letters:e": "much"}, "not a finite number"),
+        ({"letters:e": math.nan}, "not a finite number"),
     ],
 )
 def test_resolve_refuses_with_a_remedy(spec, message):
@@ -124,18 +124,18 @@ def test_resolve_refuses_with_a_remedy(spec, message):
 
 
 def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
-    judged = judge(resolve({"letters:e": 0.5, "length:4": 2.0}), [said("eee", ids=[1, 2])])
+    judged = judge(resolve({"letters:e": 0.5, "length:4": 2.0}), [rollout_of("eee", ids=[1, 2])])
     assert judged.scores == [0.5 * 3 + 2.0 * -0.5]
     assert judged.parts == {"letters": [3.0], "length": [-0.5]}
-    twice = judge(resolve({"letters:e": 1.0, "letters:a": -1.0, my_reward: 0.1}), [said("aae")])
+    twice = judge(resolve({"letters:e": 1.0, "letters:a": -1.0, my_reward: 0.1}), [rollout_of("aae")])
     assert twice.parts == {"letters:e": [1.0], "letters:a": [2.0], "my_reward": [1.0]}
 
 
-# --- the door ---------------------------------------------------------------------------------------------------------
+# --- the checks of every answer ---------------------------------------------------------------------------------------
 
 
-def test_what_may_be_said():
-    rollouts = [said("", ids=[1, 2, 3]) for _ in range(6)]
+def test_answers_that_are_allowed():
+    rollouts = [rollout_of("", ids=[1, 2, 3]) for _ in range(6)]
     answers = [1, np.float32(0.5), torch.tensor(0.25, requires_grad=True), None, [0.1, 0.2, 0.3], {"a": 1.0, "b": -3.0}]
     judged = judge(fixed(answers), rollouts)
     assert judged.scores == [1.0, 0.5, 0.25, None, [0.1, 0.2, 0.3], -2.0]
@@ -154,13 +154,13 @@ def test_what_may_be_said():
         (math.inf, "inf"),
         (torch.tensor(-math.inf), "-inf"),
         ("1.0", "'1.0', a str"),
-        ([1.0], "1 numbers where the attempt has 3 action tokens"),
+        ([1.0], "1 numbers where the rollout has 3 action tokens"),
         ([1.0, 2.0, math.nan], "nan"),
         (object(), "a object"),
     ],
 )
-def test_what_may_not_be_said_names_reward_sample_and_remedy(answer, what):
-    rollouts = [said("fine"), said("x" * 200, task="imdb/17", query="A query")]
+def test_an_answer_that_is_not_allowed_names_reward_sample_and_remedy(answer, what):
+    rollouts = [rollout_of("fine"), rollout_of("x" * 200, task="imdb/17", query="A query")]
     with pytest.raises(OperantError) as caught:
         judge(fixed([1.0, answer], "politeness"), rollouts)
     message = str(caught.value)
@@ -171,16 +171,16 @@ def test_what_may_not_be_said_names_reward_sample_and_remedy(answer, what):
 
 
 def test_a_bad_part_is_named_and_a_part_may_abstain():
-    with pytest.raises(OperantError, match="'grade/style' returned nan"):
-        judge(fixed([{"style": math.nan, "facts": 1.0}], "grade"), [said("")])
-    assert judge(fixed([{"style": None, "facts": 1.0}]), [said("")]).scores == [1.0]
-    assert judge(fixed([{"style": None}]), [said("")]).scores == [None]
+    with pytest.raises(OperantError, match="'grade' returned nan as its part 'style' for task"):
+        judge(fixed([{"style": math.nan, "facts": 1.0}], "grade"), [rollout_of("")])
+    assert judge(fixed([{"style": None, "facts": 1.0}]), [rollout_of("")]).scores == [1.0]
+    assert judge(fixed([{"style": None}]), [rollout_of("")]).scores == [None]
 
 
 @pytest.mark.parametrize("answers", [[1.0], [1.0] * 3, None, "ab", 1.0, {"a": 1.0, "b": 2.0}, torch.tensor(1.0)])
 def test_the_wrong_number_of_answers_is_an_error(answers):
-    with pytest.raises(OperantError, match=r"'fixed' returned .* for 2 rollouts .*'t/0'.*one entry a rollout"):
-        judge(fixed(answers), [said(""), said("")])
+    with pytest.raises(OperantError, match=r"'fixed' returned .* for 2 rollouts .*'t/0'.*one entry per rollout"):
+        judge(fixed(answers), [rollout_of(""), rollout_of("")])
 
 
 def test_an_exception_names_the_sample_and_keeps_its_cause():
@@ -190,11 +190,11 @@ def test_an_exception_names_the_sample_and_keeps_its_cause():
         return [prices[r.task.id] for r in rollouts]
 
     with pytest.raises(OperantError, match=r"'price' raised KeyError: 't/4' while judging task 't/4' .*None") as caught:
-        judge(price, [said(f"reply {i}", task=f"t/{i}") for i in range(7)])
+        judge(price, [rollout_of(f"reply {i}", task=f"t/{i}") for i in range(7)])
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_exception_that_does_not_come_back_blames_nobody():
+def test_an_exception_that_does_not_happen_again_names_no_sample():
     calls = []
 
     def flaky(rollouts):
@@ -204,16 +204,16 @@ def test_an_exception_that_does_not_come_back_blames_nobody():
         return [0.0] * len(rollouts)
 
     with pytest.raises(OperantError, match="while judging 4 rollouts, the first task 't/0'"):
-        judge(flaky, [said("", task=f"t/{i}") for i in range(4)])
+        judge(flaky, [rollout_of("", task=f"t/{i}") for i in range(4)])
 
 
 # --- several rewards --------------------------------------------------------------------------------------------------
 
 
 def test_abstaining_in_a_weighted_sum():
-    """Test 19 of the list of what breaks: a row that all leave out is dropped and counted, never 0."""
+    """A sample on which all parts abstain is dropped and counted, never scored 0."""
     a, b = fixed([1.0, None, None], "a"), fixed([10.0, 20.0, None], "b")
-    judged = judge(weighted({"a": (a, 0.7), "b": (b, 0.3)}), [said("")] * 3)
+    judged = judge(weighted({"a": (a, 0.7), "b": (b, 0.3)}), [rollout_of("")] * 3)
     assert judged.scores == [pytest.approx(3.7), pytest.approx(6.0), None]
     assert judged.abstained == [False, False, True]
     tally = Tally()
@@ -223,40 +223,40 @@ def test_abstaining_in_a_weighted_sum():
     assert (numbers["reward/a/mean"], numbers["reward/b/mean"]) == (1.0, 15.0)
     assert numbers["reward/a/abstained"] == pytest.approx(2 / 3)
     with pytest.raises(OperantError, match="'b' returned nan"):
-        judge(weighted({"a": (a, 0.7), "b": (fixed([1.0, math.nan, 1.0], "other"), 0.3)}), [said("")] * 3)
+        judge(weighted({"a": (a, 0.7), "b": (fixed([1.0, math.nan, 1.0], "other"), 0.3)}), [rollout_of("")] * 3)
 
 
 def test_per_token_and_whole_scores_meet_on_the_last_token():
     parts = {"tokens": (fixed([[1.0, 2.0, 3.0]]), 2.0), "whole": (fixed([0.5]), 4.0), "none": (fixed([None]), 9.0)}
-    assert judge(weighted(parts), [said("")]).scores == [[2.0, 4.0, 8.0]]
+    assert judge(weighted(parts), [rollout_of("")]).scores == [[2.0, 4.0, 8.0]]
     two = {"one": (fixed([[1.0, 2.0, 3.0]]), 1.0), "two": (fixed([[1.0, 1.0, 1.0]]), 1.0)}
-    assert judge(weighted(two), [said("")]).scores == [[2.0, 3.0, 4.0]]
+    assert judge(weighted(two), [rollout_of("")]).scores == [[2.0, 3.0, 4.0]]
 
 
 def test_weighted_sums_nest_and_are_plain_rewards():
     inner = weighted({"x": (fixed([2.0]), 1.0), "y": (fixed([3.0]), 1.0)})
     outer = weighted({"in": (inner, 2.0), "z": (fixed([1.0], "another"), 1.0)})
-    assert outer([said("")]) == [11.0]
-    assert judge(outer, [said("")]).parts == {"in/x": [2.0], "in/y": [3.0], "z": [1.0]}
+    assert outer([rollout_of("")]) == [11.0]
+    assert judge(outer, [rollout_of("")]).parts == {"in/x": [2.0], "in/y": [3.0], "z": [1.0]}
 
 
-def test_minus_query_takes_the_querys_own_score_off_and_asks_once_a_query():
-    asked = []
+def test_minus_query_subtracts_the_score_of_the_query_and_scores_each_query_once():
+    calls = []
 
     def count(rollouts):
-        asked.append([r.text for r in rollouts])
+        calls.append([r.text for r in rollouts])
         return [None if "?" in r.reply else float(len(r.text)) for r in rollouts]
 
-    rollouts = [said(" is good"), said(" was"), said("??"), said("!", query="Her", task="t/1")]
+    rollouts = [rollout_of(" is good"), rollout_of(" was"), rollout_of("??"), rollout_of("!", query="Her", task="t/1")]
     reward = minus_query(count)
     assert judge(reward, rollouts).scores == [8.0, 4.0, None, 1.0]
-    assert asked[0] == ["The film", "Her"]
+    assert calls[0] == ["The film", "Her"]
     assert judge(reward, rollouts).parts == {"count": [8.0, 4.0, None, 1.0]}
     parts = {"x": (minus_query(fixed([1.0])), 1.0), "y": (minus_query(resolve("letters:e")), 3.0)}
-    assert judge(weighted(parts), [said("eel")]).parts == {"x": [0.0], "y": [2.0]}
-    with pytest.raises(OperantError, match="per token"):
-        judge(minus_query(lambda rs: [[0.0] * len(r.ids) for r in rs]), [said("")])
-    assert judge(resolve("minus_query:letters:e"), [said("eel")]).scores == [2.0]
+    assert judge(weighted(parts), [rollout_of("eel")]).parts == {"x": [0.0], "y": [2.0]}
+    with pytest.raises(OperantError, match="scores each token"):
+        judge(minus_query(lambda rs: [[0.0] * len(r.ids) for r in rs]), [rollout_of("")])
+    assert judge(resolve("minus_query:letters:e"), [rollout_of("eel")]).scores == [2.0]
 
 
 # --- a classifier with its own tokenizer ------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_classifier_scores_are_the_models_own_whatever_the_neighbours(bert):
 
 
 def test_classifier_label_output_and_what_it_reads(bert):
-    rollout = said(" was good", query="the film")
+    rollout = rollout_of(" was good", query="the film")
     both = by_hand(bert, ["the", "film", "was", "good"])
     reply = by_hand(bert, ["was", "good"])
     logit = rewards.Classifier(str(bert), label="negative", output="logit")
@@ -337,10 +337,10 @@ def test_classifier_cuts_long_text_on_the_left(bert):
     assert rewards.Classifier(str(bert)).score([" ".join(long)]) == pytest.approx([expected], abs=1e-5)
 
 
-def test_classifier_is_lazy_and_check_says_what_is_wrong(bert, tmp_path, monkeypatch):
+def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name, message in [
-        ("no-such/classifier", "cannot be had offline"),
+        ("no-such/classifier", "cannot be downloaded"),
         (str(tmp_path / "nothing"), "no such folder"),
         ("builtin:nothing", "does not exist"),
     ]:
@@ -394,7 +394,7 @@ def test_batches_are_of_similar_length():
     assert list(classifier._batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
 
 
-# --- after the reward -------------------------------------------------------------------------------------------------
+# --- transformations of scores ----------------------------------------------------------------------------------------
 
 
 def test_running_moments_by_hand():
@@ -429,7 +429,7 @@ def test_a_constant_reward_is_not_blown_up():
 
 
 def score(reward, rollouts, options, moments, tokenizer=None):
-    """What is said of the rollouts as they are shown, and what is trained on."""
+    """The reward's scores of the rollouts as it sees them, and the scores for training."""
     judged = judge(reward, as_seen(rollouts, options, tokenizer, Sampling()))
     return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)
 
@@ -437,26 +437,31 @@ def score(reward, rollouts, options, moments, tokenizer=None):
 def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():
     moments = RunningMoments()
     options = ScoreOptions(scale=True, normalise=True, clip=1.0)
-    said_, used = score(fixed([1.0, None, 3.0, 8.0]), [said("")] * 4, options, moments)
+    judged, used = score(fixed([1.0, None, 3.0, 8.0]), [rollout_of("")] * 4, options, moments)
     std = math.sqrt(((1 - 4) ** 2 + (3 - 4) ** 2 + (8 - 4) ** 2) / 2)
-    assert said_ == [1.0, None, 3.0, 8.0]
+    assert judged == [1.0, None, 3.0, 8.0]
     assert used == [pytest.approx(-3 / std), None, pytest.approx(-1 / std), 1.0]
     assert moments.count == 3
-    _, used = score(fixed([0.0, 4.0]), [said("")] * 2, ScoreOptions(scale=True), RunningMoments())
+    _, used = score(fixed([0.0, 4.0]), [rollout_of("")] * 2, ScoreOptions(scale=True), RunningMoments())
     assert used == pytest.approx([0.0, 4 / math.sqrt(8)])
-    assert score(fixed([1.0]), [said("")], ScoreOptions(), moments)[1] == [1.0]
+    assert score(fixed([1.0]), [rollout_of("")], ScoreOptions(), moments)[1] == [1.0]
 
 
 def test_per_token_scores_are_scaled_as_their_sum():
     options, moments = ScoreOptions(normalise=True), RunningMoments()
-    _, used = score(fixed([[1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]), [said("")] * 2, options, moments)
+    _, used = score(fixed([[1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]), [rollout_of("")] * 2, options, moments)
     std = math.sqrt(8)  # of the totals 2 and 6
     assert used[0] == pytest.approx([1 / std, 0.0, (1 - 4) / std])
     assert sum(used[0]) == pytest.approx((2 - 4) / std)
 
 
 def test_missing_stop_replaces_or_adds():
-    rollouts = [said("", end="stop"), said("", end="length"), said("", end="length"), said("", end="world")]
+    rollouts = [
+        rollout_of("", end="stop"),
+        rollout_of("", end="length"),
+        rollout_of("", end="length"),
+        rollout_of("", end="world"),
+    ]
     scores = [3.0, 3.0, None, 3.0]
     found = [True] * 4
     assert penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
@@ -481,15 +486,15 @@ class Letters:
 def test_truncation_at_a_token_as_in_ziegler_et_al():
     """The first full stop at position >= 2 ends the text, and stays in it; without one the score is the penalty."""
     rollouts = [
-        said("a.cd.f", ids=[0, 26, 2, 3, 26, 5]),
-        said("ab.d.f", ids=[0, 1, 26, 3, 26, 5]),
-        said("a.cd", ids=[0, 26, 2, 3]),
+        rollout_of("a.cd.f", ids=[0, 26, 2, 3, 26, 5]),
+        rollout_of("ab.d.f", ids=[0, 1, 26, 3, 26, 5]),
+        rollout_of("a.cd", ids=[0, 26, 2, 3]),
     ]
     seen = []
 
     def reward(rs):
         seen.extend(r.reply for r in rs)
-        assert [len(r.ids) for r in rs] == [6, 6, 4], "the ids are all trained on"
+        assert [len(r.ids) for r in rs] == [6, 6, 4], "all token ids stay, for training"
         return [0.5, 0.6, 0.7]
 
     options = ScoreOptions(truncate_token=".", truncate_after=2)

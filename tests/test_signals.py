@@ -48,7 +48,7 @@ def saved(out):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_finishes_the_step_saves_and_says_so(tmp_path, number):
+def test_the_first_signal_finishes_the_step_saves_and_reports_it(tmp_path, number):
     out = tmp_path / "run"
     child = training(out)
     until(lambda: len(steps(out)) >= 2)

@@ -36,7 +36,7 @@ def ids(text):
 def turns(row, *, tokenizer=None, **options):
     """(prompt, action) of each turn of a row."""
     tokenizer = tokenizer or letters()
-    (task,) = load_tasks([row], tokenizer, DataOptions(**options), given=True)
+    (task,) = load_tasks([row], tokenizer, DataOptions(**options), with_replies=True)
     made = Demonstrations(tokenizer, STOP, options.get("loss_on") == "all", options.get("max_length"))
     (rollout,) = made.rollouts([task])
     return [(turn.prompt, turn.action) for turn in rollout.turns]
@@ -74,7 +74,7 @@ def test_rows_of_every_form_by_hand():
     ("row", "says"),
     [
         ({"a": 1}, r"no reply to learn from \(fields: a\).*`prompt` and `completion`"),
-        ({"messages": TALK[:1]}, r"none with role 'assistant'"),
+        ({"messages": TALK[:1]}, r"no message has the role 'assistant'"),
         ({"prompt": 5, "completion": "x"}, r"the prompt is 5; it must be text, token ids, or messages"),
         ({"prompt": "x", "completion": None}, r"the reply is None; it must be text"),
         ({"messages": TALK}, r"a list of messages, and the tokenizer has no chat template"),
@@ -85,7 +85,7 @@ def test_rows_of_every_form_by_hand():
             {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
             r"messages with role and content as text",
         ),
-        ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply holds no message with role 'assistant'"),
+        ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
     ],
 )
 def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, says):
@@ -119,7 +119,7 @@ def test_the_loss_is_the_cross_entropy_of_the_replies_and_nothing_else(kind):
 def test_a_chat_of_two_answers_is_one_row_and_prompts_between_them_cost_nothing():
     model = lm(vocab=40).double()
     tokenizer = chatty()
-    (task,) = load_tasks([{"messages": TALK}], tokenizer, given=True)
+    (task,) = load_tasks([{"messages": TALK}], tokenizer, with_replies=True)
     rollouts = Demonstrations(tokenizer, STOP).rollouts([task])
     learner = Learner(model, tokenizer=tokenizer, algorithm="sft", lr=0.0)
     loss = learner.learn(rollouts, None)["supervised/loss"]
@@ -235,7 +235,7 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
         (["--kl.coef", "0.1"], "algorithm sft has no reference"),
         (["--samples", "2"], "it trains on given replies"),
         (["--score.scale", "true"], "algorithm sft has no reward"),
-        (["--query-tokens", "5"], "given replies stand behind whole prompts"),
+        (["--query-tokens", "5"], "demonstrations need their whole prompts"),
         (["--reference", "builtin:reviews-lm"], "algorithm sft keeps none"),
         (["--data.loss-on", "some"], "replies or all"),
         (["--tasks", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),

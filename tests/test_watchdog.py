@@ -13,7 +13,7 @@ from operant.machine import Clock
 from operant.watchdog import Watchdog, beat
 
 
-def test_a_slow_phase_is_told_with_item_and_age_and_a_quick_one_is_not(tmp_path):
+def test_a_slow_phase_is_logged_with_item_and_duration_and_a_quick_one_is_not(tmp_path):
     said, clock = [], Clock()
     with Watchdog(clock, said.append, tmp_path / "log", slow=0.1) as dog:
         dog.item = "step 3"
@@ -42,21 +42,21 @@ def test_after_a_silence_every_stack_is_in_the_log_and_the_process_ends(tmp_path
 
     assert Child(hangs, output=str(tmp_path / "said")).ends(within=60) == 1
     log = (tmp_path / "log").read_text(encoding="utf-8")
-    assert "Timeout" in log and "in hangs" in log and "in _look" in log
+    assert "Timeout" in log and "in hangs" in log and "in _watch" in log
 
 
-def test_whoever_gives_signs_of_life_is_left_alone(tmp_path):
+def test_a_process_that_shows_progress_is_not_ended(tmp_path):
     def works():
         with Watchdog(Clock(), lambda text: None, tmp_path / "log", silence=1.0):
             for _ in range(15):
                 time.sleep(0.1)
                 beat()
-        time.sleep(1.2)  # nor is anybody ended afterwards
+        time.sleep(1.2)  # the timer is cancelled at the end
 
     assert Child(works).ends(within=60) == 0
 
 
-def test_decoding_and_updates_give_signs_of_life(tmp_path, monkeypatch):
+def test_decoding_and_updates_record_progress(tmp_path, monkeypatch):
     before = watchdog._beats
     options = {"steps": 1, "probes": 0, "batch": 2, "max_tokens": 6, "update.micro_tokens": 8, "epochs": 1}
     train(lm("gpt2", vocab=len(letters())), ["ab"], "letters:a", out=tmp_path / "r", tokenizer=letters(), **options)
@@ -64,7 +64,7 @@ def test_decoding_and_updates_give_signs_of_life(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_that_hangs_is_ended_and_goes_on(tmp_path):
+def test_a_run_that_hangs_is_ended_and_can_be_resumed(tmp_path):
     def judge(rollouts):
         if len(lines()) == 2 and not (tmp_path / "mended").exists():
             time.sleep(1000)

@@ -1,4 +1,4 @@
-"""What a run runs on: versions, machine, memory, and how long its phases take."""
+"""The machine of a run: versions, memory, threads, and the duration of its phases."""
 
 import ctypes
 import os
@@ -13,16 +13,16 @@ import torch
 
 
 class Clock:
-    """Seconds of the phases of a step."""
+    """Measures the seconds of each phase of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.under_way: list[tuple[str, float]] = []
-        """Phases that have begun and not ended, by name and beginning; of those inside others, the last."""
+        """Name and beginning of the phases that are running; an inner phase comes after its outer one."""
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
-        """Add what passes while this lasts to the phase."""
+        """Add the duration of the block to the phase."""
         start = time.perf_counter()
         self.under_way.append((phase, start))
         try:
@@ -32,13 +32,13 @@ class Clock:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """The metrics `time/...`; the clock begins anew."""
+        """The seconds by phase as metrics `time/...`; resets the clock."""
         taken, self.seconds = self.seconds, {}
         return {f"time/{name}": seconds for name, seconds in taken.items()}
 
 
 def about() -> dict[str, Any]:
-    """What decides the bits of a run besides its state."""
+    """Everything besides its state on which bit-identical results of a run depend."""
     import transformers
 
     return {
@@ -52,7 +52,7 @@ def about() -> dict[str, Any]:
 
 
 def resident_gb() -> float | None:
-    """Memory that this process holds now, in GB; None where the system does not tell."""
+    """Resident memory of this process, in GB; None if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
@@ -61,15 +61,14 @@ def resident_gb() -> float | None:
 
 
 def memory() -> dict[str, float]:
-    """Metrics of memory: of the process, and the most that tensors held on the GPU since the last call."""
-    told = {}
-    held = resident_gb()
-    if held is not None:
-        told["memory/resident_gb"] = held
+    """Metrics of memory: of the process, and the peak of tensors on the GPU since the last call."""
+    metrics = {}
+    if (resident := resident_gb()) is not None:
+        metrics["memory/resident_gb"] = resident
     if torch.cuda.is_available():
-        told["memory/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        metrics["memory/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
         torch.cuda.reset_peak_memory_stats()
-    return told
+    return metrics
 
 
 def size_gb() -> float | None:
@@ -81,25 +80,25 @@ def size_gb() -> float | None:
 
 
 def command() -> str:
-    """How this process was called."""
+    """The command line of this process."""
     return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])
 
 
 WORTH = 3e8
-"""Multiplications of a matrix product from which a second thread gains more than waiting for it costs."""
+"""Multiplications of a matrix product above which a second thread saves more time than it costs."""
 
 
 def worth(tokens: int, largest: int) -> int:
-    """Threads for products of `tokens` rows with a matrix of `largest` numbers: one, or all that torch has.
+    """Number of threads for products of `tokens` rows with a matrix of `largest` numbers: one, or all of torch's.
 
-    A rule on sizes alone, so that equal runs have equal bits. Threads wait for each other by spinning: on small
-    products they gain little on an idle machine and lose a lot on a busy one (docs/fast.md).
+    The rule depends on sizes alone, so that equal runs are bit-identical. Threads wait for each other by spinning: on
+    small products they gain little on an idle machine and lose a lot on a busy one (docs/fast.md).
     """
     return torch.get_num_threads() if tokens * largest >= WORTH else 1
 
 
 def largest(model: Any) -> int:
-    """Numbers of the largest matrix that is multiplied with: an embedding is not, but where it is the output head."""
+    """Size of the largest matrix that is multiplied with. An embedding counts only if it is the output head too."""
     head = model.get_output_embeddings()
     tables = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)} - {getattr(head, "weight", None)}
     return max((p.numel() for p in model.parameters() if p.ndim > 1 and p not in tables), default=0)
@@ -107,7 +106,7 @@ def largest(model: Any) -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """While this lasts, torch computes with so many threads on the processor."""
+    """Inside the block, torch computes with `count` threads on the CPU."""
     before = torch.get_num_threads()
     if count == before:
         yield
@@ -119,25 +118,25 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def others(looks: int = 8) -> int:
-    """How many other processes compute right now, of the whole machine; 0 where the system does not tell.
+def others(samples: int = 8) -> int:
+    """Number of other processes of the machine that compute right now; 0 if the system does not report it.
 
-    The calling thread sleeps between the looks, 0.1 s in all, and counts itself while it looks.
+    The median of several samples, taken within 0.1 s.
     """
-    seen = []
+    counts = []
     try:
-        for _ in range(looks):
-            time.sleep(0.1 / looks)
+        for _ in range(samples):
+            time.sleep(0.1 / samples)
             with open("/proc/stat", encoding="ascii") as file:
                 running = next(line for line in file if line.startswith("procs_running"))
-            seen.append(int(running.split()[1]) - 1)
+            counts.append(int(running.split()[1]) - 1)  # without this process
     except (OSError, ValueError, StopIteration):
         return 0
-    return sorted(seen)[looks // 2]
+    return sorted(counts)[samples // 2]
 
 
 def crowded() -> str | None:
-    """What is wrong where several threads of torch would wait for others' processes; None where there is room."""
+    """A warning if torch's threads would have to wait for other processes; None if there are enough cores."""
     here, count = torch.get_num_threads(), others()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if here == 1 or here + count <= cores:
@@ -147,15 +146,15 @@ def crowded() -> str | None:
 
 
 def keep_memory() -> bool:
-    """Have the C library keep what is freed for the next allocation; returns whether it could be asked.
+    """Let the C library keep freed memory for the next allocation; returns whether that was possible.
 
-    Half a gigabyte of gradients that is given back every step is cleared by the system every step, page by page: a few
-    per cent of an update of GPT-2 124M, and up to 40 % on a virtual machine whose host takes pages back. Of glibc only;
-    GPUs have an allocator of their own.
+    Memory that is returned to the system, such as half a gigabyte of gradients in every step, is cleared page by page
+    when it is allocated again: a few per cent of an update of GPT-2 124M, and up to 40 % on a virtual machine whose
+    host takes pages back. Works with glibc only; GPUs have an allocator of their own.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4  # of glibc's malloc.h
     if platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
-    asked = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
-    return all([library.mallopt(option, value) == 1 for option, value in asked])
+    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
+    return all([library.mallopt(option, value) == 1 for option, value in settings])

@@ -1,15 +1,15 @@
-"""Says what a slow run is at, and ends one that hangs.
+"""Logs the phase that a slow run is in, and ends a run that hangs.
 
     with Watchdog(clock, say=folder.say, log=folder.log_path, silence=3600) as dog:
         dog.item = "step 12"
         with clock.timing("reward"): ...
 
-A phase that takes a minute, and three times what it usually does, is told in the log, with item and age, and again each
-time its age has doubled. A run is
-silent while no phase begins or ends and nobody calls `beat`: decoding does for every token, an update for every
-micro-batch. After `silence` seconds of it the stacks of all threads go to the log and the process ends with exit code
-1: its checkpoints are whole, its lock is recognised as a dead one's, `--resume` goes on. That part needs no Python: it
-works where a reward loops in C and lets nothing else run.
+A phase that takes a minute, and three times as long as usual, is logged with its item and duration, and again whenever
+the duration has doubled. A run is silent while no phase begins or ends and `beat` is not called: decoding calls it for
+every token, an update for every micro-batch. After `silence` seconds without a sign of progress, the stacks of all
+threads are written to the log and the process ends with exit code 1. The run can then be resumed: its checkpoints are
+complete, and its lock is recognised as that of a dead process. Ending the process needs no Python code to run, so it
+also works if a reward loops inside C code.
 """
 
 import faulthandler
@@ -24,23 +24,24 @@ from typing import Any, TextIO
 from operant.machine import Clock
 
 SLOW = 60.0
-"""Seconds after which a phase is told."""
-LOOKS = 20
-"""How often a silence is looked at before it is over."""
+"""Seconds after which a phase is logged."""
+CHECKS = 20
+"""How often progress is checked within `silence` seconds."""
 
 _beats = 0
 
 
 def beat() -> None:
-    """Something has come a little further."""
+    """Record progress, which resets the silence timer."""
     global _beats
     _beats += 1
 
 
 class Watchdog:
-    """Looks at a clock from a thread of its own. `silence`: seconds; 0: it only tells. `usual`: seconds by phase.
+    """Checks the phases of a clock in a thread of its own.
 
-    `log`: where stacks go; None: to standard error.
+    `silence`: seconds without progress that end the process; 0: never. `slow`: seconds after which a phase is logged;
+    `usual`: usual seconds of each phase. `log`: the file for stacks; None: standard error.
     """
 
     def __init__(
@@ -55,8 +56,11 @@ class Watchdog:
         self.clock, self.say, self.log, self.silence, self.slow = clock, say, log, silence, slow
         self.usual = usual or {}
         self.item = "the start"
-        """What the phases belong to."""
-        self._told: tuple[tuple[str, float] | None, float] = None, slow
+        """The item that the phases belong to, for the log."""
+        self._phase: tuple[str, float] | None = None
+        """Name and beginning of the phase that was checked last."""
+        self._next_report = slow
+        """Duration at which that phase is logged next, in seconds."""
         self._over = threading.Event()
         self._file: TextIO | None = None
         self._thread: threading.Thread | None = None
@@ -67,7 +71,7 @@ class Watchdog:
                 self._file = open(self.log, "a", encoding="utf-8")
         if self.silence:
             self._arm()
-        self._thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
 
@@ -81,26 +85,28 @@ class Watchdog:
             self._file.close()
 
     def _arm(self) -> None:
+        """Start the silence timer again."""
         faulthandler.dump_traceback_later(self.silence, exit=True, file=self._file or sys.stderr)
 
-    def _look(self) -> None:
-        every = min([self.slow / 4] + [self.silence / LOOKS] * bool(self.silence))
-        seen: Any = None
+    def _watch(self) -> None:
+        every = min([self.slow / 4] + [self.silence / CHECKS] * bool(self.silence))
+        last: Any = None
         while not self._over.wait(every):
-            sign = _beats, self.item, tuple(self.clock.under_way), sum(list(self.clock.seconds.values()))
-            if sign != seen and self.silence:
+            progress = _beats, self.item, tuple(self.clock.under_way), sum(list(self.clock.seconds.values()))
+            if progress != last and self.silence:
                 self._arm()
-            seen = sign
-            self._tell()
+            last = progress
+            self._report_slow_phase()
 
-    def _tell(self) -> None:
-        """The phase that is under way, where it is slow."""
-        under_way = list(self.clock.under_way)
-        phase = under_way[-1] if under_way else None
-        told, due = self._told
-        if phase != told:
-            told, due = phase, max(self.slow, 3 * self.usual.get(phase[0] if phase else "", 0.0))
-        if phase is not None and (age := time.perf_counter() - phase[1]) >= due:
-            self.say(f"{self.item}: {phase[0]} for {age:.0f} s")
-            due = 2 * age
-        self._told = told, due
+    def _report_slow_phase(self) -> None:
+        """Log the current phase if it is slow."""
+        phase = next(reversed(list(self.clock.under_way)), None)
+        if phase is None:
+            return
+        name, begun = phase
+        if phase != self._phase:
+            self._phase, self._next_report = phase, max(self.slow, 3 * self.usual.get(name, 0.0))
+        duration = time.perf_counter() - begun
+        if duration >= self._next_report:
+            self.say(f"{self.item}: {name} for {duration:.0f} s")
+            self._next_report = 2 * duration

@@ -1,4 +1,4 @@
-"""The order of the tasks: every task exactly once a pass, the same wherever the run is resumed."""
+"""The order of the tasks: each task once per pass, and the same order in a resumed run."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from operant.types import OperantError
 
 
 def permutation(n: int, seed: int, name: str, number: int = 0) -> list[int]:
-    """0..n-1 in an order that (seed, name, number) alone decides: indices sorted by random numbers of their own."""
+    """0..n-1 in a random order that depends only on (seed, name, number): sorted by one random number each."""
     keys = np.full(n, counter(seed, name, number), dtype=np.uint64)
     return np.argsort(uniforms(keys, np.arange(n)).numpy(), kind="stable").tolist()
 
 
 class Order:
-    """Positions of a run, as indices of its tasks.
+    """An endless sequence of task indices, one pass after the other.
 
     order = Order(3, seed=0)
     order.take(2)    # [2, 0]
@@ -24,20 +24,28 @@ class Order:
 
     def __init__(self, n: int, seed: int = 0, *, shuffle: bool = True):
         if n < 1:
-            raise OperantError("an order of no tasks; give at least one")
+            raise OperantError("there are no tasks to order; give at least one")
         self.n, self.seed, self.shuffle = n, seed, shuffle
         self.position = 0
-        """How many tasks were taken since the run began."""
-        self._made: tuple[int, list[int]] | None = None
+        """Number of tasks taken since the run began."""
+        self._pass: tuple[int, list[int]] | None = None
+        """Number and order of the current pass."""
 
     @property
     def passes(self) -> float:
-        """How often every task was taken, in passes."""
+        """Number of passes over the tasks so far."""
         return self.position / self.n
 
     def take(self, k: int) -> list[int]:
-        """The next `k` indices. A number above `n` runs into the next pass, so that a task comes twice."""
-        taken = [self._at(self.position + i) for i in range(k)]
+        """The next `k` indices. They may run into the next pass, in which the same tasks come again."""
+        taken = []
+        for position in range(self.position, self.position + k):
+            number, place = divmod(position, self.n)
+            if self.shuffle:
+                if self._pass is None or self._pass[0] != number:
+                    self._pass = number, permutation(self.n, self.seed, "order", number)
+                place = self._pass[1][place]
+            taken.append(place)
         self.position += k
         return taken
 
@@ -45,7 +53,7 @@ class Order:
         return {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: OperantError where the tasks are not those of the saved run."""
+        """Restore the position. Raises: OperantError if the tasks are not those of the saved run."""
         for name in ("n", "seed", "shuffle"):
             if state[name] != getattr(self, name):
                 what = {"n": "number of tasks", "seed": "seed of the order", "shuffle": "shuffling"}[name]
@@ -54,11 +62,3 @@ class Order:
                     "resume with the same tasks and options, or start a new run"
                 )
         self.position = state["position"]
-
-    def _at(self, position: int) -> int:
-        turn, place = divmod(position, self.n)
-        if not self.shuffle:
-            return place
-        if self._made is None or self._made[0] != turn:
-            self._made = turn, permutation(self.n, self.seed, "order", turn)
-        return self._made[1][place]

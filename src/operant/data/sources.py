@@ -1,4 +1,4 @@
-"""Where rows come from: files, names, lists and functions. A row is a mapping of fields, a text, or a `Task`."""
+"""Sources of rows: files, names, lists and functions. A row is a mapping of fields, a text, or a `Task`."""
 
 import csv
 import difflib
@@ -14,14 +14,14 @@ from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
 from operant.types import OperantError, shown
 
 HELD_OUT = 256
-"""The last lines of `builtin:openings` are kept for evaluation."""
+"""Number of lines at the end of `builtin:openings` that are reserved for evaluation."""
 ALIASES = {"imdb": "stanfordnlp/imdb"}
 
 
 def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
-    """(name, numbered rows) of a source. Numbers are places in the source, whatever is left out later.
+    """The name of a source and its rows, each with its number in the source.
 
-    Raises: OperantError for what is no source; reading the rows raises it for what is broken in them.
+    Raises: OperantError for an unknown source; reading the rows raises it for a broken row.
     """
     if isinstance(source, (str, Path)):
         return _named(str(source), text_field)
@@ -31,7 +31,9 @@ def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int
             raise OperantError(f"tasks: {_called(source)} returned a {type(made).__name__}; return a list of tasks")
         return _called(source), enumerate(made)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise OperantError(f"tasks: a {type(source).__name__} is no source; give a list, a function, a file or a name")
+        raise OperantError(
+            f"tasks: a {type(source).__name__} is not a source; give a list, a function, a file or a name"
+        )
     return "tasks", enumerate(source)
 
 
@@ -50,26 +52,24 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     if there and not there.is_file():
         raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
     if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
-        return _stem(path), _file(path, suffix)
+        return path.name.removesuffix(".gz").rsplit(".", 1)[0], _file(path, suffix)
     of_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name, re.ASCII)
     if not of_hub or len(name) > 200 or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
-        raise OperantError(f"tasks: there is no file {shown(name)}, and a data set of the Hub is called owner/name")
+        raise OperantError(
+            f"tasks: there is no file {shown(name)}, and a data set of the Hub has a name such as owner/name"
+        )
     return _hub(name)
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").rsplit(".", 1)[0]
-
-
 def _endings() -> str:
-    return " ".join(FORMATS) + ", also with .gz behind"
+    return " ".join(FORMATS) + ", also followed by .gz"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
-    """Numbered rows of a file that is there and whose ending is known."""
+    """Numbered rows of a file. Raises: OperantError if it is missing, or its ending unknown."""
     if not found(path):
         parent = found(path.parent)
         others = [p.name for p in parent.iterdir()] if parent and parent.is_dir() else []
@@ -78,7 +78,7 @@ def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
         raise OperantError(f"tasks: there is no file {shown(str(path), 300)}; {hint}")
     ending = suffix.removesuffix(".gz")
     if ending not in FORMATS:
-        raise OperantError(f"tasks: {str(path)!r} ends in {suffix or 'nothing'!r}; what is read: {_endings()}")
+        raise OperantError(f"tasks: {str(path)!r} ends in {suffix or 'nothing'!r}; supported: {_endings()}")
     return _explained(path, FORMATS[ending](path))
 
 
@@ -88,11 +88,11 @@ def _explained(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[in
     except UnicodeDecodeError as error:
         raise OperantError(f"tasks: {path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise OperantError(f"tasks: {path} cannot be read: {' '.join(str(error).split())}; is it whole?") from error
+        raise OperantError(f"tasks: {path} cannot be read: {' '.join(str(error).split())}; is it complete?") from error
 
 
 def _open(path: Path) -> TextIO:
-    # utf-8-sig: spreadsheets put a mark before the first field's name.
+    # utf-8-sig: spreadsheets put a byte-order mark before the first field's name.
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return open(path, encoding="utf-8-sig", newline="")
@@ -102,7 +102,7 @@ def _lines(path: Path) -> Iterator[str]:
     with _open(path) as file:
         for number, line in enumerate(file, 1):
             if "\0" in line:
-                raise OperantError(f"tasks: {path}, line {number} holds a NUL: is it UTF-16, or no text? convert it")
+                raise OperantError(f"tasks: {path}, line {number} has a NUL: is it UTF-16, or not text? convert it")
             yield line
 
 
@@ -116,7 +116,7 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
     with _open(path) as file:
         rows = _parsed(file.read(), str(path))
     if not isinstance(rows, list):
-        raise OperantError(f"tasks: {path} holds a {type(rows).__name__}; it must be a list of objects or texts")
+        raise OperantError(f"tasks: {path} is a {type(rows).__name__}; it must be a list of objects or texts")
     yield from enumerate(rows)
 
 
@@ -125,9 +125,9 @@ def _parsed(text: str, where: str) -> Any:
         row = json.loads(text)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise OperantError(f"tasks: {where}: no valid JSON ({error.msg}, {line}column {error.colno})") from error
+        raise OperantError(f"tasks: {where}: invalid JSON ({error.msg}, {line}column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-        raise OperantError(f"tasks: {where}: this JSON cannot be held ({error}); mend or remove it") from error
+        raise OperantError(f"tasks: {where}: this JSON cannot be read ({error}); repair or remove it") from error
     return row
 
 
@@ -137,16 +137,18 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         header = next(reader, [])
         if len(set(header)) < len(header):
-            raise OperantError(f"tasks: {path} names a column twice: {', '.join(header)}; rename one")
+            raise OperantError(f"tasks: {path} has two columns of one name: {', '.join(header)}; rename one")
         for number, row in enumerate(filter(None, reader)):
             if len(row) > len(header):
                 raise OperantError(
                     f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; "
                     "put a cell that holds a comma in quotes"
                 )
-            yield number, dict(zip(header, row))  # a cell that is missing at the end is no empty one
+            yield number, dict(zip(header, row))  # a cell that is missing at the end is not an empty one
     except csv.Error as error:
-        raise OperantError(f"tasks: {path}, line {reader.line_num}: no valid CSV ({error}); mend its quotes") from error
+        raise OperantError(
+            f"tasks: {path}, line {reader.line_num}: invalid CSV ({error}); repair its quotes"
+        ) from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
@@ -156,7 +158,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
         rows = parquet.read_table(path).to_pylist()
     except (ArrowException, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise OperantError(f"tasks: {path} is no Parquet file that can be read: {reason}; is it whole?") from error
+        raise OperantError(f"tasks: {path} is not a readable Parquet file: {reason}; is it complete?") from error
     yield from enumerate(rows)
 
 
@@ -177,7 +179,7 @@ FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
 
 
 def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
-    """`NAME`, or its `NAME/train` and `NAME/held-out`, which share no line and keep the numbers of the whole."""
+    """Rows of `NAME`, or of its disjoint parts `NAME/train` and `NAME/held-out`, with their numbers in `NAME`."""
     stem, _, part = name.partition("/")
     path = BUILTIN / f"{stem}.txt"
     if part not in ("", "train", "held-out") or not path.is_file():
@@ -189,24 +191,24 @@ def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
 
 
 def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
-    """Rows of a data set of the Hub; `name:split` chooses a split, otherwise it is `train`."""
+    """Rows of a data set of the Hub; `name:split` chooses a split, by default `train`."""
     name, _, split = name.partition(":")
-    owned = ALIASES.get(name, name)
+    dataset_name = ALIASES.get(name, name)
     try:
         import datasets
     except ImportError as error:
         remedy = "pip install 'operant[hub]', or give a file"
-        raise OperantError(f"tasks: {name!r} is no file here, and a data set of the Hub needs {remedy}") from error
+        raise OperantError(f"tasks: {name!r} is not a file here, and a data set of the Hub needs {remedy}") from error
     from huggingface_hub import HfApi
 
     unreachable = None
     try:
-        reach("dataset", owned, lambda: HfApi().dataset_info(owned, timeout=CONNECT_SECONDS))
+        reach("dataset", dataset_name, lambda: HfApi().dataset_info(dataset_name, timeout=CONNECT_SECONDS))
     except OperantError as error:
         unreachable = error
-        datasets.config.HF_HUB_OFFLINE = True  # what follows looks into the cache alone
+        datasets.config.HF_HUB_OFFLINE = True  # load_dataset then searches only the cache
     try:
-        rows = datasets.load_dataset(owned, split=split or "train")
+        rows = datasets.load_dataset(dataset_name, split=split or "train")
     except Exception as error:
-        raise unreachable or OperantError(f"tasks: data set {owned!r} cannot be loaded: {error}") from error
+        raise unreachable or OperantError(f"tasks: data set {dataset_name!r} cannot be loaded: {error}") from error
     return name.rsplit("/", 1)[-1], enumerate(rows)

@@ -1,4 +1,4 @@
-"""Rows become tasks: filtered, their text made into ids once, queries cut from the ids.
+"""From rows to tasks: rows are filtered, their text is encoded once, and queries are cut from the token ids.
 
 load_tasks("reviews.jsonl", tokenizer, DataOptions(text_field="review", min_chars=200, query_tokens="2-8"))
 load_tasks(["The film", "My brother"], tokenizer)
@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from operant.data.given import given_task
 from operant.data.order import permutation
+from operant.data.replies import task_with_reply
 from operant.data.sources import read
 from operant.sampling import check_ids, counter
 from operant.types import OperantError, Task, shown
 
 CHUNK = 512
-"""Texts that are encoded at a time."""
-LONGEST_ID = 1000
-"""Characters of a task's name, which stands in every file of a run."""
+"""Number of texts that are encoded together."""
+MAX_ID = 1000
+"""Characters of the longest task id, which is written to every file of a run."""
 MARGIN = 16
-"""Tokens that must follow a query for its ids to be sure to be those of the whole text."""
+"""Number of tokens that must follow a query, so that its ids are surely those of the whole text."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class DataOptions:
     max_chars: int | None = None
     """Leave out texts with more characters."""
     query_tokens: int | str | None = None
-    """The prompt is the first so many tokens of the text: 5, or "2-8" for a number drawn for each task."""
+    """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
     template: str | None = None
     """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
     limit: int | None = None
-    """At most so many tasks."""
+    """Maximal number of tasks."""
     shuffle: bool = False
     """Shuffle the rows before `limit` cuts them."""
     id_field: str | None = None
-    """The field that names the task; otherwise the source and the row's number do."""
+    """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None = None
     """The field that becomes `Task.target`, for rewards."""
     reply_field: str | None = None
-    """Of given replies: the field that holds them, with prompts in `text_field`; none: the row's own form decides."""
+    """Of demonstrations: the field of the replies, with prompts in `text_field`; none: the row's form decides."""
     loss_on: str = "replies"
-    """Of given replies: train on the replies alone, or on all, prompts too."""
+    """Of demonstrations: train on the replies alone, or on `all`, prompts too."""
     max_length: int | None = None
-    """Of given replies: the longest row, prompt and reply, beyond which it is cut; none: a row too long is refused."""
+    """Of demonstrations: longer rows (prompt and reply, in tokens) are cut; none: rows too long are an error."""
 
     def __post_init__(self) -> None:
         low, high = self.query_range() or (1, 1)
@@ -71,7 +71,7 @@ class DataOptions:
                 raise OperantError(f"data.{name}={shown(getattr(self, name))}: it must be {rule}")
 
     def query_range(self) -> tuple[int, int] | None:
-        """Fewest and most tokens of a query; None where the whole text is the prompt."""
+        """Fewest and most tokens of a query; None if the whole text is the prompt."""
         if self.query_tokens is None:
             return None
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(self.query_tokens))
@@ -86,21 +86,21 @@ def load_tasks(
     context: int | None = None,
     max_new: int = 0,
     vocabulary: int | None = None,
-    given: bool = False,
+    with_replies: bool = False,
 ) -> list[Task]:
     """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
 
-    Files are .jsonl, .json, .csv, .parquet or .txt (a text a line), also with .gz behind. Names are `builtin:openings`
-    (with /train or /held-out) and data sets of the Hub ("imdb", "owner/name:split"). With a tokenizer, prompts become
-    ids; what is a `Task` already stays as it is unless a query is cut from it. `context` and `max_new`, in tokens,
-    bound the prompts, `vocabulary` their ids. A function that never ends needs `limit`. `given`: the rows hold replies
-    to learn from (see `data/given.py`); their texts stay texts.
+    Files are .jsonl, .json, .csv, .parquet or .txt (one text per line), also compressed as .gz. Names are
+    `builtin:openings` (with /train or /held-out) and data sets of the Hub ("imdb", "owner/name:split"). With a
+    tokenizer, prompts become ids; rows that are a `Task` already stay unchanged, unless a query is cut from them.
+    `context` and `max_new`, in tokens, bound the prompts, `vocabulary` their ids. A generator without end needs
+    `limit`. `with_replies`: the rows are demonstrations (see `data/replies.py`); their texts are not encoded here.
 
     Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
     """
     options = options or DataOptions()
-    if given and options.query_range():
-        raise OperantError(f"data.query_tokens={options.query_tokens!r}: given replies stand behind whole prompts")
+    if with_replies and options.query_range():
+        raise OperantError(f"data.query_tokens={options.query_tokens!r}: demonstrations need their whole prompts")
     if options.query_range() and tokenizer is None:
         raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
     name, rows = read(source)
@@ -108,15 +108,15 @@ def load_tasks(
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
     passed: Counter[str] = Counter()
-    wanted = _tasks(rows, name, options, passed, given)
-    made = (task for task, _ in wanted) if given else _encoded(wanted, tokenizer, options, seed, passed)
-    tasks = list(islice(made, options.limit))
+    filtered = _filtered(rows, name, options, passed, with_replies)
+    encoded = (task for task, _ in filtered) if with_replies else _encoded(filtered, tokenizer, options, seed, passed)
+    tasks = list(islice(encoded, options.limit))
     if not tasks:
         raise OperantError(_nothing_left(name, passed, options))
     twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
     if twice:
-        raise OperantError(f"tasks of {name}: the id {twice[0]!r} stands twice; give every task an id of its own")
-    if not given:
+        raise OperantError(f"tasks of {name}: the id {twice[0]!r} occurs twice; give every task an id of its own")
+    if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
 
@@ -124,49 +124,45 @@ def load_tasks(
 # --- rows to tasks ----------------------------------------------------------------------------------------------------
 
 
-def _tasks(
-    rows: Iterable[tuple[int, Any]], name: str, options: DataOptions, passed: Counter[str], replies: bool
+def _filtered(
+    rows: Iterable[tuple[int, Any]], name: str, options: DataOptions, passed: Counter[str], with_replies: bool
 ) -> Iterator[tuple[Task, bool]]:
-    """(task, whether it was a task already), filtered by length. `passed` counts what came through each filter."""
+    """Tasks that pass the filters, each with whether its row was a task already. `passed` counts them per filter."""
     for number, row in rows:
         passed["read"] += 1
-        given = isinstance(row, Task)
-        task: Task = row if isinstance(row, Task) else _task(row, number, name, options, replies)
+        was_task = isinstance(row, Task)
+        task: Task = row if isinstance(row, Task) else _task(row, number, name, options, with_replies)
         _check_texts(task, f"{name}, row {number}")
-        if replies and not task.replies:
+        if with_replies and not task.replies:
             raise OperantError(f"{name}, row {number}: the task {task.id!r} has no replies to learn from")
-        text = _whole_text(task) if replies else task.prompt if isinstance(task.prompt, str) else None
+        parts = [task.prompt, *task.replies] if with_replies else [task.prompt]
+        text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
         if not (task.replies or task.prompt if text is None else text.strip()):
             continue
         passed["not empty"] += 1
-        if text is not None and not given and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
+        if text is not None and not was_task and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
             continue
         passed["length in characters"] += 1
-        yield task, given
+        yield task, was_task
 
 
-def _whole_text(task: Task) -> str | None:
-    """Prompt and reply; None where either is no text."""
-    parts = [task.prompt, *task.replies]
-    return "".join(parts) if all(isinstance(part, str) for part in parts) else None
-
-
-def _task(row: Any, number: int, name: str, options: DataOptions, replies: bool = False) -> Task:
+def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: bool) -> Task:
     where = f"{name}, row {number}"
     fields = row if isinstance(row, Mapping) else {options.text_field: row}
-    named = _field(fields, options.id_field, where) if options.id_field else f"{name}/{number}"
+    task_id = str(_field(fields, options.id_field, where) if options.id_field else f"{name}/{number}")
     target = _field(fields, options.target_field, where) if options.target_field else None
-    if replies:
-        task = replace(given_task(row, str(named), options.text_field, options.reply_field, where), target=target)
+    if with_replies:
+        task = replace(task_with_reply(row, task_id, options.text_field, options.reply_field, where), target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
     if options.template is not None:
-        return Task(str(named), _filled(options.template, fields, where), target)
+        return Task(task_id, _filled(options.template, fields, where), target)
     prompt = _field(fields, options.text_field, where)
-    if not isinstance(prompt, str) and not (isinstance(prompt, list) and _alike(prompt)):
+    kinds = {type(part) for part in prompt} if isinstance(prompt, list) else {None}
+    if not isinstance(prompt, str) and not (kinds <= {int} or kinds <= {dict}):
         raise OperantError(
             f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text, messages or ids"
         )
-    return Task(str(named), prompt, target)
+    return Task(task_id, prompt, target)
 
 
 def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
@@ -174,12 +170,6 @@ def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
         return template.format_map(fields)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
-
-
-def _alike(prompt: list[Any]) -> bool:
-    """Whether a list holds nothing but ids, or nothing but messages."""
-    kinds = {type(part) for part in prompt}
-    return kinds <= {int} or kinds <= {dict}
 
 
 def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
@@ -198,11 +188,11 @@ def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
 def _encoded(
     tasks: Iterator[tuple[Task, bool]], tokenizer: Any, options: DataOptions, seed: int, passed: Counter[str]
 ) -> Iterator[Task]:
-    """Prompts as ids, cut to queries where that is asked for. Messages stay."""
+    """Tasks with prompts as ids, cut to queries if `options` ask for it. Messages stay as they are."""
     span = options.query_range()
     special: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
     while chunk := list(islice(tasks, CHUNK)):
-        wanted = [isinstance(t.prompt, str) and tokenizer is not None and bool(span or not g) for t, g in chunk]
+        wanted = [isinstance(t.prompt, str) and tokenizer is not None and bool(span or not was) for t, was in chunk]
         ids = iter(_ids([str(task.prompt) for (task, _), w in zip(chunk, wanted) if w], tokenizer, span))
         for (task, _), text in zip(chunk, wanted):
             prompt: Any = next(ids) if text else task.prompt
@@ -216,7 +206,7 @@ def _encoded(
 def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list[list[int]]:
     if not texts or span is None:
         return _encode(texts, tokenizer) if texts else []
-    # A query needs the first words of a long review: encode a piece that ends at a space well behind them.
+    # A query needs only the first words of a long text: encode a piece that ends at a space well behind them.
     limit = 8 * (span[1] + MARGIN)
     start = limit // 2
     pieces = [t[: t.rfind(" ", start, limit)] if " " in t[start:limit] and t[limit:] else t for t in texts]
@@ -230,27 +220,27 @@ def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list
 def _encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
     try:
         return tokenizer(texts).input_ids
-    except Exception as error:  # the rules of a tokenizer are somebody's, and what it raises has no type of its own
+    except Exception as error:  # a tokenizer may raise any type of exception
         reason = " ".join(str(error).split())[:200]
         raise OperantError(f"tasks: the tokenizer cannot encode {shown(texts[0])} or what follows: {reason}") from error
 
 
 def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int) -> list[int]:
-    """The first n ids and the special ones before them; n lies in `span` and is drawn by `number`. Empty: too short."""
+    """The first n ids and the special ones before them; `number` selects n in `span`. Empty if there are too few."""
     lead = next((i for i, token in enumerate(ids) if token not in special), len(ids))
     length = span[0] + number % (span[1] - span[0] + 1)
     body = [*ids[lead:]]
-    while body and body[-1] in special:  # an end-of-text token that the tokenizer adds is no part of a query
+    while body and body[-1] in special:  # an end-of-text token that the tokenizer adds does not belong to a query
         body.pop()
     return ids[:lead] + body[:length] if len(body) >= span[0] else []
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------
 
 
 def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     if not passed["read"]:
-        return f"tasks of {name}: there are none to read; an empty list of tasks trains nothing"
+        return f"tasks of {name}: it has no rows, so there is nothing to train on"
     settings = {
         "not empty": f"the field {options.text_field!r} is empty everywhere",
         "length in characters": f"min_chars={options.min_chars}, max_chars={options.max_chars}",
@@ -258,14 +248,14 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     }
     guilty = next(step for step in settings if not passed[step])
     left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
-    return f"tasks of {name}: none is left of {passed['read']} read ({left}); loosen {settings[guilty]}"
+    return f"tasks of {name}: none of {passed['read']} rows passes the filters ({left}); loosen {settings[guilty]}"
 
 
 def _check_texts(task: Task, where: str) -> None:
-    """What no file of the run could hold: it would be found out after hours of training."""
-    if not isinstance(task.id, (str, int)) or len(str(task.id)) > LONGEST_ID:
+    """Raises: OperantError for text that cannot be written to a file of the run, before hours of training."""
+    if not isinstance(task.id, (str, int)) or len(str(task.id)) > MAX_ID:
         raise OperantError(
-            f"{where}: the id {shown(task.id)} is no name: ids are texts of at most {LONGEST_ID} characters"
+            f"{where}: the id {shown(task.id)} is not valid: ids are texts of at most {MAX_ID} characters"
         )
     for what, text in (("id", task.id), ("prompt", task.prompt)):
         if isinstance(text, str) and not text.isascii():
@@ -274,15 +264,14 @@ def _check_texts(task: Task, where: str) -> None:
             except UnicodeEncodeError as error:
                 near = shown(text[max(0, error.start - 20) : error.start + 20])
                 raise OperantError(
-                    f"{where}: the {what} holds half a surrogate pair, near {near}: mend it where the text was cut"
+                    f"{where}: the {what} holds half a surrogate pair, near {near}: repair it where the text was cut"
                 ) from error
 
 
 def _check_prompts(
     tasks: list[Task], tokenizer: Any, context: int | None, max_new: int, vocabulary: int | None
 ) -> None:
-    if context is None and vocabulary is None:
-        return
+    """Raises: OperantError for a prompt with an unknown token id, or too long to generate `max_new` tokens."""
     for task in tasks:
         prompt = task.prompt
         if isinstance(prompt, str) and tokenizer is not None:

@@ -1,11 +1,11 @@
-"""Rewards: any callable from rollouts to scores, and a table of names for those that come with the package.
+"""Rewards: any callable from rollouts to scores, and a table of the built-in ones by name.
 
 resolve("letters:e")                                      # a name and its argument
-resolve("builtin:sentiment")                              # a classifier that comes with the package
+resolve("builtin:sentiment")                              # a built-in classifier
 resolve("classifier:./my-model#2")                        # label 2 of a folder or Hub name
-resolve("my_rewards:politeness")                          # a function of one's own
+resolve("my_rewards:politeness")                          # a function of your own
 resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
-resolve("isolated:my_rewards:politeness")                 # the same in processes of its own
+resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
 resolve(lambda rollouts: [len(r.reply) for r in rollouts])
 """
 
@@ -16,7 +16,7 @@ from operant.import_by_name import find, nearest
 from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
-from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, check, judge, name_of, totals
+from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, totals
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
@@ -30,6 +30,7 @@ __all__ = [
     "IsolationOptions",
     "Judged",
     "Outcome",
+    "SampleResult",
     "Vader",
     "check",
     "isolated",
@@ -52,7 +53,7 @@ def _classifier(argument: str) -> RewardFn:
 NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "builtin": (lambda argument: _classifier(f"builtin:{argument}"), "NAME, as in builtin:sentiment"),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
-    "isolated": (IsolatedReward, "a function in processes of its own: isolated:my_rewards:politeness"),
+    "isolated": (IsolatedReward, "a function that runs in worker processes: isolated:my_rewards:politeness"),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (lambda spec: minus_query(resolve(spec)), "another reward: minus_query:builtin:sentiment"),
@@ -60,17 +61,21 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "repetition": (text.repetition, ""),
     "vader": (Vader, ""),
 }
-"""Name -> (what makes the reward from its argument, what the argument is; empty: it needs none)."""
+"""Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
 
 
 def resolve(spec: Any) -> RewardFn:
     """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, or {spec: weight}.
 
-    Nothing is loaded yet: `check(reward)` does it.
-    Raises: OperantError for a name that means nothing, with the nearest that does.
+    Models and packages are loaded later, by `check(reward)`.
+    Raises: OperantError for an unknown name, with the nearest known one.
     """
     if isinstance(spec, Mapping):
-        return _sum(spec)
+        rewards = {part: resolve(part) for part in spec}
+        names = [name_of(reward) for reward in rewards.values()]
+        # A part has the name of its reward, or its whole spec if two rewards share a name.
+        unique = [name if names.count(name) == 1 else str(part) for name, part in zip(names, rewards)]
+        return weighted({name: (rewards[part], spec[part]) for name, part in zip(unique, rewards)})
     if callable(spec):
         return cast(RewardFn, spec)
     if not isinstance(spec, str) or not spec.strip():
@@ -88,28 +93,20 @@ def resolve(spec: Any) -> RewardFn:
     return cast(RewardFn, find("reward", *spec.strip().rpartition(":")[::2], known=[*NAMES]))
 
 
-def _sum(spec: Mapping[Any, float]) -> RewardFn:
-    """Parts are called what they call themselves; by their whole spec where two would be called the same."""
-    rewards = {part: resolve(part) for part in spec}
-    names = [name_of(reward) for reward in rewards.values()]
-    called = [n if names.count(n) == 1 else str(part) for n, part in zip(names, rewards)]
-    return weighted({name: (rewards[part], spec[part]) for name, part in zip(called, rewards)})
-
-
 def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
-    """`reward` with the options of a run: for isolated parts without options of their own, and for what others do."""
+    """The reward with a run's options, for isolated parts without their own and for the handling of failures."""
     if isinstance(reward, Weighted):
         return Weighted({name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()})
     if isinstance(reward, MinusQuery):
         return MinusQuery(under(reward.reward, options))
     if isinstance(reward, IsolatedReward):
         return reward.under(options)
-    strict = options.fate("error", "stop") == "stop" and options.on_abstain == "drop"
+    strict = options.handling("error", "stop") == "stop" and options.on_abstain == "drop"
     return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
 
 
 def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
-    """The isolated ones among its parts."""
+    """The isolated rewards among its parts."""
     if isinstance(reward, Weighted):
         return [inner for part, _ in reward.rewards.values() for inner in isolated_parts(part)]
     if isinstance(reward, MinusQuery):

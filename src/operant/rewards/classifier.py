@@ -1,4 +1,4 @@
-"""A transformers sequence classifier as a reward. It reads text with a tokenizer of its own, never the policy's ids."""
+"""A transformers sequence classifier as a reward. It reads text with its own tokenizer, never the policy's ids."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +14,8 @@ from operant.types import OperantError, Rollout
 class Classifier:
     """The probability, or the logit, of one label: `Classifier("builtin:sentiment", label="positive")(rollouts)`.
 
-    `name` is a folder, `builtin:NAME` or a Hub name. Nothing is loaded before `check` or the first call. The model runs
-    in float32 without dropout, over batches of similar length; text that is too long loses its beginning.
+    `name` is a folder, `builtin:NAME` or a Hub name. The model is loaded by `check` or the first call. It runs in
+    float32 without dropout, over batches of similar length; text that is too long is truncated on the left.
     """
 
     def __init__(
@@ -42,33 +42,33 @@ class Classifier:
         return self.score([getattr(rollout, self.text) for rollout in rollouts])
 
     def check(self) -> None:
-        """Load the model. Raises: OperantError where it cannot be had, is no classifier, or lacks the label."""
+        """Load the model. Raises: OperantError if it cannot be found, is not a classifier, or lacks the label."""
         self._load()
 
     @torch.inference_mode()
     def score(self, texts: list[str]) -> list[float]:
-        """One number a text, in the order of `texts`."""
-        model, tokenizer, index, longest = self._load()
-        ids = tokenizer(texts, truncation=True, max_length=longest).input_ids
-        ids = [row or _nothing(tokenizer) for row in ids]
+        """One number per text, in the order of `texts`."""
+        model, tokenizer, label, max_tokens = self._load()
+        ids = tokenizer(texts, truncation=True, max_length=max_tokens).input_ids
+        ids = [row or _ids_of_empty_text(tokenizer) for row in ids]
         scores = [0.0] * len(texts)
         for rows in _batches([len(row) for row in ids], self.batch, pad=tokenizer.pad_token is not None):
             inputs = {k: v.to(self.device) for k, v in _padded(tokenizer, [ids[row] for row in rows]).items()}
             with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(model))):
-                chosen = self._read(model, model(**inputs).logits.float(), index)
+                chosen = self._read(model, model(**inputs).logits.float(), label)
             for row, value in zip(rows, chosen.tolist()):
                 scores[row] = value
         return scores
 
-    def _read(self, model: Any, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """[B] from `logits` [B, labels]."""
+    def _read(self, model: Any, logits: torch.Tensor, label: int) -> torch.Tensor:
+        """Scores [B] of the column `label` of `logits` [B, labels]."""
         if self.output == "logit":
-            return logits[:, index]
+            return logits[:, label]
         single = logits.shape[1] == 1 or model.config.problem_type == "multi_label_classification"
-        return (logits.sigmoid() if single else logits.softmax(-1))[:, index]
+        return (logits.sigmoid() if single else logits.softmax(-1))[:, label]
 
     def _load(self) -> tuple[Any, Any, int, int]:
-        """The model, its tokenizer, the label's column, and how many tokens fit."""
+        """The model, its tokenizer, the label's column, and the maximal number of tokens."""
         if self._loaded is None:
             from transformers import AutoModelForSequenceClassification
 
@@ -77,18 +77,22 @@ class Classifier:
             model, found = load_any(kind, folder, f"classifier {self.name!r}", dtype=torch.float32)
             tokenizer = load_tokenizer(folder, truncation_side="left", padding_side="right")
             if tokenizer is None:
-                raise OperantError(f"classifier {self.name!r}: {folder} has no tokenizer, and it reads text")
+                raise OperantError(f"classifier {self.name!r}: {folder} has no tokenizer, which it needs to read text")
             if found["missing_keys"]:
                 missing = ", ".join(sorted(found["missing_keys"])[:3])
                 raise OperantError(f"classifier {self.name!r} lacks weights ({missing}); is it a trained classifier?")
-            longest = _longest(model.config.get_text_config(), tokenizer)
+            config = model.config.get_text_config()
+            positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+            if "roberta" in config.model_type or config.model_type == "camembert":
+                positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
+            max_tokens = min(positions, tokenizer.model_max_length)
             # A causal classifier reads at the last token that is not this id; -1: batches then have equal lengths.
-            model.config.get_text_config().pad_token_id = -1 if tokenizer.pad_token is None else tokenizer.pad_token_id
-            self._loaded = model.to(self.device).eval(), tokenizer, self._index(model.config), longest
+            config.pad_token_id = -1 if tokenizer.pad_token is None else tokenizer.pad_token_id
+            self._loaded = model.to(self.device).eval(), tokenizer, self._label_index(model.config), max_tokens
         return self._loaded
 
-    def _index(self, config: Any) -> int:
-        """The column of the label. One that stands alone needs no name."""
+    def _label_index(self, config: Any) -> int:
+        """The column of the label. If there is only one label, any name means it."""
         names = {i: str(name) for i, name in config.id2label.items()}
         if isinstance(self.label, str) and not self.label.isdecimal():
             found = [i for i, name in names.items() if name.lower() == self.label.lower()]
@@ -101,22 +105,14 @@ class Classifier:
         return found[0]
 
 
-def _longest(config: Any, tokenizer: Any) -> int:
-    """Tokens that fit, special ones included."""
-    places = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
-    # RoBERTa counts positions from behind its padding id.
-    taken = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
-    return min(places - taken, tokenizer.model_max_length)
-
-
-def _nothing(tokenizer: Any) -> list[int]:
-    """What stands for an empty text where the tokenizer adds no special tokens."""
+def _ids_of_empty_text(tokenizer: Any) -> list[int]:
+    """One id for an empty text, if the tokenizer adds no special tokens to it."""
     ids = [t for t in (tokenizer.bos_token_id, tokenizer.eos_token_id) if t is not None]
     return ids[:1] or [0]
 
 
 def _batches(lengths: list[int], size: int, *, pad: bool) -> Iterator[list[int]]:
-    """Indices in batches of similar length; of equal length where the tokenizer has nothing to pad with."""
+    """Indices in batches of similar length, or of equal length if the tokenizer has no padding token (`pad`)."""
     rows: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if rows and (len(rows) == size or (not pad and lengths[i] != lengths[rows[0]])):

@@ -1,7 +1,7 @@
-"""Rewards made of rewards: weighted sums whose parts are kept by name, and what a reply adds to its query.
+"""Rewards made of rewards: weighted sums that report their parts by name, and what a reply adds to its query.
 
 reward = weighted({"sentiment": (minus_query(sentiment), 1.0), "length": (length(20), 0.3)})
-judge(reward, rollouts).parts["length"]    # as said, before the weight
+judge(reward, rollouts).parts["length"]    # as that part returned it, before the weight
 """
 
 import math
@@ -12,10 +12,12 @@ from typing import Any
 from operant.rewards.evaluate import Judged, Outcome, Total, check, judge, name_of
 from operant.types import OperantError, RewardFn, Rollout
 
+FAILED: tuple[Outcome, ...] = ("error", "timeout")
+
 
 @dataclass(frozen=True)
 class Weighted:
-    """The weighted sum of named rewards; parts are kept by name, as they were said."""
+    """The weighted sum of named rewards. Each is a part of the result, with its numbers before the weight."""
 
     rewards: dict[str, tuple[RewardFn, float]]
     __name__ = "weighted"
@@ -24,43 +26,40 @@ class Weighted:
         return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
-        """A part that abstains adds nothing to its row; where all abstain the row abstains.
+        """A part that abstains adds nothing to its sample; a sample abstains if all parts do.
 
-        Where a part failed and its sample is to be dropped, the row is: a sum without that part is another reward.
+        If a part failed and its sample is dropped there, the sum is dropped too: without that part it would be another
+        reward.
         """
         scores: list[Total] = [None] * len(rollouts)
         parts: dict[str, list[float | None]] = {}
-        every: list[Judged] = []
+        results: list[Judged] = []
         for name, (reward, weight) in self.rewards.items():
-            said = judge(reward, rollouts, name)
-            every.append(said)
-            scores = [_add(s, _times(x, weight)) for s, x in zip(scores, said.scores)]
-            for part, values in said.parts.items():
+            judged = judge(reward, rollouts, name)
+            results.append(judged)
+            scores = [_add_weighted(sum_, score, weight) for sum_, score in zip(scores, judged.scores)]
+            for part, values in judged.parts.items():
                 parts[name if part in (name, name_of(reward)) else f"{name}/{part}"] = values
-        scores = [None if any(_lost(j, i) for j in every) else score for i, score in enumerate(scores)]
-        return Judged(scores, parts, _worst(every, scores), [note for j in every for note in j.notes])
+        for i in range(len(scores)):
+            if any(judged.outcome(i) in FAILED and judged.scores[i] is None for judged in results):
+                scores[i] = None
+        return Judged(scores, parts, _worst(results, scores), [note for judged in results for note in judged.notes])
 
     def check(self) -> None:
         for reward, _ in self.rewards.values():
             check(reward)
 
 
-FAILED: tuple[Outcome, ...] = ("error", "timeout")
-
-
-def _lost(judged: Judged, i: int) -> bool:
-    return judged.outcome(i) in FAILED and judged.scores[i] is None
-
-
-def _worst(every: list[Judged], scores: list[Total]) -> list[Outcome]:
-    """Of what several rewards said of the same samples; nothing where all of them stop the run on a failure."""
-
-    def of(i: int) -> Outcome:
-        met: list[Outcome] = [o for o in FAILED for j in every if j.outcome(i) == o]
-        none = scores[i] is None or all(j.outcome(i) == "abstain" for j in every)  # who abstains may be given a score
-        return met[0] if met else "abstain" if none else "ok"
-
-    return [of(i) for i in range(len(scores))] if any(j.outcomes for j in every) else []
+def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:
+    """Per sample, the worst outcome of several rewards; empty if failures of all of them stop the run."""
+    outcomes: list[Outcome] = []
+    for i, score in enumerate(scores if any(judged.outcomes for judged in results) else []):
+        each = [judged.outcome(i) for judged in results]
+        failure = next((outcome for outcome in FAILED if outcome in each), None)
+        # A reward that abstains may still give a score (`on_abstain`).
+        abstained = score is None or all(outcome == "abstain" for outcome in each)
+        outcomes.append(failure or ("abstain" if abstained else "ok"))
+    return outcomes
 
 
 def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
@@ -69,32 +68,29 @@ def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
         raise OperantError("a weighted reward without parts: give {name: (reward, weight)}")
     for name, (_, weight) in rewards.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise OperantError(f"the weight {weight!r} of reward {name!r} is no finite number")
+            raise OperantError(f"the weight {weight!r} of reward {name!r} is not a finite number")
     return Weighted(dict(rewards))
 
 
-def _times(score: Total, weight: float) -> Total:
+def _add_weighted(total: Total, score: Total, weight: float) -> Total:
+    """`total + weight * score`. A number is added to the last token of a list, as a reward of the whole reply is."""
     if score is None:
-        return None
-    return [weight * x for x in score] if isinstance(score, list) else weight * score
-
-
-def _add(a: Total, b: Total) -> Total:
-    """A number that meets a list lands on the last token, where a reward of the whole reply is paid."""
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, list) and isinstance(b, list):
-        return [x + y for x, y in zip(a, b)]
-    if isinstance(b, list):
-        a, b = b, a
-    if isinstance(a, list):
-        return [*a[:-1], a[-1] + b]  # type: ignore[operator]
-    return a + b  # type: ignore[operator]
+        return total
+    term = [weight * x for x in score] if isinstance(score, list) else weight * score
+    if total is None:
+        return term
+    if isinstance(total, list) and isinstance(term, list):
+        return [x + y for x, y in zip(total, term)]
+    if isinstance(total, list):
+        return [*total[:-1], total[-1] + term]  # type: ignore[operator]
+    if isinstance(term, list):
+        return [*term[:-1], term[-1] + total]
+    return total + term
 
 
 @dataclass(frozen=True)
 class MinusQuery:
-    """score(query and reply) - score(query alone): what the reply added."""
+    """score(query and reply) - score(query alone), which is what the reply added."""
 
     reward: RewardFn
 
@@ -106,27 +102,27 @@ class MinusQuery:
         return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
-        """Each distinct query of a call is scored once. Abstaining on either side abstains."""
+        """Each distinct query of a call is scored once. A sample abstains if either side does."""
         first: dict[tuple[str, str], int] = {}
         where = [first.setdefault((r.task.id, r.query), len(first)) for r in rollouts]
         alone = judge(self.reward, [_query_alone(rollouts[where.index(i)]) for i in range(len(first))])
         whole = judge(self.reward, rollouts)
         if any(isinstance(score, list) for score in whole.scores):
-            raise OperantError(f"reward {name_of(self.reward)!r} speaks per token: a query has none to subtract")
-
-        def minus(xs: Any, ys: Any) -> Any:
-            return [None if x is None or ys[i] is None else x - ys[i] for x, i in zip(xs, where)]
-
-        none = [None] * len(first)
-        parts = {name: minus(values, alone.parts.get(name, none)) for name, values in whole.parts.items()}
-        spread = Judged(
-            [alone.scores[i] for i in where], {}, [alone.outcome(i) for i in where] if alone.outcomes else []
+            raise OperantError(
+                f"reward {name_of(self.reward)!r} scores each token: a query has no such scores to subtract"
+            )
+        query = Judged(
+            [alone.scores[i] for i in where],
+            {part: [values[i] for i in where] for part, values in alone.parts.items()},
+            [alone.outcome(i) for i in where] if alone.outcomes else [],
         )
-        scores = minus(whole.scores, alone.scores)
-        for i in range(len(scores)):  # what a failure was given is the score, and has no query to lose
-            given = next((j.scores[i] for j in (whole, spread) if j.outcomes and j.outcome(i) != "ok"), scores[i])
-            scores[i] = given
-        return Judged(scores, parts, _worst([whole, spread], scores), [*alone.notes, *whole.notes])
+        none = [None] * len(rollouts)
+        parts = {part: _minus(values, query.parts.get(part, none)) for part, values in whole.parts.items()}
+        scores = _minus(whole.scores, query.scores)
+        for i in range(len(scores)):  # a score that replaces a failure stays as it is: nothing is subtracted
+            replaced = [j.scores[i] for j in (whole, query) if j.outcomes and j.outcome(i) != "ok"]
+            scores[i] = replaced[0] if replaced else scores[i]
+        return Judged(scores, parts, _worst([whole, query], scores), [*alone.notes, *whole.notes])
 
     def check(self) -> None:
         check(self.reward)
@@ -135,6 +131,10 @@ class MinusQuery:
 def minus_query(reward: RewardFn) -> MinusQuery:
     """Subtract from each score the reward of the query alone."""
     return MinusQuery(reward)
+
+
+def _minus(scores: list[Any], others: list[Any]) -> list[Any]:
+    return [None if x is None or y is None else x - y for x, y in zip(scores, others)]
 
 
 def _query_alone(rollout: Rollout) -> Rollout:

@@ -1,15 +1,15 @@
-"""What happens to scores between the reward and the trainer: penalties, running scale, clipping.
+"""Transformations of scores between the reward and the trainer: penalties, running scale, clipping.
 
-In this order, and nothing is on unless asked for:
+All are off by default. They are applied in this order:
 1. the text that the reward sees ends at the first truncate token, and replies without one get a penalty instead of
    their score (Ziegler et al., 2019);
 2. replies that hit the length limit get the missing-stop penalty, in the reward's own units;
-3. scores are divided by their running standard deviation, after the running mean is taken off where asked (as TRL's
+3. scores are divided by their running standard deviation, after subtracting the running mean if asked for (as TRL's
    `use_score_scaling` and `use_score_norm`), and clipped.
 
     options, moments = ScoreOptions(scale=True, clip=3.0, missing_stop=-1.0), RunningMoments()
     judged = judge(reward, as_seen(rollouts, options, tokenizer, sampling))
-    used = processed(judged.scores, rollouts, options, moments, tokenizer)   # what is trained on
+    used = processed(judged.scores, rollouts, options, moments, tokenizer)   # the scores for training
 """
 
 import math
@@ -24,21 +24,21 @@ from operant.tally import ROUNDING
 from operant.types import OperantError, Rollout
 
 EPS = 1.1920928955078125e-07
-"""Of float32, as TRL adds to the standard deviation."""
+"""Machine epsilon of float32, which TRL adds to the standard deviation."""
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What is done to scores; the default leaves them alone."""
+    """How scores are transformed; by default they are not."""
 
     scale: bool = False
     """Divide by the running standard deviation of all scores so far."""
     normalise: bool = False
-    """Take the running mean off before dividing; implies `scale`."""
+    """Subtract the running mean before dividing; implies `scale`."""
     clip: float | None = None
-    """Keep scores within -clip..clip, after scaling."""
+    """Clip scores to -clip..clip, after scaling."""
     missing_stop: float | None = None
-    """What a reply that hit the length limit gets."""
+    """Penalty of a reply that hit the length limit."""
     missing_stop_mode: str = "replace"
     """`replace` the score by `missing_stop`, or `add` it."""
     truncate_token: int | str | None = None
@@ -62,19 +62,19 @@ class ScoreOptions:
 
 
 class RunningMoments:
-    """Count, mean and variance of every score seen, on all ranks; the numbers of TRL's `RunningMoments`."""
+    """Count, mean and variance of every score seen, on all ranks, as in TRL's `RunningMoments`."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.var = 0.0, 0.0, 1.0
 
     @property
     def std(self) -> float:
-        """Unbiased; 1 before two scores were seen, and where they differ by rounding: nothing is divided by then."""
+        """Unbiased standard deviation; 1 (no scaling) for fewer than two scores, or if they differ only by rounding."""
         spread = math.sqrt(self.var * self.count / (self.count - 1)) if self.count > 1 else 1.0
         return spread if spread > ROUNDING * abs(self.mean) else 1.0
 
     def update(self, values: Sequence[float]) -> None:
-        """Merge a batch in, exactly (Chan et al., 1979). Every rank must call, also with no values."""
+        """Merge in a batch, exactly (Chan et al., 1979). Every rank must call this, even without values."""
         count = distributed.total_float(float(len(values)))
         if count == 0:
             return
@@ -95,74 +95,73 @@ class RunningMoments:
 def processed(
     scores: Sequence[Total], rollouts: Sequence[Rollout], options: ScoreOptions, moments: RunningMoments, tokenizer: Any
 ) -> list[Total]:
-    """Scores as they are trained on: penalties, running scale, clip. Changes `moments`; None stays None."""
+    """The scores for training: penalties, running scale, clip. Updates `moments`; None stays None."""
     found = [True] * len(rollouts)
     if options.truncate_token is not None:
         token = _token(options.truncate_token, tokenizer)
         found = [first_at(r.ids, token, options.truncate_after) is not None for r in rollouts]
     used = penalised(scores, rollouts, found, options)
     if options.scale or options.normalise:
-        moments.update([_total(s) for s in used if s is not None])
+        moments.update([math.fsum(s) if isinstance(s, list) else s for s in used if s is not None])
         used = [scaled(s, moments, normalise=options.normalise) for s in used]
     return used if options.clip is None else [clipped(s, options.clip) for s in used]
 
 
 def as_seen(rollouts: list[Rollout], options: ScoreOptions, tokenizer: Any, sampling: Sampling) -> list[Rollout]:
-    """The rollouts as the reward sees them: text up to the truncate token. The ids stay: all of them are trained on."""
+    """The rollouts as the reward sees them, with text up to the truncate token; all token ids stay, for training."""
     if options.truncate_token is None:
         return rollouts
     token, seen = _token(options.truncate_token, tokenizer), []
+    # The truncate token belongs to the text, even if it is a stop token.
+    sampling = replace(sampling, stop_tokens=tuple(t for t in sampling.stop_tokens if t != token))
     for rollout in rollouts:
         cut = first_at(rollout.ids, token, options.truncate_after)
         if cut is not None:
-            text = reply_text(tokenizer, rollout.turns[-1].prompt, rollout.ids[: cut + 1], _keep(sampling, token))
+            text = reply_text(tokenizer, rollout.turns[-1].prompt, rollout.ids[: cut + 1], sampling)
             rollout = replace(rollout, texts=[*rollout.texts[:-1], text])
         seen.append(rollout)
     return seen
 
 
 def first_at(ids: Sequence[int], token: int, after: int) -> int | None:
-    """The first position >= `after` where `token` stands."""
+    """The first position >= `after` of `token`, or None."""
     return next((i for i in range(after, len(ids)) if ids[i] == token), None)
 
 
 def penalised(
     scores: Sequence[Total], rollouts: Sequence[Rollout], found: Sequence[bool], options: ScoreOptions
 ) -> list[Total]:
-    """Scores with the penalties in; one that abstained stays out."""
+    """Scores after the penalties; None stays None."""
     out = []
     for total, rollout, has_token in zip(scores, rollouts, found):
         if total is not None and options.missing_stop is not None and rollout.turns[-1].end == "length":
-            total = _paid(total, options.missing_stop, replaces=options.missing_stop_mode == "replace")
+            total = _pay(total, options.missing_stop, replaces=options.missing_stop_mode == "replace")
         if total is not None and not has_token:
-            total = _paid(total, options.truncate_penalty, replaces=True)
+            total = _pay(total, options.truncate_penalty, replaces=True)
         out.append(total)
     return out
 
 
 def scaled(total: Total, moments: RunningMoments, *, normalise: bool) -> Total:
-    """(total - mean) / std, or total / std. The mean of a per-token score is taken off its last token."""
+    """(total - mean) / std, or total / std. The mean is subtracted from the last token of a per-token score."""
     if total is None:
         return None
-    shifted = _paid(total, -moments.mean, replaces=False) if normalise else total
+    shifted = _pay(total, -moments.mean, replaces=False) if normalise else total
     return [x / (moments.std + EPS) for x in shifted] if isinstance(shifted, list) else shifted / (moments.std + EPS)
 
 
 def clipped(total: Total, limit: float) -> Total:
-    """Within -limit..limit; a per-token score token by token."""
+    """Clip to -limit..limit; a per-token score token by token."""
     if total is None:
         return None
     return [min(max(x, -limit), limit) for x in total] if isinstance(total, list) else min(max(total, -limit), limit)
 
 
-def _paid(total: float | list[float], amount: float, *, replaces: bool) -> float | list[float]:
+def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float | list[float]:
+    """Add `amount` to a score, or replace the score by it; of a per-token score, on the last token."""
     if not isinstance(total, list):
         return amount if replaces else total + amount
     return [*([0.0] * (len(total) - 1) if replaces else total[:-1]), amount if replaces else total[-1] + amount]
-
-
-def _total(total: float | list[float]) -> float:
-    return math.fsum(total) if isinstance(total, list) else total
 
 
 def _token(token: int | str | None, tokenizer: Any) -> int:
@@ -171,11 +170,6 @@ def _token(token: int | str | None, tokenizer: Any) -> int:
     ids = tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1:
         raise OperantError(
-            f"score.truncate_token={token!r} is {len(ids)} tokens for this tokenizer; give one, or its id"
+            f"score.truncate_token={token!r} is {len(ids)} tokens for this tokenizer; give a single token, or its id"
         )
     return ids[0]
-
-
-def _keep(sampling: Sampling, token: int) -> Sampling:
-    """The truncate token belongs to the text, also where it stops the reply."""
-    return replace(sampling, stop_tokens=tuple(t for t in sampling.stop_tokens if t != token))

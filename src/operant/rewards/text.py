@@ -1,4 +1,4 @@
-"""Rewards that need nothing but the reply. Each is made by a function of its setting.
+"""Rewards that read only the reply. Each function here takes a setting and returns a reward.
 
 letters("e")([rollout])   # [7.0]: seven times the letter e
 """
@@ -10,7 +10,7 @@ from operant.types import OperantError, RewardFn, Rollout
 
 
 def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
-    """A reward called `name` that looks at one rollout at a time."""
+    """A reward named `name` that scores one rollout at a time."""
 
     def reward(rollouts: list[Rollout]) -> list[float]:
         return [score(rollout) for rollout in rollouts]
@@ -20,7 +20,7 @@ def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
 
 
 def letters(wanted: str) -> RewardFn:
-    """How often the letters of `wanted` stand in the reply, upper or lower case."""
+    """How often the letters of `wanted` occur in the reply, upper or lower case."""
     if not wanted:
         raise OperantError("reward 'letters' needs a letter, as in letters:e")
     found = set(wanted.lower())
@@ -28,9 +28,9 @@ def letters(wanted: str) -> RewardFn:
 
 
 def length(setting: str | int) -> RewardFn:
-    """How far the reply's length in tokens (its stop token included) is from what is wanted, as a share of it: <= 0.
+    """Minus the distance of the reply's length in tokens (stop token included) from the wanted length, divided by it.
 
-    `20`: exactly 20 tokens are best. `<=20`: only tokens above 20 cost something.
+    `20`: exactly 20 tokens score 0, the maximum. `<=20`: only tokens above 20 lower the score.
     """
     match = re.fullmatch(r"\s*(<=|max)?\s*([1-9]\d*)\s*", str(setting))
     if not match:
@@ -45,16 +45,16 @@ def length(setting: str | int) -> RewardFn:
 
 
 def pattern(regex: str) -> RewardFn:
-    """1 where the regular expression is found in the reply, else 0."""
+    """1 if the regular expression matches somewhere in the reply, else 0."""
     try:
         compiled = re.compile(regex)
     except re.error as error:
-        raise OperantError(f"reward 'pattern:{regex}' is no regular expression: {error}") from error
+        raise OperantError(f"reward 'pattern:{regex}' is not a regular expression: {error}") from error
     return each("pattern", lambda rollout: float(compiled.search(rollout.reply) is not None))
 
 
 def repetition(n: str | int = 3) -> RewardFn:
-    """Minus the share of the reply's word `n`-grams that repeat an earlier one: 0 where all differ, towards -1."""
+    """Minus the share of the reply's word `n`-grams that repeat an earlier one: 0 if all differ, down to -1."""
     if not str(n).strip().isdecimal() or int(n) < 1:
         raise OperantError(f"reward 'repetition:{n}': give the length of the n-grams in words, as in repetition:3")
     size = int(n)

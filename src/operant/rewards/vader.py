@@ -6,13 +6,13 @@ from operant.types import OperantError, Rollout
 
 
 class Vader:
-    """VADER's compound score of each attempt, -1 (negative) to 1 (positive)."""
+    """VADER's compound score of each rollout, -1 (negative) to 1 (positive)."""
 
     __name__ = "vader"
 
     def __init__(self, text: str = "text"):
         if text not in ("text", "reply"):
-            raise OperantError(f"reward 'vader:{text}': say vader:text (query and reply) or vader:reply")
+            raise OperantError(f"reward 'vader:{text}': give vader:text (query and reply) or vader:reply")
         self.text = text
         self._analyser: Any = None
 
@@ -21,7 +21,7 @@ class Vader:
         return [self._analyser.polarity_scores(getattr(r, self.text))["compound"] for r in rollouts]
 
     def check(self) -> None:
-        """Load the lexicon. Raises: OperantError where the package is missing."""
+        """Load the lexicon. Raises: OperantError if the package is missing."""
         if self._analyser is not None:
             return
         try:

@@ -57,7 +57,7 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> B
     room = 0 if policy.encoder_decoder else sampling.max_tokens
     bounds = {"context": policy.context, "max_new": room, "vocabulary": policy.vocabulary}
     seed = config.learner["learner"].seed
-    bounds |= {"given": given}
+    bounds |= {"with_replies": given}
     tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if given else None
@@ -87,4 +87,4 @@ def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> D
 def _peek(source: Any, data: DataOptions, given: bool) -> None:
     """Read the first row of a file before any model loads, so that a wrong path or field costs nothing."""
     if isinstance(source, (str, Path)):
-        load_tasks(source, None, replace(data, query_tokens=None, limit=1, shuffle=False), given=given)
+        load_tasks(source, None, replace(data, query_tokens=None, limit=1, shuffle=False), with_replies=given)

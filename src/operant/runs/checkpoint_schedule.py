@@ -96,4 +96,4 @@ def write_model(policy: Policy, path: Path, best: str | None = None) -> None:
             atomic_io.write(new / "best.json", best)
         for part in (*new.rglob("*"), new):  # transformers leaves that to the system
             (atomic_io.sync_folder if part.is_dir() else atomic_io.sync)(part)
-        atomic_io.put_folder(new, path)
+        atomic_io.replace_folder(new, path)

@@ -52,7 +52,7 @@ def keep(config: Config, run: Path) -> None:
         manifest.write(temporary, {"schema": 2, "kind": START, "models": called}, names)
         for folder in (temporary, *(p for p in temporary.rglob("*") if p.is_dir())):
             atomic_io.sync_folder(folder)
-        atomic_io.put_folder(temporary, run / START)
+        atomic_io.replace_folder(temporary, run / START)
 
 
 def restored(config: Config, run: Path, say: Callable[[str], None]) -> Config:
@@ -66,7 +66,7 @@ def restored(config: Config, run: Path, say: Callable[[str], None]) -> Config:
         for name in (name for name in named.values() if hub.found(name) is not None):
             say(f"{run} has no {START}/ of its own: {name} is taken as it is now")
         return config
-    if wrong := manifest.wrong(start):
+    if wrong := manifest.problem(start):
         raise OperantError(
             f"{start}, which the run began from, is damaged: {wrong}; put it back, or delete it to go on with the "
             "folder that was named, where that is what it was"
@@ -133,4 +133,4 @@ def _copy(listed: Callable[[str], Iterator[Path]], folder: Path, target: Path) -
 def _pin_base(path: Path, name: str) -> None:
     base, revision = hub.split(name)
     told = json.loads(path.read_text(encoding="utf-8"))
-    atomic_io.fill(path, json.dumps(told | {"base_model_name_or_path": base, "revision": revision}, indent=2))
+    atomic_io.write_and_sync(path, json.dumps(told | {"base_model_name_or_path": base, "revision": revision}, indent=2))

@@ -72,7 +72,7 @@ def _kept(named: Mapping[str, Any], path: Path) -> dict[str, str]:
     start = path.resolve().parent.parent / initial_models.START
     if not start.is_dir():
         return {}
-    if wrong := manifest.wrong(start):
+    if wrong := manifest.problem(start):
         raise OperantError(f"{start}, which the run began from, is damaged: {wrong}; put it back")
     called = manifest.read(start).get("models", {})
     found = {option: folder for option, folder in initial_models.MODELS.items() if named.get(option) is not None}

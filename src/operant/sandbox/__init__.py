@@ -1,11 +1,12 @@
-"""Work that is not trusted to come back: other processes that can be ended with all that they have started.
+"""Processes for code that may hang, crash or fork: they are limited, and ended with all their descendants.
 
-Three layers, each of use without the next:
+Three layers, each usable without the next:
 
-1. `keeper.py` and `kernel.py`: the process beside the work, which limits it and ends it with all its descendants;
-   `box.py` is the run's end of that. A box holds any program.
-2. `pool.py`: boxes that answer JSON lines, with deadlines; `serve.py` is their end of it. Nothing is unpickled.
-3. `plain.py` and `isolation.py`: rollouts as plain data, and the rewards that judge them there.
+1. `supervisor.py` with `linux.py`: a small process beside each program, which limits it and ends it with all its
+   descendants; `process.py` is the run's side of it. The program may be anything.
+2. `pool.py`: worker programs that answer requests as JSON lines, with deadlines; `worker.py` is their side of it.
+   Nothing is unpickled.
+3. `serialise.py` and `reward_job.py`: rollouts as plain data, and the rewards that judge them in a worker.
 
-Nothing is imported here: a keeper and a worker start with what they need and no more.
+This file imports nothing, so that supervisors and workers load only what they need. The package never imports torch.
 """

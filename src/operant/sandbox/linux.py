@@ -1,4 +1,4 @@
-"""What the keeper asks of the system: namespaces, cgroups, who there is and whose child. The standard library alone."""
+"""System calls of the supervisor: namespaces, cgroups, the process table. Only the standard library is imported."""
 
 import ctypes
 import os
@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-NEW_MOUNTS, NEW_USER, NEW_PIDS = 0x00020000, 0x10000000, 0x20000000
-ALL_PRIVATE = 0x4000 | 0x40000
-DEATH_SIGNAL, SUB_REAPER = 1, 36
+# Constants of <sched.h>, <sys/mount.h> and <sys/prctl.h>.
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LINUX = sys.platform == "linux"
 
 
@@ -23,41 +24,42 @@ def prctl(option: int, value: int) -> bool:
     return _library().prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
 
 
-def new_namespace() -> bool:
-    """Whether the next child may be the first of a namespace: as root, or in a user namespace of its own."""
+def new_pid_namespace() -> bool:
+    """Put the next child into a new PID namespace: as root, or with a new user namespace. Returns whether it worked."""
     user, group = os.getuid(), os.getgid()
-    if _library().unshare(NEW_PIDS) == 0:
+    if _library().unshare(CLONE_NEWPID) == 0:
         return True
-    if _library().unshare(NEW_USER | NEW_PIDS) != 0:
+    if _library().unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0:
         return False
-    written("/proc/self/setgroups", "deny")
-    written("/proc/self/uid_map", f"{user} {user} 1")
-    written("/proc/self/gid_map", f"{group} {group} 1")
+    write_value("/proc/self/setgroups", "deny")
+    write_value("/proc/self/uid_map", f"{user} {user} 1")
+    write_value("/proc/self/gid_map", f"{group} {group} 1")
     return True
 
 
-def own_proc() -> None:
-    """A /proc that shows the namespace's numbers, where that is allowed."""
+def mount_own_proc() -> None:
+    """Mount a /proc that shows the pids of this namespace, if that is allowed."""
     library = _library()
-    if library.unshare(NEW_MOUNTS) == 0 and library.mount(b"none", b"/", None, ALL_PRIVATE, None) == 0:
+    mounts = MS_REC | MS_PRIVATE  # changes here are not seen outside
+    if library.unshare(CLONE_NEWNS) == 0 and library.mount(b"none", b"/", None, mounts, None) == 0:
         library.mount(b"proc", b"/proc", b"proc", 0, None)
 
 
-def new_cgroup(most: int) -> str | None:
-    """A cgroup below ours that holds at most `most` processes and threads; None where none may be made."""
+def new_cgroup(max_processes: int) -> str | None:
+    """Path of a new cgroup with at most `max_processes` processes and threads; None if none may be created."""
     with suppress(OSError):
-        for place in _cgroups():
-            path = f"{place}/operant-{os.getpid()}"
+        for parent in _cgroups_with_pids():
+            path = f"{parent}/operant-{os.getpid()}"
             with suppress(OSError):
                 os.mkdir(path)
-                if os.path.exists(f"{path}/pids.max") and written(f"{path}/pids.max", most):
+                if os.path.exists(f"{path}/pids.max") and write_value(f"{path}/pids.max", max_processes):
                     return path
                 os.rmdir(path)
     return None
 
 
-def _cgroups() -> list[str]:
-    """Where this process stands in the hierarchies that may count processes, and their roots."""
+def _cgroups_with_pids() -> list[str]:
+    """Cgroups of this process, and their roots, in the hierarchies that may limit the number of processes."""
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         entries = [line.strip().split(":", 2) for line in file]
     with open("/proc/self/mounts", encoding="utf-8") as file:
@@ -65,13 +67,14 @@ def _cgroups() -> list[str]:
     found = []
     for _, controllers, path in entries:
         for _, point, kind, options, *_ in mounts:
-            ours = "pids" in options.split(",") and "pids" in controllers.split(",")
-            if (kind == "cgroup" and ours) or (kind == "cgroup2" and not controllers):
+            version_1 = kind == "cgroup" and "pids" in options.split(",") and "pids" in controllers.split(",")
+            if version_1 or (kind == "cgroup2" and not controllers):
                 found += [point + path.rstrip("/"), point]
     return list(dict.fromkeys(found))
 
 
-def written(path: str, value: object) -> bool:
+def write_value(path: str, value: object) -> bool:
+    """Write `value` to a file of the system; returns whether that was allowed."""
     try:
         with open(path, "w", encoding="ascii") as file:
             file.write(str(value))
@@ -80,40 +83,40 @@ def written(path: str, value: object) -> bool:
         return False
 
 
-class Process(NamedTuple):
-    """One row of the table of processes."""
+class ProcessInfo(NamedTuple):
+    """A row of the process table."""
 
     parent: int
     state: str
     threads: int
 
 
-def processes() -> dict[int, Process]:
-    """All there are, by number."""
+def processes() -> dict[int, ProcessInfo]:
+    """The process table, by pid."""
     if not LINUX:
         with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
             rows = [line.split() for line in ps.communicate()[0].splitlines()]
-        return {int(pid): Process(int(up), state[:1], 1) for pid, up, state in rows if int(pid) != ps.pid}
+        return {int(pid): ProcessInfo(int(parent), state[:1], 1) for pid, parent, state in rows if int(pid) != ps.pid}
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
             state, parent, *rest = file.read().rpartition(")")[2].split()
-            found[int(name)] = Process(int(parent), state, int(rest[15]))
+            found[int(name)] = ProcessInfo(int(parent), state, int(rest[15]))
     return found
 
 
 def descendants(root: int) -> set[int]:
-    """Of those that live."""
-    known = processes()
+    """Pids of the living descendants of `root`."""
+    table = processes()
     found, new = set(), {root}
     while new:
-        new = {pid for pid, process in known.items() if process.parent in new} - found
+        new = {pid for pid, process in table.items() if process.parent in new} - found
         found |= new
-    return {pid for pid in found if known[pid].state != "Z"}
+    return {pid for pid in found if table[pid].state != "Z"}
 
 
-def of_this_user() -> int:
-    """How many processes and threads this user has, which is what its limit counts."""
+def threads_of_this_user() -> int:
+    """Number of processes and threads of this user, which is what RLIMIT_NPROC limits."""
     total = 0
     for pid, process in processes().items():
         with suppress(OSError):
@@ -127,23 +130,22 @@ def kill(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def buried() -> tuple[int, int] | None:
-    """One child that has died, if there is one: its number and its `code_of`."""
+def reap() -> tuple[int, int] | None:
+    """Wait for one child that has died, and return its pid and exit code; None if none has."""
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return None
-    return (pid, code_of(status)) if pid else None
+    return (pid, exit_code(status)) if pid else None
 
 
-def code_of(status: int) -> int:
-    """As a shell has it: 128 and the signal's number, where one has killed."""
+def exit_code(status: int) -> int:
+    """The exit code as a shell reports it: 128 plus the signal's number if a signal killed the process."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
-def why_of(code: int) -> str:
-    """In words."""
+def describe_exit(code: int) -> str:
     with suppress(ValueError):
         if code > 128:
             return f"was killed by {signal.Signals(code - 128).name}"

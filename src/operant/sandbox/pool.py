@@ -1,12 +1,12 @@
-"""Workers that answer JSON lines until a deadline, and are replaced where they do not.
+"""Workers that answer requests as JSON lines before a deadline, and are replaced if they fail.
 
 pool = Pool(Job("operant.sandbox.reward_job:reward", "my_rewards:politeness"), Limits(), size=2)
 pool.start(60.0)
-replies = pool.run([[...], [...]], until=time.monotonic() + 30, allowance=lambda: 5.0)
-replies[0].outcome      # "ok", "error" or "timeout"
+responses = pool.run([[...], [...]], until=time.monotonic() + 30, allowance=lambda: 5.0)
+responses[0].outcome      # "ok", "error" or "timeout"
 pool.close()
 
-Whatever a worker does, `run` is back within `until` + 2 s, and what is said of one request is said of no other.
+Whatever a worker does, `run` returns within `until` + 2 s, and an answer to one request is never taken for another's.
 """
 
 import json
@@ -20,45 +20,47 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from operant.sandbox.process import Box, Limits
+from operant.sandbox.process import Limits, SupervisedProcess
 from operant.types import OperantError
 
 BOOT = """import sys, json
 sys.path[:] = json.loads(sys.argv[1])
 from operant.sandbox.worker import main
 main(sys.argv[2])"""
-PRINTED = 2000
-"""Bytes of what a worker prints that are kept, the last ones."""
-ANSWER = 4 << 20
-"""Bytes that an answer may have, beside as many as its request has."""
+MAX_PRINTED = 2000
+"""Bytes of a worker's output that are kept for messages, the last ones."""
+MAX_ANSWER = 4 << 20
+"""Bytes that an answer may have more than its request."""
 LATE = "has not answered in time"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the workers of a pool do: `make`, a `module:function`, is called there once, with a plain `argument`."""
+    """The job of a pool's workers: each calls `make`, a `module:function`, once with a plain `argument`.
+
+    It returns the function that answers the requests.
+    """
 
     make: str
     argument: Any
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What came of a request."""
+class Response:
+    """The response to a request."""
 
-    outcome: str
-    """ok | error | timeout."""
-    answer: Any = None
-    why: str = ""
-    """Where it is not ok."""
-    alive: bool = False
-    """Whether the worker can be asked again: it has answered, or raised."""
+    outcome: Literal["ok", "error", "timeout"]
+    content: Any = None
+    reason: str = ""
+    """Of an error or timeout."""
+    reusable: bool = False
+    """Whether the worker can take another request: it has answered, or has raised an exception."""
 
 
 class Worker:
-    """One box that is asked and answers. It is busy from the request on; it starts until it says that it is ready."""
+    """One worker process. It starts, then waits for a request, then works on it; `index` is the request's number."""
 
     def __init__(self, job: Job, limits: Limits):
         requests, self.requests = os.pipe()
@@ -66,10 +68,10 @@ class Worker:
         self.output, output = os.pipe()
         for fd in (self.requests, self.answers, self.output):
             os.set_blocking(fd, False)
-        told = {"requests": requests, "answers": answers, "make": job.make, "argument": job.argument}
-        argv = [sys.executable, "-c", BOOT, json.dumps(list(map(str, sys.path))), json.dumps(told)]
+        setup = {"requests": requests, "answers": answers, "make": job.make, "argument": job.argument}
+        argv = [sys.executable, "-c", BOOT, json.dumps(list(map(str, sys.path))), json.dumps(setup)]
         try:
-            self.box = Box(argv, limits, fds=[requests, answers], output=output)
+            self.process = SupervisedProcess(argv, limits, fds=[requests, answers], output=output)
         except OSError as error:
             raise OperantError(
                 f"a worker process cannot be started: {error}; is memory or the limit of processes used up?"
@@ -78,110 +80,106 @@ class Worker:
             for fd in (requests, answers, output):
                 os.close(fd)
         self.ready = False
-        self.failed: Reply | None = None
-        """Why it did not start."""
-        self.place: int | None = None
-        """Which request it works at."""
+        self.start_failure: Response | None = None
+        self.index: int | None = None
         self.deadline = float("inf")
-        self.printed = b""
-        self._unsent, self._heard, self._limit, self._token = memoryview(b""), bytearray(), ANSWER, ""
-        self._silent_since: float | None = None
-        self._lines: deque[bytes] = deque()
+        self._printed, self._unsent = b"", memoryview(b"")
+        self._received, self._lines = bytearray(), deque[bytes]()
+        self._max_answer, self._token = MAX_ANSWER, ""
+        self._closed_since: float | None = None
 
-    @property
-    def sources(self) -> list[Any]:
-        """What to wait for."""
-        open_pipe = [self.answers] if self._silent_since is None else []
-        return [*open_pipe, self.output, self.box.control]
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Wait with `selector` for whatever the worker may send or take."""
+        answers = [self.answers] if self._closed_since is None else []
+        for source in (*answers, self.output, self.process.control):
+            selector.register(source, selectors.EVENT_READ, self)
+        if self._unsent:
+            selector.register(self.requests, selectors.EVENT_WRITE, self)
 
-    def ask(self, place: int, request: Any) -> None:
-        """Hand it a request, whose answer `reply` will be."""
-        self._token = os.urandom(8).hex()  # an answer that was made up before the question is none
-        line = json.dumps({"id": self._token, "ask": request}).encode() + b"\n"
-        self._unsent, self._limit = memoryview(line), ANSWER + len(line)
-        self.place, self.printed, self.deadline = place, b"", float("inf")
-        self.push()
+    def send(self, index: int, request: Any) -> None:
+        """Send a request; `response` returns the response to it."""
+        self._token = os.urandom(8).hex()  # so that an answer cannot be written before its request is known
+        line = json.dumps({"id": self._token, "request": request}).encode() + b"\n"
+        self._unsent, self._max_answer = memoryview(line), MAX_ANSWER + len(line)
+        self.index, self._printed, self.deadline = index, b"", float("inf")
+        self.flush()
 
-    @property
-    def unsent(self) -> bool:
-        return bool(self._unsent)
-
-    def push(self) -> None:
-        """Send on what the pipe takes."""
+    def flush(self) -> None:
+        """Send as much of the request as the pipe takes now."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self.requests, self._unsent) :]
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent = memoryview(b"")  # it reads no more: how it ended is told elsewhere
+            self._unsent = memoryview(b"")  # the worker has closed the pipe; `response` finds out why
 
-    def pull(self) -> None:
-        """Take in what it has said, printed, and what its keeper tells."""
-        self.box.hear()
-        self._listen()
+    def receive(self) -> None:
+        """Read answers, output, and the supervisor's messages."""
+        self.process.receive()
+        self._receive_answers()
         with suppress(OSError):
-            self.printed = (self.printed + os.read(self.output, 1 << 16))[-PRINTED:]
-        if not self.ready and self.failed is None and self._lines:
-            first = self._parsed(self._lines.popleft())
+            self._printed = (self._printed + os.read(self.output, 1 << 16))[-MAX_PRINTED:]
+        if not self.ready and self.start_failure is None and self._lines:
+            first = self._parse(self._lines.popleft())
             self.ready = first.get("answer") == {"ready": True}
             if not self.ready:
-                self.failed = Reply("error", why=str(first.get("error", "does not start")) + self._said())
+                self.start_failure = Response("error", reason=str(first.get("error", "does not start")) + self._tail())
 
-    def _listen(self) -> None:
+    def _receive_answers(self) -> None:
         try:
-            said = os.read(self.answers, 1 << 20)
+            data = os.read(self.answers, 1 << 20)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said and self._silent_since is None:
-            self._silent_since = time.monotonic()
-        self._heard += said
-        if b"\n" in said:
-            *lines, self._heard = self._heard.split(b"\n")
+            data = b""
+        if not data and self._closed_since is None:
+            self._closed_since = time.monotonic()
+        self._received += data
+        if b"\n" in data:
+            *lines, self._received = self._received.split(b"\n")
             self._lines += lines
 
-    def reply(self) -> Reply | None:
-        """What came of the request; None while nothing has."""
-        if self.failed is not None:
-            return self.failed
+    def response(self) -> Response | None:
+        """The response to the request; None while there is none."""
+        if self.start_failure is not None:
+            return self.start_failure
         if self.ready and self._lines:
-            return self._read(self._parsed(self._lines.popleft()))
-        if len(self._heard) > self._limit:
-            return Reply("error", why=f"answered with more than {self._limit / 1e6:.0f} MB")
-        if self.box.ended is not None:
-            return Reply("error", why=self.box.ended + self._said())
-        if self._silent_since is not None and time.monotonic() - self._silent_since > 0.3:
-            return Reply("error", why="closed the pipe that its answer is expected on" + self._said())
+            message = self._parse(self._lines.popleft())
+            if message.get("id") != self._token or not {"answer", "error"} & set(message):
+                return Response("error", reason="wrote something else than its answer to the pipe for answers")
+            if "answer" in message:
+                return Response("ok", message["answer"], reusable=True)
+            return Response("error", reason=f"raised {message['error']}" + self._tail(), reusable=True)
+        if len(self._received) > self._max_answer:
+            return Response("error", reason=f"answered with more than {self._max_answer / 1e6:.0f} MB")
+        if self.process.ended is not None:
+            return Response("error", reason=self.process.ended + self._tail())
+        if self._closed_since is not None and time.monotonic() - self._closed_since > 0.3:
+            return Response("error", reason="closed the pipe for answers" + self._tail())
         return None
 
-    def _read(self, told: dict[str, Any]) -> Reply:
-        if told.get("id") != self._token or not {"answer", "error"} & set(told):
-            return Reply("error", why="wrote something else than its answer to the pipe that is kept for it")
-        if "answer" in told:
-            return Reply("ok", told["answer"], alive=True)
-        return Reply("error", why=f"raised {told['error']}" + self._said(), alive=True)
-
-    def _parsed(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        """A line as a JSON object; empty if it is none."""
         try:
-            told = json.loads(line) if len(line) <= self._limit else None
+            message = json.loads(line) if len(line) <= self._max_answer else None
         except (ValueError, RecursionError):
-            told = None
-        return told if isinstance(told, dict) else {}
+            message = None
+        return message if isinstance(message, dict) else {}
 
-    def _said(self) -> str:
-        """What it has printed, for a message."""
-        text = self.printed.decode("utf-8", errors="replace").strip()
+    def _tail(self) -> str:
+        """The end of the worker's output, for a message."""
+        text = self._printed.decode("utf-8", errors="replace").strip()
         return f"; it printed ...{text[-300:]!r}" if text else ""
 
     @property
-    def clean(self) -> bool:
-        """Whether it waits for a request, and has said nothing that nobody has asked for."""
-        return self.box.ended is None and self._silent_since is None and not self._lines and not self._heard
+    def usable(self) -> bool:
+        """Whether it can take a request: it runs, and has sent nothing that was not requested."""
+        running = self.process.ended is None and self.start_failure is None and self._closed_since is None
+        return running and not self._lines and not self._received
 
     def close(self, patience: float = 1.0) -> None:
-        self.box.end(patience)
+        self.process.end(patience)
         for fd in (self.requests, self.answers, self.output):
             with suppress(OSError):
                 os.close(fd)
@@ -194,123 +192,134 @@ class Pool:
         self.job, self.limits, self.size = job, limits, size
         self.workers: list[Worker] = []
         self.left_behind = 0
-        """Processes that the requests so far have left behind, and that were killed."""
+        """Number of orphans that all requests so far have left behind, and that were killed."""
         self._lock, self._owner = threading.Lock(), os.getpid()
         weakref.finalize(self, _end, self.workers)
 
     def start(self, seconds: float) -> None:
-        """Start the workers and wait until all are ready. Raises: OperantError with why one is not."""
+        """Start the workers and wait until all are ready. Raises: OperantError with the reason if one is not."""
         with self._owned():
             self._fill()
             end = time.monotonic() + seconds
             while not all(worker.ready for worker in self.workers):
                 self._wait(end)
-                why = next((w.failed or w.reply() for w in self.workers if not w.ready), None)
-                if why is not None or time.monotonic() > end:
+                failure = next((w.response() for w in self.workers if not w.ready), None)
+                if failure is not None or time.monotonic() > end:
                     self._drop(self.workers)
-                    raise OperantError(why.why if why else f"was not ready after {seconds:g} s")
+                    raise OperantError(failure.reason if failure else f"was not ready after {seconds:g} s")
 
     @property
     def level(self) -> str:
-        """What holds the workers that run now, in words; empty where none does."""
-        return next((worker.box.describe() for worker in self.workers if worker.ready), "")
+        """How the running workers are isolated and limited, for a log; empty if none runs."""
+        return next((worker.process.describe() for worker in self.workers if worker.ready), "")
 
     def run(
         self, requests: Sequence[Any], *, until: float, allowance: Callable[[], float | None] = lambda: None
-    ) -> list[Reply]:
-        """A reply to each request. `until` in `time.monotonic()`; `allowance` is asked for the seconds of the next."""
-        replies: list[Reply | None] = [None] * len(requests)
+    ) -> list[Response]:
+        """The response to each request, before `until` in `time.monotonic()`.
+
+        `allowance` is called when work on a request begins, and returns the seconds for it, or None.
+        """
+        responses: dict[int, Response] = {}
         waiting = deque(range(len(requests)))
         with self._owned():
             try:
-                while None in replies and time.monotonic() < until:
-                    self._hand_out(waiting, requests)
+                while len(responses) < len(requests) and time.monotonic() < until:
+                    self._assign(waiting, requests)
                     self._wait(until)
-                    for worker in [w for w in self.workers if w.place is not None]:
-                        self._attend(worker, replies, until, allowance)
+                    for worker in self._busy():
+                        self._collect(worker, responses, until, allowance)
             finally:
-                late = [w for w in self.workers if w.place is not None]
+                late = self._busy()
                 self._drop(late)
-                self._sweep()
+                self._kill_orphans()
                 if late:
                     self._fill()  # they start while the run goes on
-        return [reply or Reply("timeout", why=LATE) for reply in replies]
+        return [responses.get(i) or Response("timeout", reason=LATE) for i in range(len(requests))]
 
     def close(self) -> None:
-        """End the workers; the next `run` starts others."""
+        """End the workers; the next `run` starts new ones."""
         with self._owned():
             self._drop(self.workers)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _owned(self) -> threading.Lock:
-        """The lock. In a forked copy of the run, the workers are the other's: new ones are started."""
+        """The pool's lock. In a forked copy of the run, the workers belong to the original: the copy starts its own."""
         if os.getpid() != self._owner:
             self._lock, self._owner = threading.Lock(), os.getpid()
             self._drop(self.workers)
         return self._lock
 
     def _fill(self) -> None:
+        """Start workers until there are `size`."""
         self.workers += [Worker(self.job, self.limits) for _ in range(self.size - len(self.workers))]
 
     def _drop(self, workers: list[Worker]) -> None:
-        """End these, all at once; who is slow to die is waited for together."""
+        """End these workers together."""
         _end(workers)
-        self.workers[:] = [w for w in self.workers if w not in workers]
+        self.workers[:] = [worker for worker in self.workers if worker not in workers]
 
-    def _hand_out(self, waiting: deque[int], requests: Sequence[Any]) -> None:
-        for worker in [w for w in self.workers if w.place is None]:
-            worker.pull()
-        self._drop([w for w in self.workers if w.place is None and not (w.clean and w.failed is None)])
-        if len([w for w in self.workers if w.place is None]) < len(waiting):
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.index is not None]
+
+    def _free(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.index is None]
+
+    def _assign(self, waiting: deque[int], requests: Sequence[Any]) -> None:
+        """Send waiting requests to free workers; those that are not usable any more are replaced."""
+        for worker in self._free():
+            worker.receive()
+        self._drop([worker for worker in self._free() if not worker.usable])
+        if len(self._free()) < len(waiting):
             self._fill()
-        for worker in [w for w in self.workers if w.place is None][: len(waiting)]:
-            place = waiting.popleft()
-            worker.ask(place, requests[place])
+        for worker in self._free()[: len(waiting)]:
+            index = waiting.popleft()
+            worker.send(index, requests[index])
 
     def _wait(self, until: float) -> None:
-        """Until somebody has something to say, or a deadline is there; take in what was said."""
+        """Wait until a worker sends something or a deadline passes, and receive it."""
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:
-                for source in worker.sources:
-                    selector.register(source, selectors.EVENT_READ, worker)
-                if worker.unsent:
-                    selector.register(worker.requests, selectors.EVENT_WRITE, worker)
-            first = min([until, *(w.deadline for w in self.workers)])
+                worker.register(selector)
+            first = min([until, *(worker.deadline for worker in self.workers)])
             ready = selector.select(max(min(first - time.monotonic(), 0.2), 0))
         for worker in {id(key.data): key.data for key, _ in ready}.values():
-            worker.push()
-            worker.pull()
+            worker.flush()
+            worker.receive()
 
-    def _attend(
-        self, worker: Worker, replies: list[Reply | None], until: float, allowance: Callable[[], float | None]
+    def _collect(
+        self, worker: Worker, responses: dict[int, Response], until: float, allowance: Callable[[], float | None]
     ) -> None:
-        """Note what a busy worker has answered; end it where that was wrong or its time is over."""
-        assert worker.place is not None  # it is busy
+        """Take a busy worker's response, if there is one; end the worker if it failed or is too late."""
+        assert worker.index is not None  # it is busy
         now = time.monotonic()
         if worker.ready and worker.deadline == float("inf"):
             worker.deadline = min(until, now + (allowance() or float("inf")))
-        reply = worker.reply() or (Reply("timeout", why=LATE) if now >= worker.deadline else None)
-        if reply is None:
+        response = worker.response() or (Response("timeout", reason=LATE) if now >= worker.deadline else None)
+        if response is None:
             return
-        replies[worker.place], worker.place, worker.deadline = reply, None, float("inf")
-        if not reply.alive:
+        responses[worker.index], worker.index, worker.deadline = response, None, float("inf")
+        if not response.reusable:
             self._drop([worker])
 
-    def _sweep(self) -> None:
-        """Kill what the requests have left behind in the workers that stay."""
-        asked = [w for w in self.workers if w.ready and w.box.level]
-        for worker in asked:
-            worker.box.sweep()
+    def _kill_orphans(self) -> None:
+        """Kill the orphans that the requests have left behind in workers that stay."""
+        running = [worker for worker in self.workers if worker.ready and worker.process.level]
+        for worker in running:
+            worker.process.kill_orphans()
         end = time.monotonic() + 0.5
-        while time.monotonic() < end and any(w.box.left is None and w.box.ended is None for w in asked):
+        while time.monotonic() < end and any(
+            worker.process.orphans_killed is None and worker.process.ended is None for worker in running
+        ):
             self._wait(end)
-        self.left_behind += sum(w.box.left or 0 for w in asked)
+        self.left_behind += sum(worker.process.orphans_killed or 0 for worker in running)
 
 
 def _end(workers: Sequence[Worker]) -> None:
+    """End workers together, so that the slow ones are waited for only once."""
     for worker in workers:
-        worker.box.ask_end()
+        worker.process.request_end()
     end = time.monotonic() + 1.0
     for worker in workers:
         worker.close(max(end - time.monotonic(), 0.05))

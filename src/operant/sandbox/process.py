@@ -1,9 +1,9 @@
-"""A program in a box: limited, and ended with everything that it has started, however that has hidden.
+"""A program under a supervisor: limited, and ended with all its descendants, even those that try to hide.
 
-box = Box(["python", "program.py"], Limits(memory=4 << 30), fds=[3])
-box.level       # "pid namespace", "sub-reaper" or "process group"
-box.ended       # None while it runs, then why it does not
-box.end()       # nothing of it is left
+process = SupervisedProcess(["python", "program.py"], Limits(memory=4 << 30), fds=[3])
+process.level       # "pid namespace", "sub-reaper" or "process group"
+process.ended       # None while it runs, then why it does not
+process.end()       # the program and all its descendants are killed
 """
 
 import json
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from operant.types import OperantError
 
@@ -35,8 +35,8 @@ class Level(NamedTuple):
 
 LEVELS = {
     "pid namespace": Level("ended by the kernel, with every process that it has started"),
-    "sub-reaper": Level("every process that it has started is looked for and killed"),
-    "process group": Level("its process group is killed; what leaves the group may be left"),
+    "sub-reaper": Level("all its descendants are found and killed"),
+    "process group": Level("its process group is killed; processes that have left the group may survive"),
 }
 """The levels of isolation by name, from strong to weak."""
 FORCED = "OPERANT_ISOLATION"
@@ -45,22 +45,22 @@ FORCED = "OPERANT_ISOLATION"
 
 @dataclass(frozen=True)
 class Limits:
-    """Of every process in a box."""
+    """The limits of a supervised program."""
 
     memory: int | None = None
-    """Bytes of address space, each process."""
+    """Bytes of address space of each of its processes."""
     processes: int | None = 512
-    """Processes and threads, all together; where nothing can count them, the level says so."""
+    """Processes and threads, all together. If the system cannot limit them, `describe` says so."""
     level: str = "auto"
-    """A key of LEVELS: the strongest that is tried; auto: the strongest that works."""
+    """The strongest level to try, a key of LEVELS; auto: the strongest that works."""
 
     def __post_init__(self) -> None:
         if self.level not in ("auto", *LEVELS):
-            raise OperantError(f"isolation level {self.level!r} is unknown: say auto, {', '.join(LEVELS)}")
+            raise OperantError(f"isolation level {self.level!r} is unknown: use auto, {', '.join(LEVELS)}")
 
 
-class Box:
-    """A program that runs from here on."""
+class SupervisedProcess:
+    """A running program and its supervisor."""
 
     def __init__(
         self,
@@ -69,88 +69,90 @@ class Box:
         *,
         fds: Sequence[int] = (),
         output: int = subprocess.DEVNULL,
-        env: dict[str, str] | None = None,
-        folder: str | None = None,
     ):
-        """`fds` stay open in the program under the same numbers; what it prints goes to the descriptor `output`."""
+        """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`."""
         if os.name != "posix":
-            raise OperantError("isolated work needs Linux or macOS: leave the isolation out here")
+            raise OperantError("isolated rewards need Linux or macOS: use the reward without isolation here")
         if limits.level == "auto":
             limits = replace(limits, level=os.environ.get(FORCED, "auto"))
-        self.limits, self.level, self.counted = limits, "", None
+        self.limits = limits
+        self.level = ""
+        """The level in force; empty until the program has started."""
+        self.limited_by: str | None = None
+        """How the number of its processes is limited: cgroup, rlimit, or not at all."""
         self.ended: str | None = None
-        """Why it runs no more."""
-        self.left: int | None = None
-        """How many processes the last `sweep` has killed; None while it is under way."""
+        """Why the program has ended; None while it runs."""
+        self.orphans_killed: int | None = None
+        """Result of the last `kill_orphans`; None until it has arrived."""
         self._cgroup: str | None = None
-        self._told = bytearray()
-        self._opener = os.getpid()
+        self._unread = b""
+        self._run = os.getpid()
         self.control, theirs = socket.socketpair()
         self.control.setblocking(False)
-        setup = {"argv": list(argv), "control": theirs.fileno(), "keep": list(fds), "opener": os.getpid()}
+        setup = {"argv": list(argv), "control": theirs.fileno(), "fds": list(fds), "run": self._run}
         setup |= {"level": limits.level, "memory": limits.memory, "processes": limits.processes}
-        boot = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parents[2]), json.dumps(setup)]
-        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         with theirs:
-            passed = [theirs.fileno(), *fds]
-            self.keeper = subprocess.Popen(
-                boot, pass_fds=passed, start_new_session=True, env=env, cwd=folder, **given
-            )  # a session of its own: Ctrl-C is for the run
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parents[2]), json.dumps(setup)],
+                pass_fds=[theirs.fileno(), *fds],
+                start_new_session=True,  # so that Ctrl-C reaches the run alone
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
 
     def describe(self) -> str:
         """The level in force and the limits, for a log."""
-        most = f"at most {self.limits.processes} processes" if self.counted else "nothing counts its processes"
+        count = f"at most {self.limits.processes} processes" if self.limited_by else "no limit on its processes"
         memory = f", {self.limits.memory / (1 << 30):g} GB each" if self.limits.memory else ""
         level = LEVELS[self.level]
         security = "a security boundary" if level.boundary else "no security boundary"
-        return f"{self.level}: {level.ends}; {most}{memory}; {security}"
+        return f"{self.level}: {level.ends}; {count}{memory}; {security}"
 
-    def hear(self) -> None:
-        """Take in what the keeper has said; call it when `control` can be read."""
+    def receive(self) -> None:
+        """Read the supervisor's messages; to be called when `control` can be read."""
         try:
-            said = self.control.recv(65536)
+            data = self.control.recv(65536)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said:
-            self.ended = self.ended or "has ended with its keeper"
-        *lines, self._told = (self._told + said).split(b"\n")
+            data = b""
+        if not data:
+            self.ended = self.ended or "has ended with its supervisor"
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._take(json.loads(line))
+            message = json.loads(line)
+            if "started" in message:
+                self.level, self.limited_by, self._cgroup = message["level"], message["limited_by"], message["cgroup"]
+            self.ended = message.get("ended", self.ended)
+            self.orphans_killed = message.get("orphans_killed", self.orphans_killed)
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "started" in told:
-            self.level, self.counted, self._cgroup = told["level"], told["counted"], told["cgroup"]
-        self.ended = told.get("ended", self.ended)
-        self.left = told.get("swept", self.left)
+    def kill_orphans(self) -> None:
+        """Ask the supervisor to kill the program's orphans. `orphans_killed` is their number, some time later."""
+        self.orphans_killed = None
+        self._send(b"o")
 
-    def sweep(self) -> None:
-        """Ask for the death of whoever has lost its parent in there; `left` tells how many, some time later."""
-        self.left = None
-        self._ask(b"s")
-
-    def ask_end(self) -> None:
-        """As `end`, without waiting."""
-        self._ask(b"k")
+    def request_end(self) -> None:
+        """Ask the supervisor to kill the program and all its descendants, without waiting for it."""
+        self._send(b"k")
 
     def end(self, patience: float = 1.0) -> None:
-        """Kill the program and all its descendants. Takes milliseconds, and never more than `patience` seconds."""
-        if os.getpid() == self._opener:
-            self.ask_end()
-            with suppress(subprocess.TimeoutExpired):  # then the keeper goes on killing by itself
-                self.keeper.wait(patience)
+        """Kill the program and all its descendants. Takes milliseconds, at most `patience` seconds."""
+        if os.getpid() == self._run:
+            self.request_end()
+            with suppress(subprocess.TimeoutExpired):  # then the supervisor goes on killing by itself
+                self.supervisor.wait(patience)
             self._empty_cgroup()
         self.control.close()
         self.ended = self.ended or "was ended"
 
-    def _ask(self, letter: bytes) -> None:
-        if os.getpid() == self._opener:  # a forked copy of the run owns nothing
+    def _send(self, command: bytes) -> None:
+        if os.getpid() == self._run:  # a forked copy of the run must not end its workers
             with suppress(OSError):
-                self.control.send(letter)
+                self.control.send(command)
 
     def _empty_cgroup(self) -> None:
-        """Where somebody has killed the keeper, its cgroup still knows who is left."""
+        """Kill all processes in the cgroup, which is needed if the supervisor itself was killed."""
         end = time.monotonic() + 0.5
         while self._cgroup and os.path.isdir(self._cgroup) and time.monotonic() < end:
             with suppress(OSError), open(f"{self._cgroup}/cgroup.procs", encoding="ascii") as file:

@@ -1,22 +1,22 @@
-"""What a worker does that holds a reward: rollouts are made of plain data, judged, and the answers made plain."""
+"""The handler of a worker that runs a reward: plain rollouts are rebuilt, judged, and the answers made plain."""
 
 from collections.abc import Callable
 from typing import Any
 
 from operant.import_by_name import find
-from operant.sandbox.serialise import answer_to_plain, listed, rollout_from_plain
+from operant.sandbox.serialise import answer_to_plain, as_list, rollout_from_plain
 
 
 def reward(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
     """The reward `module:function` or `file.py:function` as a function from plain rollouts to plain answers."""
     place, _, name = spec.rpartition(":")
-    found = find("reward", place, name)
+    function = find("reward", place, name)
 
-    def judge(told: list[dict[str, Any]]) -> dict[str, Any]:
-        said = found([rollout_from_plain(rollout) for rollout in told])
-        answers = listed(said)
+    def judge(rollouts: list[dict[str, Any]]) -> dict[str, Any]:
+        returned = function([rollout_from_plain(rollout) for rollout in rollouts])
+        answers = as_list(returned)
         if answers is None:
-            return {"odd": f"a {type(said).__name__}"}
+            return {"odd": f"a {type(returned).__name__}"}
         return {"answers": [answer_to_plain(answer) for answer in answers]}
 
     return judge

@@ -1,7 +1,7 @@
-"""Rollouts as plain data and back, and what a reward may answer as plain data: what crosses a pipe, as JSON.
+"""Rollouts and a reward's answers as plain data that crosses a pipe as JSON.
 
-A rollout arrives as it was sent, but for tuples in `target` and `info` (lists there), and without `allowed`, `states`
-and `sampling`, which no reward reads.
+A rollout arrives as it was sent, with two exceptions: tuples in `target` and `info` become lists, and `allowed`,
+`states` and `sampling`, which no reward reads, are left out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,54 +14,54 @@ LEFT_OUT = ("allowed", "states", "sampling")
 
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
-    """Raises: OperantError where `target`, `info` or a prompt holds something else than plain data."""
-    told = _fields(rollout)
-    told["task"] = _fields(rollout.task)
-    told["turns"] = [_fields(turn) for turn in rollout.turns]
-    return _checked(told, f"of task {rollout.task.id!r}, rollout")
+    """A rollout as plain data. Raises: OperantError if `target`, `info` or a prompt holds anything else."""
+    plain = _fields(rollout)
+    plain["task"] = _fields(rollout.task)
+    plain["turns"] = [_fields(turn) for turn in rollout.turns]
+    return _plain(plain, f"of task {rollout.task.id!r}, rollout")
 
 
-def rollout_from_plain(told: Mapping[str, Any]) -> Rollout:
-    """What `rollout_to_plain` made."""
-    task = Task(**{**told["task"], "replies": tuple(told["task"]["replies"])})
-    return Rollout(**{**told, "task": task, "turns": [Turn(**turn) for turn in told["turns"]]})
+def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
+    """The rollout that `rollout_to_plain` was called with."""
+    task = Task(**{**plain["task"], "replies": tuple(plain["task"]["replies"])})
+    return Rollout(**{**plain, "task": task, "turns": [Turn(**turn) for turn in plain["turns"]]})
 
 
-def listed(answers: Any) -> list[Any] | None:
-    """What a reward has returned as a list, one entry a rollout; None where it is no list of any kind."""
-    alone = isinstance(answers, (str, bytes, Mapping)) or getattr(answers, "ndim", 1) == 0
-    return list(answers) if isinstance(answers, Iterable) and not alone else None
+def as_list(returned: Any) -> list[Any] | None:
+    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
+    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
+    return list(returned) if isinstance(returned, Iterable) and not single else None
 
 
 def answer_to_plain(answer: Any) -> dict[str, Any]:
-    """One entry as {"value": ...}; {"odd": in words} for what no reward may return."""
+    """One entry as {"value": ...}, or as {"odd": description} if no reward may return it."""
     try:
-        return {"value": _checked(_numbers(answer), "")}
+        return {"value": _plain(_numbers(answer), "")}
     except OperantError:
         return {"odd": f"{repr(answer)[:80]}, a {type(answer).__name__}"}
 
 
 def _numbers(answer: Any) -> Any:
-    """Arrays and tensors as numbers and lists of them."""
+    """Arrays and tensors as numbers and lists of numbers."""
     if isinstance(answer, Mapping):
-        return {str(k): _numbers(v) for k, v in answer.items()}
+        return {str(key): _numbers(value) for key, value in answer.items()}
     return answer.tolist() if hasattr(answer, "tolist") else answer
 
 
-def _fields(made: Any) -> dict[str, Any]:
-    return {f.name: getattr(made, f.name) for f in fields(made) if f.name not in LEFT_OUT}
+def _fields(instance: Any) -> dict[str, Any]:
+    return {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in LEFT_OUT}
 
 
-def _checked(value: Any, where: str) -> Any:
-    """`value`, all of it plain. Raises: OperantError that says where it is not."""
+def _plain(value: Any, where: str) -> Any:
+    """`value` with tuples as lists. Raises: OperantError with the place of the first part that is not plain data."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_checked(part, f"{where}[{i}]") for i, part in enumerate(value)]
+        return [_plain(part, f"{where}[{i}]") for i, part in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _checked(part, f"{where}.{key}") for key, part in value.items()}
-    said = "a mapping whose keys are no text" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+        return {key: _plain(part, f"{where}.{key}") for key, part in value.items()}
+    kind = "a mapping whose keys are not text" if isinstance(value, Mapping) else f"a {type(value).__name__}"
     raise OperantError(
-        f"{where} is {said}, which does not cross to an isolated reward: "
-        "it takes text, numbers, true and false, None, lists, and mappings with text as keys"
+        f"{where} is {kind}, which cannot be sent to an isolated reward: "
+        "it may hold text, numbers, true and false, None, lists, and mappings with text as keys"
     )

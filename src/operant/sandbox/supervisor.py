@@ -1,11 +1,12 @@
-"""The process between a run and its guest: it starts the guest under its limits and ends it with all its descendants.
+"""The process between a run and a program: it starts the program under its limits and ends it with all descendants.
 
-It runs in a bare interpreter (see `box.py`), imports the standard library and `linux.py` alone, and has no thread.
-SETUP is JSON: {"argv": [...], "control": fd, "keep": [fd, ...], "level": "auto", "memory": bytes, "processes": n,
-"opener": pid}; a limit of null is none. On the control socket it is told one letter at a time: `s` (kill what the guest
-has left behind), `k` (kill everything, and end). The end of that socket, or of the process that opened it, means `k`.
-It answers with one JSON object a line: {"started": pid, "level": ..., "counted": ..., "cgroup": ...}, {"swept": n},
-{"ended": "why"}.
+It runs in a bare interpreter (see `process.py`), imports only the standard library and `linux.py`, and has no threads.
+
+Its setup is JSON: {"argv": [...], "control": fd, "fds": [fd, ...], "level": "auto", "memory": bytes, "processes": n,
+"run": pid}; a limit of null means no limit. It receives one-letter commands over the control socket: `o` (kill the
+orphans of the program), `k` (kill everything and exit). It also exits if that socket closes or the run dies.
+It sends one JSON object per line: {"started": pid, "level": ..., "limited_by": ..., "cgroup": ...},
+{"orphans_killed": n}, {"ended": "reason"}.
 """
 
 import json
@@ -21,21 +22,22 @@ from operant.sandbox import linux
 
 NAMESPACE, REAPER, GROUP = "pid namespace", "sub-reaper", "process group"
 PATIENCE = 10.0
-"""Seconds that killing may take; only a process that the kernel holds takes long."""
+"""Seconds that killing may take. Only a process that waits inside the kernel takes long."""
 
 
-class Keeper:
-    """Starts the guest, keeps it, ends it."""
+class Supervisor:
+    """Starts a program, watches it, and ends it."""
 
     def __init__(self, setup: dict, control: socket.socket):
         self.setup, self.control = setup, control
-        self.first: int | None = None
-        self.guest: int | None = None
-        """Of the namespace and of the guest, as numbers of this process's namespace."""
+        self.init: int | None = None
+        """Pid of the first process of the namespace, if there is one, as seen from here."""
+        self.program: int | None = None
+        """Pid of the program, as seen from here."""
         self.cgroup: str | None = None
-        self.why: str | None = None
-        """What became of the guest."""
-        self.gate, self.open_gate = os.pipe()
+        self.ended: str | None = None
+        """Why the program has ended; None while it runs."""
+        self.gate, self.open_gate = os.pipe()  # the program starts when it can read a byte from the gate
         self.woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -44,82 +46,81 @@ class Keeper:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
-    def keep(self) -> None:
-        """Until the guest has ended, or somebody wants it to."""
+    def supervise(self) -> None:
+        """Run the program until it ends, or until the run asks for its end or dies."""
         try:
             self._start()
-            while self.why is None:
+            while self.ended is None:
                 ready, _, _ = select.select([self.control, self.woken], [], [], 1.0)
                 if self.woken in ready:
                     os.read(self.woken, 4096)
                 if self.control in ready and not self._obey():
                     return
-                if os.getppid() != self.setup["opener"]:
+                if os.getppid() != self.setup["run"]:
                     return
-                self._bury()
-            self._clear()
-            self._say(ended=self.why)
+                self._reap()
+            self._kill_all()
+            self._send(ended=self.ended)
         finally:
-            self._clear()
+            self._kill_all()
             self._remove_cgroup()
 
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        level = self._level()
-        counted = self._count()
-        self.first = os.fork() if level == NAMESPACE else None
-        if self.first == 0:
-            self._be_first()
-        self.guest = self._its_pid() if self.first else self._fork_guest()
-        if self.cgroup and not linux.written(f"{self.cgroup}/cgroup.procs", self.guest):
+        level = self._isolate()
+        limited_by = None
+        if self.setup["processes"] is not None and linux.LINUX:
+            self.cgroup = linux.new_cgroup(self.setup["processes"])
+            limited_by = "cgroup" if self.cgroup else "rlimit" if os.getuid() else None  # no rlimit binds root
+        if level == NAMESPACE:
+            self.init = os.fork()
+            if self.init == 0:
+                self._run_init()
+            self.program = self._program_of_init()
+        else:
+            self.program = self._fork_program()
+        if self.cgroup and not linux.write_value(f"{self.cgroup}/cgroup.procs", self.program):
             self._remove_cgroup()
-            counted = None
-        self._let_go()
-        self._say(started=self.guest, level=level, counted=counted, cgroup=self.cgroup)
+            limited_by = None
+        self._close_fds_of_program()
+        self._send(started=self.program, level=level, limited_by=limited_by, cgroup=self.cgroup)
         os.write(self.open_gate, b"!")
 
-    def _level(self) -> str:
-        """The strongest that is wanted and allowed."""
+    def _isolate(self) -> str:
+        """Enter the strongest level of isolation that is wanted and allowed, and return it."""
         wanted = self.setup["level"]
-        if linux.LINUX and wanted in ("auto", NAMESPACE) and linux.new_namespace():
+        if linux.LINUX and wanted in ("auto", NAMESPACE) and linux.new_pid_namespace():
             return NAMESPACE
-        if linux.LINUX and wanted in ("auto", NAMESPACE, REAPER) and linux.prctl(linux.SUB_REAPER, 1):
+        if linux.LINUX and wanted in ("auto", NAMESPACE, REAPER) and linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1):
             return REAPER
         return GROUP
 
-    def _count(self) -> str | None:
-        """What bounds the number of processes: a cgroup, the user's limit (which knows no root), or nothing."""
-        most = self.setup["processes"]
-        if most is None or not linux.LINUX:
-            return None
-        self.cgroup = linux.new_cgroup(most)
-        return "cgroup" if self.cgroup else "rlimit" if os.getuid() else None
-
-    def _be_first(self) -> None:
-        """Process 1 of the namespace: it buries the dead, and takes everybody along when the guest has ended."""
+    def _run_init(self) -> None:
+        """Be process 1 of the namespace: reap its dead, and exit with the program, which ends all other processes."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        linux.prctl(linux.DEATH_SIGNAL, signal.SIGKILL)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         self.control.close()
-        linux.own_proc()
-        guest = self._fork_guest()
-        self._let_go()
+        linux.mount_own_proc()
+        program = self._fork_program()
+        self._close_fds_of_program()
         while True:
             pid, status = os.wait()
-            if pid == guest:
-                os._exit(linux.code_of(status))
+            if pid == program:
+                os._exit(linux.exit_code(status))
 
-    def _fork_guest(self) -> int:
+    def _fork_program(self) -> int:
         pid = os.fork()
         if pid:
             return pid
         try:
             os.setsid()
             if linux.LINUX:
-                linux.prctl(linux.DEATH_SIGNAL, signal.SIGKILL)
-                linux.written("/proc/self/oom_score_adj", 800)  # where memory runs out, the guest goes before the run
-            self._limit()
+                linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+                # If memory runs out, the kernel kills the program before the run.
+                linux.write_value("/proc/self/oom_score_adj", 800)
+            self._set_limits()
             os.close(self.open_gate)
             if os.read(self.gate, 1):
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -127,30 +128,30 @@ class Keeper:
                     signal.signal(number, signal.SIG_DFL)
                 os.execvp(self.setup["argv"][0], self.setup["argv"])
         except BaseException as error:
-            os.write(2, f"the guest could not be started: {error}".encode())
+            os.write(2, f"the program could not be started: {error}".encode())
         os._exit(127)
 
-    def _let_go(self) -> None:
-        """What is the guest's alone is closed when the guest closes it."""
-        for fd in self.setup["keep"]:
+    def _close_fds_of_program(self) -> None:
+        """Close our copies of the program's pipes, so that they close when the program closes them."""
+        for fd in self.setup["fds"]:
             os.close(fd)
 
-    def _its_pid(self) -> int:
-        """The guest's number as this process sees it: the first child of the namespace's first."""
+    def _program_of_init(self) -> int:
+        """The program's pid as seen from here: it is the first child of the namespace's first process."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             for pid, process in linux.processes().items():
-                if process.parent == self.first:
+                if process.parent == self.init:
                     return pid
             time.sleep(0.002)
-        raise SystemExit("the namespace's first process has started nothing")
+        raise SystemExit("the first process of the namespace has started no program")
 
-    def _limit(self) -> None:
+    def _set_limits(self) -> None:
         import resource
 
         limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: self.setup["memory"]}
         if self.setup["processes"] is not None and self.cgroup is None and linux.LINUX:
-            limits[resource.RLIMIT_NPROC] = linux.of_this_user() + self.setup["processes"]
+            limits[resource.RLIMIT_NPROC] = linux.threads_of_this_user() + self.setup["processes"]
         for limit, value in limits.items():
             if value is not None:
                 with suppress(ValueError, OSError):
@@ -161,64 +162,68 @@ class Keeper:
     # --- while it runs ------------------------------------------------------------------------------------------------
 
     def _obey(self) -> bool:
-        """Do what is said; whether to go on after it."""
-        told = b""
-        with suppress(OSError):  # a socket whose other end was killed
-            told = self.control.recv(1)
-        if told == b"s":
-            self._say(swept=self._sweep())
-        return told == b"s"
+        """Carry out one command; returns whether the program is to run on."""
+        command = b""
+        with suppress(OSError):  # the other end of the socket was killed
+            command = self.control.recv(1)
+        if command == b"o":
+            self._send(orphans_killed=self._kill_orphans())
+        return command == b"o"
 
-    def _say(self, **what: object) -> None:
+    def _send(self, **message: object) -> None:
         with suppress(OSError):
-            self.control.sendall(json.dumps(what).encode() + b"\n")
+            self.control.sendall(json.dumps(message).encode() + b"\n")
 
-    def _bury(self) -> None:
-        """Take the dead away, and note why the guest has ended, if it has."""
-        while (dead := linux.buried()) is not None:
+    def _reap(self) -> None:
+        """Reap dead children, and record why the program has ended if it is one of them."""
+        while (dead := linux.reap()) is not None:
             pid, code = dead
-            if pid in (self.first, self.guest):
-                self.why = linux.why_of(code)
-                self.first = self.guest = None
+            if pid in (self.init, self.program):
+                self.ended = linux.describe_exit(code)
+                self.init = self.program = None
 
-    def _sweep(self) -> int:
-        """Kill whoever has lost its parent: it is nobody's any more, and its children come to the same heir next."""
-        heir, killed = self.first or os.getpid(), set()
+    def _kill_orphans(self) -> int:
+        """Kill every process of the program that has lost its parent; returns how many.
+
+        The system makes orphans children of the init process, or of this one. When an orphan is killed, its own
+        children become orphans too.
+        """
+        parent, killed = self.init or os.getpid(), set()
         end = time.monotonic() + PATIENCE
         while linux.LINUX and time.monotonic() < end:
-            self._bury()
-            of_heir = [pid for pid, p in linux.processes().items() if p.parent == heir and p.state != "Z"]
-            left = [pid for pid in of_heir if pid != self.guest]
-            if not left or self.why:
+            self._reap()
+            children = [pid for pid, p in linux.processes().items() if p.parent == parent and p.state != "Z"]
+            orphans = [pid for pid in children if pid != self.program]
+            if not orphans or self.ended:
                 break
-            linux.kill(left, signal.SIGKILL)
-            killed.update(left)
+            linux.kill(orphans, signal.SIGKILL)
+            killed.update(orphans)
             time.sleep(0.002)
         return len(killed)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _clear(self) -> None:
-        """Kill the guest and all its descendants, until none is left."""
-        if self.first:
-            linux.kill([self.first], signal.SIGKILL)
+    def _kill_all(self) -> None:
+        """Kill the program and all its descendants, until none is left."""
+        if self.init:
+            linux.kill([self.init], signal.SIGKILL)
             with suppress(ChildProcessError):
-                os.waitpid(self.first, 0)  # returns when the whole namespace has gone
-            self.first = None
+                os.waitpid(self.init, 0)  # returns when the whole namespace is gone
+            self.init = None
             return
         if self.cgroup:
-            linux.written(f"{self.cgroup}/pids.max", 0)
-        if not linux.LINUX and self.guest:
+            linux.write_value(f"{self.cgroup}/pids.max", 0)
+        if not linux.LINUX and self.program:
             with suppress(OSError):
-                os.killpg(self.guest, signal.SIGKILL)
+                os.killpg(self.program, signal.SIGKILL)
         stopped: set[int] = set()
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            self._bury()
+            self._reap()
             alive = linux.descendants(os.getpid())
             if not alive:
                 return
-            # Who is stopped forks no more: when nobody new is found, all can be killed at once.
+            # A stopped process cannot fork: once no new ones are found, all can be killed together.
             linux.kill(alive - stopped, signal.SIGSTOP)
             if alive <= stopped:
                 linux.kill(alive, signal.SIGKILL)
@@ -237,8 +242,8 @@ class Keeper:
                 time.sleep(0.01)
 
 
-def main(told: str) -> None:
-    setup = json.loads(told)
+def main(setup_json: str) -> None:
+    setup = json.loads(setup_json)
     control = socket.socket(fileno=setup["control"])
     control.set_inheritable(False)
-    Keeper(setup, control).keep()
+    Supervisor(setup, control).supervise()

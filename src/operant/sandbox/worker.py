@@ -1,6 +1,6 @@
-"""A worker's own end: it is asked and answers with JSON lines, on two pipes that nothing else is meant to use.
+"""The main program of a worker: it answers requests as JSON lines, over two pipes reserved for that.
 
-What it prints goes elsewhere, and what it does with the pipes is for `pool.py` to bear.
+Whatever it prints goes elsewhere. `pool.py` copes with a worker that misuses the pipes.
 """
 
 import importlib
@@ -16,62 +16,59 @@ from operant.types import OperantError
 
 INSIDE = False
 """Whether this process is a worker."""
-LONGEST = 1000
-"""Characters of what an exception says that are passed on."""
+MAX_ERROR = 1000
+"""Characters of an exception's text that are sent on."""
 
 
-def main(told: str) -> None:
-    """`told`: {"requests": fd, "answers": fd, "make": "module:function", "argument": ...}.
+def main(setup_json: str) -> None:
+    """Create the handler and answer requests until the pipe closes.
 
-    `make(argument)` is what answers: a function from plain data to plain data.
+    setup_json: {"requests": fd, "answers": fd, "make": "module:function", "argument": ...}. `make(argument)` returns
+    the handler, a function from plain data to plain data.
     """
     global INSIDE
-    INSIDE, setup = True, json.loads(told)
+    INSIDE, setup = True, json.loads(setup_json)
     for fd in (setup["requests"], setup["answers"]):
-        os.set_inheritable(fd, False)  # of this process alone: its children by `exec` have none of it
-    handle: Callable[[Any], Any] | None = None
+        os.set_inheritable(fd, False)  # programs that the handler starts do not get the pipes
+    handler: Callable[[Any], Any] | None = None
 
     def make(argument: Any) -> dict[str, Any]:
-        nonlocal handle
+        nonlocal handler
         module, name = setup["make"].split(":")
-        handle = getattr(importlib.import_module(module), name)(argument)
+        handler = getattr(importlib.import_module(module), name)(argument)
         return {"ready": True}
 
-    _send(setup["answers"], _tried(make, setup["argument"], {}))
-    if handle is None:
+    _answer(setup["answers"], {}, make, setup["argument"])
+    if handler is None:
         return
     with os.fdopen(setup["requests"], "rb", closefd=False) as requests:
         for line in requests:
-            asked = json.loads(line)
-            _send(setup["answers"], _tried(handle, asked["ask"], {"id": asked["id"]}))
+            message = json.loads(line)
+            _answer(setup["answers"], {"id": message["id"]}, handler, message["request"])
 
 
-def _tried(work: Callable[[Any], Any], argument: Any, head: dict[str, Any]) -> bytes:
-    """A line with what `work` returns as {"answer": ...}, or with what it raises as {"error": ...}."""
+def _answer(fd: int, head: dict[str, Any], function: Callable[[Any], Any], argument: Any) -> None:
+    """Send `head` with the return value of a function as "answer", or with the exception that it raised as "error"."""
     try:
-        line = json.dumps(head | {"answer": work(argument)})
-    except BaseException as error:  # SystemExit too: a guest's end is not the worker's
-        line = json.dumps(head | {"error": _words(error)})
+        line = json.dumps(head | {"answer": function(argument)})
+    except BaseException as error:  # SystemExit too: the worker outlives a reward that calls sys.exit
+        line = json.dumps(head | {"error": _describe(error)})
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
-    return line.encode() + b"\n"
+    unsent = memoryview(line.encode() + b"\n")
+    while unsent:
+        unsent = unsent[os.write(fd, unsent) :]
 
 
-def _words(error: BaseException) -> str:
-    """The type, the text and the line: `ValueError: no such word (score.py, line 12)`."""
+def _describe(error: BaseException) -> str:
+    """The type, text and line of an exception: `ValueError: no such word (score.py, line 12)`."""
     try:
         if isinstance(error, OperantError):
-            return str(error)[:LONGEST]
+            return str(error)[:MAX_ERROR]
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-        text = str(error)[:LONGEST]
+        text = str(error)[:MAX_ERROR]
         return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"
-
-
-def _send(fd: int, line: bytes) -> None:
-    left = memoryview(line)
-    while left:
-        left = left[os.write(fd, left) :]

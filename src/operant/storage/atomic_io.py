@@ -1,8 +1,8 @@
-"""Writing to disk: a file is whole or it is not there, and a write that is refused says so in a sentence.
+"""Atomic writing: after a crash a file is complete or absent, and every error of the disk is explained.
 
-`explained(path)` turns an `OSError` of its block into an `OperantError`; `write` replaces a file as a whole; `append`
-adds one strict JSON object as a line, and `records` reads such lines. Every change to the disk goes through the one
-place `operation`, so that a test can stop the process, or refuse the disk, before and after each.
+`explained(path)` turns an `OSError` of its block into an `OperantError`; `write` replaces a file atomically;
+`append_text` adds lines, and `records` reads lines of JSON. Every change of the disk goes through `operation`, so that
+a test can kill the process, or make the disk fail, before and after each one.
 """
 
 import errno
@@ -22,7 +22,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NO_FOLDER = {errno.ENOTDIR, errno.ENOENT, errno.EEXIST}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EBADF, errno.ENOTSUP}
-"""What file systems say that cannot bring a folder to the disk (some of a network's): there it cannot be helped."""
+"""Errors of file systems (some network ones) that cannot sync a folder; they are ignored."""
 
 
 @contextmanager
@@ -32,18 +32,17 @@ def explained(path: str | Path, doing: str = "write") -> Iterator[None]:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        remedy = "check that it is there and that you may read it" if doing == "read" else _remedy(error.errno)
+        if doing == "read":
+            remedy = "check that it is there and that you may read it"
+        elif error.errno in _FULL:
+            remedy = "free some space there, or choose a folder on another disk with --out"
+        elif error.errno in _FORBIDDEN:
+            remedy = "choose a folder that you may write to with --out"
+        elif error.errno in _NO_FOLDER:
+            remedy = "a part of that path is missing or is not a folder: check it, or choose another with --out"
+        else:
+            remedy = "check that disk, or choose another folder with --out"
         raise OperantError(f"cannot {doing} {path}: {reason}; {remedy}") from error
-
-
-def _remedy(code: int | None) -> str:
-    if code in _FULL:
-        return "free some space there, or choose a folder on another disk with --out"
-    if code in _FORBIDDEN:
-        return "choose a folder that you may write to with --out"
-    if code in _NO_FOLDER:
-        return "a part of that path is missing or is no folder: check it, or choose another with --out"
-    return "check that disk, or choose another folder with --out"
 
 
 def _nothing(when: str, operation: str, path: Path) -> None:
@@ -51,19 +50,19 @@ def _nothing(when: str, operation: str, path: Path) -> None:
 
 
 seam: Callable[[str, str, Path], None] = _nothing
-"""Called as `seam("before" | "after", operation, path)` around whatever is done to the disk; a test puts its own here,
-which may raise `OSError` (a full disk) or end the process. A rename is told by the name that comes to be."""
+"""Called as `seam("before" | "after", operation, path)` around every change of the disk. A test replaces it by a
+function that raises `OSError` (a full disk) or ends the process. The path of a rename is the new name."""
 
 
 @contextmanager
 def operation(name: str, path: str | Path) -> Iterator[None]:
-    """The block does one thing to the disk: mkdir, write, append, truncate, fsync, fsync_folder, rename, remove or
-    remove_tree. Whatever writes by itself (safetensors, transformers) stands in a block `operation("write", path)`.
+    """The block changes the disk in one way: mkdir, write, append, truncate, fsync, fsync_folder, rename, remove or
+    remove_tree. Libraries that write by themselves (safetensors, transformers) run inside `operation("write", path)`.
     """
     seam("before", name, Path(path))
     try:
         yield
-    except Exception as error:  # safetensors and tokenizers hide the number of the system's error in their text
+    except Exception as error:  # safetensors and tokenizers report the system's error number only in the text
         code = re.search(r"\(os error (\d+)\)", str(error))
         if code is None or isinstance(error, OSError):
             raise
@@ -72,12 +71,12 @@ def operation(name: str, path: str | Path) -> Iterator[None]:
 
 
 def write(path: str | Path, data: str | bytes) -> None:
-    """Replace the file at `path` as a whole: a reader, or a crash, finds the old content or the new."""
+    """Replace the file at `path` atomically: a reader, also after a crash, finds the old content or the new."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):
         try:
-            fill(temporary, data)
+            write_and_sync(temporary, data)
             rename(temporary, path)
         except BaseException:
             with suppress(OSError):
@@ -86,10 +85,9 @@ def write(path: str | Path, data: str | bytes) -> None:
         sync_folder(path.parent)
 
 
-def fill(path: str | Path, data: str | bytes) -> None:
-    """Write a file and bring it to the disk, where nobody looks for it before it, or its folder, is named. Raises:
-    OSError."""
-    # A lone surrogate in somebody's text is no reason to lose the file.
+def write_and_sync(path: str | Path, data: str | bytes) -> None:
+    """Write a file and sync it to the disk, not atomically: for a name that nobody reads yet. Raises: OSError."""
+    # A lone surrogate in some text must not prevent the file from being written.
     content = data if isinstance(data, bytes) else data.encode("utf-8", errors="replace")
     with operation("write", path):
         Path(path).write_bytes(content)
@@ -97,13 +95,13 @@ def fill(path: str | Path, data: str | bytes) -> None:
 
 
 def sync(path: str | Path) -> None:
-    """Bring a file to the disk itself. Raises: OSError."""
+    """Sync a file to the disk. Raises: OSError."""
     with operation("fsync", path), open(path, "r+b") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Bring the names in a folder to the disk: without it a rename may be lost with the power. Raises: OSError."""
+    """Sync a folder's names to the disk, without which a power cut may undo a rename. Raises: OSError."""
     if os.name == "nt":  # folders cannot be opened there, and renames are journalled
         return
     with operation("fsync_folder", folder):
@@ -118,7 +116,7 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def mkdir(path: str | Path, *, exist_ok: bool = True) -> None:
-    """Make a folder and what is missing above it, and bring their names to the disk. Raises: OSError."""
+    """Create a folder and its missing parents, and sync their names to the disk. Raises: OSError."""
     path = Path(path)
     if exist_ok and path.is_dir():
         return
@@ -130,20 +128,20 @@ def mkdir(path: str | Path, *, exist_ok: bool = True) -> None:
 
 
 def rename(source: str | Path, target: str | Path) -> None:
-    """Give a file or folder its name; a file of that name is replaced. Raises: OSError."""
+    """Rename a file or folder; a file at `target` is replaced. Raises: OSError."""
     with operation("rename", target):
         os.replace(source, target)
 
 
 def remove(path: str | Path) -> None:
-    """Delete a file; one that is not there is no error. Raises: OSError."""
+    """Delete a file, if there is one. Raises: OSError."""
     if Path(path).exists() or Path(path).is_symlink():
         with operation("remove", path):
             Path(path).unlink(missing_ok=True)
 
 
 def remove_tree(path: str | Path) -> None:
-    """Delete a folder with all that is in it, of a link the link; what is not there is no error. Raises: OSError."""
+    """Delete a folder and its content, or a file, if there is one; of a link, only the link. Raises: OSError."""
     if Path(path).is_symlink() or not Path(path).is_dir():
         remove(path)
         return
@@ -151,33 +149,33 @@ def remove_tree(path: str | Path) -> None:
         shutil.rmtree(path)
 
 
-def put_folder(made: str | Path, path: str | Path) -> None:
-    """Give a folder that is whole its name. One that stands there is `path.old` until then. Raises: OSError."""
+def replace_folder(source: str | Path, path: str | Path) -> None:
+    """Rename the complete folder `source` to `path`; until then, an older folder is `path.old`. Raises: OSError."""
     path = Path(path)
-    aside = path.with_name(f"{path.name}.old")
+    old = path.with_name(f"{path.name}.old")
     if path.exists():
-        remove_tree(aside)
-        rename(path, aside)
+        remove_tree(old)
+        rename(path, old)
     try:
-        rename(made, path)
+        rename(source, path)
     except OSError:
-        if aside.exists():
+        if old.exists():
             with suppress(OSError):
-                rename(aside, path)
+                rename(old, path)
         raise
     sync_folder(path.parent)
-    remove_tree(aside)
+    remove_tree(old)
 
 
 def truncate(path: str | Path, size: int) -> None:
-    """Cut a file back to its first `size` bytes, on the disk itself. Raises: OSError."""
+    """Truncate a file to its first `size` bytes, and sync it. Raises: OSError."""
     with operation("truncate", path):
         os.truncate(path, size)
     sync(path)
 
 
 def strict_json(record: Mapping[str, Any]) -> str:
-    """One line of JSON that every reader accepts. NaN and infinity, which JSON lacks, become null."""
+    """A record as one line of standard JSON. NaN and infinity, which JSON lacks, become null."""
     return json.dumps({key: _number(value) for key, value in record.items()}, allow_nan=False, ensure_ascii=False)
 
 
@@ -192,19 +190,14 @@ def _number(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-def append(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Add one line and hand it to the system, so that killing this process loses nothing."""
-    append_text(path, strict_json(record) + "\n")
-
-
 def append_text(path: str | Path, text: str) -> None:
-    """Add text at the end of a file."""
+    """Append text to a file. It is handed to the system, so killing this process loses nothing."""
     with explained(path), operation("append", path), open(path, "a", encoding="utf-8", errors="replace") as file:
         file.write(text)
 
 
 def records(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object a line. A last line that a crash tore is left out."""
+    """The objects of a file with one JSON object per line. A last line that a crash cut off is left out."""
     path = Path(path)
     if not path.exists():
         return []
@@ -216,20 +209,20 @@ def records(path: str | Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                raise OperantError(f"{path}, line {number} is no JSON ({error}); delete that line") from error
+                raise OperantError(f"{path}, line {number} is not JSON ({error}); delete that line") from error
             continue
         if not isinstance(record, dict) or type(record.get("step", 0)) is not int:
-            raise OperantError(f"{path}, line {number} is no record of a step; delete that line")
+            raise OperantError(f"{path}, line {number} is not the record of a step; delete that line")
         found.append(record)
     return found
 
 
 def step_name(step: int, before: str = "step") -> str:
-    """`step-00012`: sorts as text in the order of steps."""
+    """`step-00012`: the order of these names as text is the order of the steps."""
     return f"{before}-{step:05d}"
 
 
 def step_of(path: str | Path, before: str = "step") -> int | None:
-    """The step in a name that `step_name` began; None for any other name."""
+    """The step in a name made by `step_name`, with any suffix; None for any other name."""
     found = re.match(rf"{before}-(\d{{1,18}})(\.\w+)?$", Path(path).name)
     return int(found[1]) if found else None

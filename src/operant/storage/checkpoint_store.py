@@ -1,11 +1,11 @@
-"""The checkpoints of a run on disk: their names, which of them are whole, and which go.
+"""The checkpoints of a run on disk: their names, which of them are complete, and which are deleted.
 
 checkpoints/step-00012/     kind `resume`: everything that changes in a run
-checkpoints/light-00012/    kind `light`: what is trained, alone
+checkpoints/light-00012/    kind `light`: only the trained weights
 
-path = newest_whole(folder)               # damaged ones are named and passed over
-about(path)["lengths"]                    # what a checkpoint says of itself
-prune(folder, step, Retention(keep=2))    # once the new one stands
+path = newest_whole(folder)               # damaged ones are skipped with a warning
+about(path)["lengths"]                    # the manifest of a checkpoint
+prune(folder, step, Retention(keep=2))    # once the new one is complete
 """
 
 import warnings
@@ -19,15 +19,15 @@ from operant.types import OperantError
 
 SCHEMA = 2
 KINDS = {"resume": "step", "light": "light"}
-"""What a checkpoint holds, and what its name begins with."""
-HELD = {"tensors.safetensors", "state.json"}
-_MIGRATIONS = {1: lambda told: told | {"schema": 2, "kind": "resume", "lengths": {}}}
-"""By schema: what makes its manifest one of the next."""
+"""The kinds of checkpoints, and the beginning of their names."""
+FILES = {"tensors.safetensors", "state.json"}
+_MIGRATIONS = {1: lambda content: content | {"schema": 2, "kind": "resume", "lengths": {}}}
+"""By schema: the function from its manifest to one of the next schema."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay: of each kind the newest `keep`, those of every `every`-th step, and those of `spare`."""
+    """Which checkpoints stay: of each kind the newest `keep`, those of every `every`-th step, and those in `spare`."""
 
     keep: int = 2
     every: int = 0
@@ -38,7 +38,7 @@ class Retention:
 
 
 def path_of(folder: Path, kind: str, step: int) -> Path:
-    """Where a checkpoint of a step lies."""
+    """The folder of a step's checkpoint."""
     return folder / atomic_io.step_name(step, KINDS[kind])
 
 
@@ -48,58 +48,63 @@ def step_of(path: Path) -> int | None:
 
 
 def about(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, in the words of today's schema: `kind`, `step`, `time`, `made_by` (versions,
-    machine, threads), `lengths` (bytes of the run's files when it was written).
+    """The manifest of a checkpoint in the current schema: `kind`, `step`, `time`, `made_by` (versions, machine,
+    threads), `lengths` (bytes of the run's files when it was written).
 
-    Raises: OperantError where it is damaged, or of a newer schema.
+    Raises: OperantError if it is damaged, or has a newer schema.
     """
     path = Path(path)
     try:
         with atomic_io.explained(path, "read"):
-            return _told(path)
+            return _read(path)
     except OperantError:
         raise
     except ValueError as error:
-        raise OperantError(f"{path} is damaged: {error}; resume from an older checkpoint, or start anew") from error
+        raise damaged(path, str(error)) from error
 
 
-def _told(path: Path) -> dict[str, Any]:
-    told = manifest.read(path)
-    schema = told.get("schema")
+def damaged(path: Path, problem: str) -> OperantError:
+    return OperantError(f"{path} is damaged: {problem}; resume from an older checkpoint, or start a new run")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """As `about`. Raises: ValueError if the manifest is damaged, OSError if it cannot be read."""
+    content = manifest.read(path)
+    schema = content.get("schema")
     if type(schema) is not int or schema < 1:
         raise ValueError(f"{manifest.NAME} has no schema")
     if schema > SCHEMA:
         raise OperantError(f"{path} has schema {schema}, this operant reads up to {SCHEMA}; use the one that wrote it")
     for old in range(schema, SCHEMA):
-        told = _MIGRATIONS[old](told)
-    if fault := _fault(told, path):
-        raise ValueError(f"{manifest.NAME} {fault}")
-    return told
+        content = _MIGRATIONS[old](content)
+    if problem := _problem(content, path):
+        raise ValueError(f"{manifest.NAME} {problem}")
+    return content
 
 
-def _fault(told: dict[str, Any], path: Path) -> str | None:
-    """What no checkpoint of ours says of itself."""
-    named, lengths = step_of(path), told.get("lengths")
-    if told.get("kind") not in KINDS:
-        return f"is of kind {told.get('kind')!r}"
-    if type(told.get("step")) is not int or named not in (None, told["step"]):
-        return f"is of step {told.get('step')!r}"
-    if set(told["files"]) != HELD:
-        return f"names {', '.join(sorted(set(told['files']) ^ HELD))[:80]}"
-    if not isinstance(told.get("made_by"), dict) or not isinstance(lengths, dict):
-        return "does not say by what it was made"
+def _problem(content: dict[str, Any], path: Path) -> str | None:
+    """A value in a manifest that no checkpoint has; None if there is none."""
+    step_in_name, lengths = step_of(path), content.get("lengths")
+    if content.get("kind") not in KINDS:
+        return f"is of kind {content.get('kind')!r}"
+    if type(content.get("step")) is not int or step_in_name not in (None, content["step"]):
+        return f"is of step {content.get('step')!r}"
+    if set(content["files"]) != FILES:
+        return f"names {', '.join(sorted(set(content['files']) ^ FILES))[:80]}"
+    if not isinstance(content.get("made_by"), dict) or not isinstance(lengths, dict):
+        return "does not say which versions and machine made it"
     if not all(Path(name).name == name and type(size) is int and size >= 0 for name, size in lengths.items()):
-        return "has lengths of files that are none of the run's"
+        return "has lengths of files that do not belong to the run"
     return None
 
 
 def verify(path: Path, *, hashes: bool = True) -> str | None:
-    """What is wrong with a checkpoint; None where it is whole. `hashes=False` looks at sizes alone."""
-    if wrong := manifest.wrong(path, hashes=hashes):
-        return wrong
+    """What is wrong with a checkpoint; None if it is complete. `hashes=False` checks sizes alone."""
+    if problem := manifest.problem(path, hashes=hashes):
+        return problem
     try:
-        _told(path)
-    except OperantError:  # of a newer operant: no damage
+        _read(path)
+    except OperantError:  # a newer schema is not damage
         return None
     except ValueError as error:
         return str(error)
@@ -107,22 +112,22 @@ def verify(path: Path, *, hashes: bool = True) -> str | None:
 
 
 def newest_whole(
-    folder: str | Path, say: Callable[[str], None] = warnings.warn, kinds: tuple[str, ...] = ("resume",)
+    folder: str | Path, warn: Callable[[str], None] = warnings.warn, kinds: tuple[str, ...] = ("resume",)
 ) -> Path | None:
-    """The newest checkpoint of `folder` that is whole, or None; of one step, that of the first of `kinds`.
+    """The newest complete checkpoint of `folder`, or None; of the same step, the one of the first of `kinds`.
 
-    Says through `say` which ones it passes over.
+    Calls `warn` for each damaged one that it skips.
     """
     for path in _newest_first(Path(folder), kinds):
-        wrong = verify(path)
-        if wrong is None:
+        problem = verify(path)
+        if problem is None:
             return path
-        say(f"passing over the damaged checkpoint {path}: {wrong}")
+        warn(f"skipping the damaged checkpoint {path}: {problem}")
     return None
 
 
 def _newest_first(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
-    """Checkpoints by step; of one step, the finished one before the one that it replaces."""
+    """The checkpoints of a folder, newest first; of the same step, a new one before the `.old` one that it replaces."""
     found = []
     for place, kind in enumerate(kinds):
         for path in folder.glob(f"{KINDS[kind]}-*"):
@@ -132,58 +137,54 @@ def _newest_first(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
     return [path for *_, path in sorted(found)]
 
 
-def to_resume(folder: str | Path, say: Callable[[str], None], *, fresh_optimizer: bool = False) -> Path | None:
-    """The checkpoint that a run goes on from, or None where there is none yet.
+def to_resume(folder: str | Path, warn: Callable[[str], None], *, fresh_optimizer: bool = False) -> Path | None:
+    """The checkpoint that a run resumes from, or None if there is none yet.
 
-    Raises: OperantError where whatever is whole is light, and no fresh optimizer was asked for.
+    Raises: OperantError if all complete ones are light, and `fresh_optimizer` is false.
     """
     if fresh_optimizer:
-        return newest_whole(folder, say, ("resume", "light"))
-    path = newest_whole(folder, say)
-    if path is None and (light := newest_whole(folder, say, ("light",))) is not None:
+        return newest_whole(folder, warn, ("resume", "light"))
+    path = newest_whole(folder, warn)
+    if path is None and (light := newest_whole(folder, warn, ("light",))) is not None:
         raise light_refused(light)
     return path
 
 
 def light_refused(path: Path) -> OperantError:
     return OperantError(
-        f"{path} is light: it holds the trained weights and no optimizer, so the run cannot go on exactly; "
-        "--fresh-optimizer goes on with these weights and an optimizer that begins anew"
+        f"{path} is light: it holds the trained weights and no optimizer, so the run cannot resume exactly; "
+        "--fresh-optimizer resumes with these weights and a new optimizer"
     )
 
 
 def clean(folder: Path) -> None:
-    """Take away what a save left that was killed, and give back a name that it took. Raises: OSError.
+    """Undo a save that was killed: delete temporary folders, and give a replaced checkpoint its name back.
 
-    The run's lock keeps others out.
+    The caller holds the run's lock. Raises: OSError.
     """
-    for left in folder.glob(".*.tmp"):
-        atomic_io.remove_tree(left)
-    for aside in folder.glob("*.old"):
-        if step_of(aside) is not None and not aside.with_suffix("").exists():
-            atomic_io.rename(aside, aside.with_suffix(""))
+    for temporary in folder.glob(".*.tmp"):
+        atomic_io.remove_tree(temporary)
+    for old in folder.glob("*.old"):
+        if step_of(old) is not None and not old.with_suffix("").exists():
+            atomic_io.rename(old, old.with_suffix(""))
 
 
 def prune(folder: Path, step: int, retention: Retention) -> None:
-    """Delete what retention does not keep, and what is damaged. Raises: OSError.
+    """Delete the checkpoints that retention does not keep, and damaged ones. Raises: OSError.
 
-    Those after `step`, which has just been written, are of a future that was given up by an older resume.
+    Those after `step`, which has just been written, were made before the run resumed from an older one; they go too.
     """
     for kind in KINDS:
-        listed = _newest_first(folder, (kind,))
-        whole: dict[int, Path] = {}
-        for path in listed:
-            own = step_of(path) or 0
-            if own <= step and own not in whole and verify(path, hashes=False) is None:
-                whole[own] = path
-        stay = {path for place, (own, path) in enumerate(whole.items()) if place < retention.keep or own in retention}
-        for path in listed:
-            if path not in stay:
-                _discard(path)
-
-
-def _discard(path: Path) -> None:
-    """Under a name that is no checkpoint's first: a kill in the middle leaves none that is half there."""
-    gone = path.with_name(f".{path.name}.tmp")
-    atomic_io.rename(path, gone)
-    atomic_io.remove_tree(gone)
+        paths = _newest_first(folder, (kind,))
+        complete: dict[int, Path] = {}
+        for path in paths:
+            path_step = step_of(path) or 0
+            if path_step <= step and path_step not in complete and verify(path, hashes=False) is None:
+                complete[path_step] = path
+        kept = {path for i, (at, path) in enumerate(complete.items()) if i < retention.keep or at in retention}
+        for path in paths:
+            if path not in kept:
+                # Renamed first, so that a kill in the middle leaves no half checkpoint under its name.
+                temporary = path.with_name(f".{path.name}.tmp")
+                atomic_io.rename(path, temporary)
+                atomic_io.remove_tree(temporary)

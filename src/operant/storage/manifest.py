@@ -1,9 +1,9 @@
-"""What lies in a folder, by size and hash: `manifest.json`, written last, so that a folder without it is not whole.
+"""The sizes and hashes of a folder's files, in `manifest.json`. It is written last: a folder without it is incomplete.
 
     write(folder, {"schema": 2}, ["tensors.safetensors", "state.json"])
-    wrong(folder)                  # None, or in words what is wrong
+    problem(folder)                # None, or a description of the problem
 
-A manifest may be damaged, or come from a stranger: it seals itself, and no name in it leads out of its folder.
+A manifest may be damaged or untrusted: it holds a hash of itself, and no name in it leads out of its folder.
 """
 
 import hashlib
@@ -15,36 +15,36 @@ from typing import Any
 from operant.storage import atomic_io
 
 NAME = "manifest.json"
-LARGEST = 1 << 24
+MAX_BYTES = 1 << 24
 """Bytes of the largest manifest that is read."""
 
 
 def write(folder: Path, about: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Write the manifest of the files `names` of `folder`, and `about` beside them. Raises: OSError."""
+    """Write the manifest of the files `names` of `folder`, with the entries of `about`. Raises: OSError."""
     facts = {name: {"size": (folder / name).stat().st_size, "sha256": _hash(folder / name)} for name in names}
-    told = {**about, "files": facts}
-    atomic_io.fill(folder / NAME, json.dumps(told | {"sha256": _seal(told)}, indent=2))
+    content = {**about, "files": facts}
+    atomic_io.write_and_sync(folder / NAME, json.dumps(content | {"sha256": _hash_of(content)}, indent=2))
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What a manifest says. Raises: ValueError where it is none or was changed, OSError where it cannot be read."""
+    """The content of a manifest. Raises: ValueError if it is invalid or was changed, OSError if it cannot be read."""
     path = folder / NAME
-    if _size(path) > LARGEST:
-        raise ValueError(f"{NAME} has {_size(path)} bytes, which no manifest has")
+    if _size(path) > MAX_BYTES:
+        raise ValueError(f"{NAME} has {_size(path)} bytes, too many for a manifest")
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{NAME} cannot be read") from error
-    if not isinstance(told, dict) or not isinstance(told.get("files"), dict):
+    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         raise ValueError(f"{NAME} cannot be read")
-    rest = {key: value for key, value in told.items() if key != "sha256"}
-    if told.get("sha256") != _seal(rest) and told.get("schema") != 1:  # the first schema had no seal
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    if content.get("sha256") != _hash_of(rest) and content.get("schema") != 1:  # schema 1 had no hash of itself
         raise ValueError(f"{NAME} was changed since it was written")
     return rest
 
 
-def wrong(folder: Path, *, hashes: bool = True) -> str | None:
-    """What is wrong with a folder; None where it is whole. `hashes=False` looks at sizes alone."""
+def problem(folder: Path, *, hashes: bool = True) -> str | None:
+    """What is wrong with a folder; None if it is complete. `hashes=False` checks sizes alone."""
     try:
         for name, fact in read(folder)["files"].items():
             _check(folder, name, fact, hashes)
@@ -52,7 +52,7 @@ def wrong(folder: Path, *, hashes: bool = True) -> str | None:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({(error.strerror or str(error)).lower()})"
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # the last: links in a circle
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # RuntimeError: circular links
         return str(error) if type(error) is ValueError else f"{NAME} cannot be read"
     return None
 
@@ -60,7 +60,7 @@ def wrong(folder: Path, *, hashes: bool = True) -> str | None:
 def _check(folder: Path, name: str, fact: Mapping[str, Any], hashes: bool) -> None:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{NAME} names {name!r}, which lies outside")
+        raise ValueError(f"{NAME} names {name!r}, which is outside the folder")
     if (size := _size(path)) != fact["size"]:
         raise ValueError(f"{name} has {size} bytes, not {fact['size']}")
     if hashes and _hash(path) != fact["sha256"]:
@@ -69,8 +69,8 @@ def _check(folder: Path, name: str, fact: Mapping[str, Any], hashes: bool) -> No
 
 def _size(path: Path) -> int:
     size = path.stat().st_size
-    if not path.is_file():  # a folder, or a pipe that nobody ever writes to
-        raise ValueError(f"{path.name} is no file")
+    if not path.is_file():  # a folder, or a pipe that would never be written to
+        raise ValueError(f"{path.name} is not a file")
     return size
 
 
@@ -79,5 +79,5 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _seal(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _hash_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

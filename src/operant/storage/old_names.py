@@ -1,4 +1,4 @@
-"""Names that options had in earlier versions: run folders and sweeps that those versions wrote are read with them."""
+"""Names of options in earlier versions, so that run folders and sweeps written by those versions can be read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from operant.types import OperantError
 
 SCHEMA = 2
-"""Of the names in `config.yaml`, where it stands as `schema`; a file without one has schema 1."""
+"""The current schema of names, stored in `config.yaml` as `schema`; a file without it has schema 1."""
 RENAMED: dict[int, dict[str, str]] = {1: {"guests": "isolation"}}
-"""By schema: an option's full name, or a group's, and its name in the next schema."""
+"""By schema: the full name of an option or group, and its name in the next schema."""
 
 
 def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The options of a `config.yaml` under today's names, without `schema`.
+    """The options of a `config.yaml` under their current names, without `schema`.
 
-    Raises: OperantError for a schema that this version does not know; `where` names the file.
+    `where` names the file in errors. Raises: OperantError for a schema that this version does not know.
     """
     options = dict(config)
     schema = options.pop("schema", 1)
@@ -29,8 +29,8 @@ def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
 
 
 def _rename(options: dict[str, Any], old: str, new: str) -> None:
-    """Rename an option or a group in place, whether it is written `group.name` or as a mapping inside its group."""
-    for full in [name for name in options if name == old or name.startswith(f"{old}.")]:
+    """Rename an option or a group in place, written as `group.name` or as a mapping inside its group."""
+    for full in [name for name in options if name == old or str(name).startswith(f"{old}.")]:
         options[new + full.removeprefix(old)] = options.pop(full)
     group, _, name = old.rpartition(".")
     inside = options.get(group)
@@ -38,10 +38,10 @@ def _rename(options: dict[str, Any], old: str, new: str) -> None:
         options[group] = {new.rpartition(".")[2] if key == name else key: value for key, value in inside.items()}
 
 
-def refuse(given: Mapping[str, Any]) -> None:
-    """Raises: OperantError for an option that somebody gives by an old name, with today's."""
+def refuse(options: Mapping[str, Any]) -> None:
+    """Raises: OperantError for an option that is set by an old name, with the current one."""
     renamed = [pair for table in RENAMED.values() for pair in table.items()]
-    for name in map(str, given):
+    for name in map(str, options):
         for old, new in renamed:
             if name == old or name.startswith(f"{old}."):
                 raise OperantError(f"option {name!r} is called {new + name.removeprefix(old)!r} now")

@@ -1,12 +1,11 @@
-"""Nested state to tensors and JSON and back, losslessly, and the folder that holds both.
+"""Lossless conversion of nested state to tensors and JSON, and the folder that holds both.
 
-Lists stand as themselves, dicts as `{"dict": [[key, value], ...]}` (so that the key 0 of an optimizer does not come
-back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor that has two names is written once.
+Lists are stored as lists, dicts as `{"dict": [[key, value], ...]}` (so that the key 0 of an optimizer does not come
+back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor with two names is written once.
 """
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from operant.types import OperantError
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
 
-class Bag:
-    """Tensors by name; one that is there already keeps its first name. `finite=False`: NaN and infinity are let in."""
+class NamedTensors:
+    """Tensors by name; a tensor that is added twice keeps its first name. `finite=False` allows NaN and infinity."""
 
     def __init__(self, *, finite: bool = True) -> None:
         self.finite = finite
@@ -30,11 +29,11 @@ class Bag:
         self._places: dict[tuple[Any, ...], str] = {}
 
     def add(self, value: Tensor, name: str) -> str:
-        """The name under which `value` lies in the bag now. Raises `OperantError` where it is not finite."""
+        """Add a tensor and return its name in the collection. Raises: OperantError if it is not finite."""
         value = value.detach()
         if self.finite and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise _not_finite(name)
-        while name in self.tensors:  # {"a.b": x, "a": {"b": y}} makes one name of two
+        while name in self.tensors:  # {"a.b": x, "a": {"b": y}} gives the same name twice
             name += "'"
         place = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
         first = self._places.setdefault(place, name) if value.numel() else name
@@ -42,17 +41,20 @@ class Bag:
         return first
 
 
-def encode(value: Any, name: str, bag: Bag) -> Any:
-    """`value` as JSON; its tensors go into `bag` under names that begin with `name`.
+def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
+    """`value` as JSON; its tensors are added to `tensors` under names that begin with `name`.
 
-    Raises `OperantError` with the name of what is not finite, or of a type that cannot be written.
+    Raises: OperantError with the name of a value that is not finite, or of a type that cannot be stored.
     """
     if isinstance(value, Tensor):
-        return {"tensor": bag.add(value, name)}
+        return {"tensor": tensors.add(value, name)}
     if isinstance(value, dict):
-        return {"dict": [[_key(k, name), encode(v, f"{name}.{k}", bag)] for k, v in value.items()]}
+        for key in value:
+            if type(key) not in (str, int, bool) and key is not None:
+                raise OperantError(f"{name} has the key {key!r}, a {type(key).__name__}; use a string or an integer")
+        return {"dict": [[k, encode(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
-        items = [encode(v, f"{name}.{i}", bag) for i, v in enumerate(value)]
+        items = [encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -61,11 +63,13 @@ def encode(value: Any, name: str, bag: Bag) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     kind = type(value).__name__
-    raise OperantError(f"{name} is a {kind}, which no checkpoint holds; make it a tensor, number, string, list or dict")
+    raise OperantError(
+        f"{name} is a {kind}, which cannot be stored in a checkpoint; make it a tensor, number, string, list or dict"
+    )
 
 
 def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value that `encode` was given. Tensors are on the CPU."""
+    """The value that `encode` was called with. Tensors are on the CPU."""
     if isinstance(value, list):
         return [decode(v, tensors) for v in value]
     if not isinstance(value, dict):
@@ -78,37 +82,26 @@ def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     return {k: decode(v, tensors) for k, v in inner}
 
 
-def _key(key: Any, name: str) -> Any:
-    if type(key) in (str, int, bool) or key is None:
-        return key
-    raise OperantError(f"{name} has the key {key!r}, a {type(key).__name__}; use a string or a whole number")
-
-
 def _not_finite(name: str) -> OperantError:
-    return OperantError(f"{name} holds NaN or infinity, so no checkpoint is written; go on from the last one")
+    return OperantError(f"{name} holds NaN or infinity, so no checkpoint is written; resume from the last one")
 
 
-def write_folder(folder: Path, bag: Bag, content: Any, about: dict[str, Any]) -> None:
-    """Write the three files and bring them to the disk, the manifest last. Raises: OSError."""
+def write_folder(folder: Path, tensors: NamedTensors, content: Any, about: dict[str, Any]) -> None:
+    """Write the three files and sync them to the disk, the manifest last. Raises: OSError."""
     atomic_io.mkdir(folder, exist_ok=False)
-    _write_tensors(folder / TENSORS, bag.tensors)
-    atomic_io.fill(folder / STATE, json.dumps(content, allow_nan=False))
+    try:
+        with atomic_io.operation("write", folder / TENSORS):
+            save_file(_without_sharing(tensors.tensors), folder / TENSORS)
+    except SafetensorError as error:
+        raise OSError(None, str(error)) from error
+    atomic_io.sync(folder / TENSORS)
+    atomic_io.write_and_sync(folder / STATE, json.dumps(content, allow_nan=False))
     manifest.write(folder, about, (TENSORS, STATE))
     atomic_io.sync_folder(folder)
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        with atomic_io.operation("write", path):
-            save_file(_separate(tensors), path)
-    except SafetensorError as error:  # it hides the number of the system's error in its text
-        code = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(code[1]) if code else None, str(error)) from error
-    atomic_io.sync(path)
-
-
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors wants them: contiguous, each the only user of its memory. Copies only where they are not."""
+def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors that share no memory, as safetensors needs them. Others are copied."""
     separate, seen = {}, set()
     for name, tensor in tensors.items():
         tensor = tensor.cpu().contiguous()
@@ -121,12 +114,12 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Content and tensors of a folder. Raises: OSError; ValueError where they are not what their names say."""
+    """Content and tensors of a folder. Raises: OSError; ValueError if a file is not of its format."""
     try:
         content = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{STATE} is no JSON of a checkpoint") from error
+        raise ValueError(f"{STATE} is not the JSON of a checkpoint") from error
     try:
         return content, load_file(folder / TENSORS)
     except SafetensorError as error:
-        raise ValueError(f"{TENSORS} is no safetensors file ({error})") from error
+        raise ValueError(f"{TENSORS} is not a safetensors file ({error})") from error

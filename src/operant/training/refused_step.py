@@ -17,7 +17,7 @@ from operant import distributed, machine
 from operant.options import values
 from operant.sampling import Sampling
 from operant.storage import atomic_io, manifest
-from operant.storage.state_codec import Bag, decode, encode, read_folder, write_folder
+from operant.storage.state_codec import NamedTensors, decode, encode, read_folder, write_folder
 from operant.training.nonfinite import NonFinite, first, located
 from operant.training.scoring import Bootstraps
 from operant.types import Batch, Choices, OperantError
@@ -76,7 +76,7 @@ def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, Any
     """
     if refusal is None:
         raise OperantError("the last step was not refused: there is nothing to write a bundle of")
-    path, bag = Path(path), Bag(finite=False)
+    path, bag = Path(path), NamedTensors(finite=False)
     held = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
     held |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
     held["parts"] = [(_plain(batch), ends) for batch, ends in refusal.parts]
@@ -98,7 +98,7 @@ def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
     path = Path(path)
     if not (path / manifest.NAME).exists():
         raise OperantError(f"{path} is no bundle of a refused step: they lie in a run's refused/, as step-00012")
-    if wrong := manifest.wrong(path):
+    if wrong := manifest.problem(path):
         raise OperantError(f"{path} is damaged: {wrong}; it cannot be replayed")
     try:
         with atomic_io.explained(path, "read"):

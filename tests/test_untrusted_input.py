@@ -44,42 +44,42 @@ def refused(work, *arguments, **named) -> str:
 
 DEEP = "[" * 100_000
 TASKS = [
-    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: no valid JSON"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": "b"}{"text": "c"}\n', "line 2: no valid JSON (Extra data"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: invalid JSON"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "b"}{"text": "c"}\n', "line 2: invalid JSON (Extra data"),
     ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "row 1: there is no field 'text'; did you mean 'txt'"),
     ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "row 1: the field 'text' is a NoneType"),
     ("a.jsonl", b'{"text": ["a", 1]}\n', "row 0: the field 'text' is a list"),
     ("a.jsonl", b'{"text": [1, {"role": "user", "content": "a"}]}\n', "row 0: the field 'text' is a list"),
     ("a.jsonl", b'{"text": [1, true]}\n', "row 0: the field 'text' is a list"),
     ("a.jsonl", b'{"text": "cut \\ud83d off"}\n', "row 0: the prompt holds half a surrogate pair"),
-    ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "line 1: this JSON cannot be held"),
-    ("a.jsonl", DEEP.encode(), "line 1: this JSON cannot be held"),
-    ("a.json", DEEP.encode(), "a.json: this JSON cannot be held"),
-    ("a.json", b"", "no valid JSON"),
-    ("a.json", b'"text"', "holds a str"),
-    ("a.jsonl", b"", "none to read"),
-    ("a.jsonl", b"\n\n\n", "none to read"),
+    ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "line 1: this JSON cannot be read"),
+    ("a.jsonl", DEEP.encode(), "line 1: this JSON cannot be read"),
+    ("a.json", DEEP.encode(), "a.json: this JSON cannot be read"),
+    ("a.json", b"", "invalid JSON"),
+    ("a.json", b'"text"', "is a str; it must be a list"),
+    ("a.jsonl", b"", "has no rows"),
+    ("a.jsonl", b"\n\n\n", "has no rows"),
     ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "is not UTF-8"),
-    ("a.jsonl", '{"text": "a"}\n'.encode("utf-16-le"), "line 1 holds a NUL"),
+    ("a.jsonl", '{"text": "a"}\n'.encode("utf-16-le"), "line 1 has a NUL"),
     ("a.jsonl", '{"text": "déjà vu"}'.encode("latin-1"), "is not UTF-8"),
     ("a.jsonl", '{"text": "déjà"}\n'.encode() + '{"text": "déjà"}\n'.encode("latin-1"), "is not UTF-8"),
-    ("a.txt", "plain\n".encode("utf-16-le"), "line 1 holds a NUL"),
-    ("a.txt", b"a\nb\0c\n", "line 2 holds a NUL"),
+    ("a.txt", "plain\n".encode("utf-16-le"), "line 1 has a NUL"),
+    ("a.txt", b"a\nb\0c\n", "line 2 has a NUL"),
     ("a.txt", bytes(range(256)), "is not UTF-8"),
-    ("a.txt", b"", "none to read"),
-    ("a.csv", b"", "none to read"),
-    ("a.csv", b"text,label\n", "none to read"),
+    ("a.txt", b"", "has no rows"),
+    ("a.csv", b"", "has no rows"),
+    ("a.csv", b"text,label\n", "has no rows"),
     ("a.csv", b"text,label\n,1\n,2\n", "the field 'text' is empty everywhere"),
     ("a.csv", b"text,label\na,1\nb,c,2\n", "line 3: 3 cells and 2 columns; put a cell that holds a comma in quotes"),
     ("a.csv", b"label,text\n1,a\n2\n", "row 1: there is no field 'text'"),
-    ("a.csv", b'text,label\n"a,1\nb,2\n', "no valid CSV"),
-    ("a.csv", b"text,text\na,b\n", "names a column twice"),
-    ("a.csv", b"a\0b", "line 1 holds a NUL"),
+    ("a.csv", b'text,label\n"a,1\nb,2\n', "invalid CSV"),
+    ("a.csv", b"text,text\na,b\n", "has two columns of one name"),
+    ("a.csv", b"a\0b", "line 1 has a NUL"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-9], "cannot be read"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:30] + b"x" * 40, "a.jsonl.gz"),
     ("a.jsonl.gz", b"no gzip", "cannot be read"),
-    ("a.parquet", b"PAR1" + b"x" * 100, "is no Parquet file"),
-    ("a.parquet", b"", "is no Parquet file"),
+    ("a.parquet", b"PAR1" + b"x" * 100, "is not a readable Parquet file"),
+    ("a.parquet", b"", "is not a readable Parquet file"),
 ]
 
 
@@ -161,11 +161,11 @@ def test_ids_that_name_nothing():
     for given, sentence in (
         ([{"id": "x" * 10**6, "text": "a"}], "at most 1000 characters"),
         ([{"id": "\ud800", "text": "a"}], "the id holds half a surrogate"),
-        ([{"id": "x", "text": "a"}, {"id": "x", "text": "b"}], "'x' stands twice"),
-        ([{"id": 10**400, "text": "a"}, {"id": 10**400, "text": "b"}], "stands twice"),
+        ([{"id": "x", "text": "a"}, {"id": "x", "text": "b"}], "'x' occurs twice"),
+        ([{"id": 10**400, "text": "a"}, {"id": 10**400, "text": "b"}], "occurs twice"),
     ):
         assert sentence in refused(load_tasks, given, options=DataOptions(id_field="id"))
-    assert "is no name" in refused(load_tasks, [Task(["x"], "a")])  # pyright: ignore[reportArgumentType]
+    assert "is not valid" in refused(load_tasks, [Task(["x"], "a")])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_prompt_of_a_million_characters_is_quick(tmp_path):
@@ -252,7 +252,7 @@ def changed(place, **more):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite_are_named(model, bad):
+def test_weights_with_nan_or_infinity_are_named(model, bad):
     held = load_file(model / "model.safetensors")
     held["transformer.h.1.mlp.c_fc.weight"][3, 4] = bad
     save_file(held, model / "model.safetensors", metadata={"format": "pt"})
@@ -426,7 +426,7 @@ CONFIGS += ["policy: [1, 2]", "steps: " + "9" * 5000, "a: !!binary x", "steps: !
 
 
 @pytest.mark.parametrize("content", CONFIGS, ids=range(len(CONFIGS)))
-def test_a_config_of_a_stranger(run, tmp_path, content):
+def test_an_untrusted_config(run, tmp_path, content):
     mark = tmp_path / "mark"
     (run / "config.yaml").write_text(content.replace("MARK", str(mark)), encoding="utf-8")
     for words in (["train", "--resume", str(run)], ["train", str(run / "config.yaml")], ["report", str(run)]):
@@ -604,7 +604,7 @@ class Terminal:
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m\r\b\b\u202eabc\u2028\x00[bold]x[/bold]"
 
 
-def test_a_reply_never_steers_a_terminal(capsys):
+def test_a_reply_never_controls_a_terminal(capsys):
     output = Terminal()
     console = Console(2, samples_every=1, output=output)  # pyright: ignore[reportArgumentType]
     console.start({"steps": 2})

@@ -61,13 +61,13 @@ def test_every_folder_that_was_missing_is_brought_to_the_disk_in_the_one_above_i
 def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, watch):
     def made(text):
         atomic_io.mkdir(tmp_path / "new")
-        atomic_io.fill(tmp_path / "new" / "f", text)
+        atomic_io.write_and_sync(tmp_path / "new" / "f", text)
 
     made("old")
-    atomic_io.put_folder(tmp_path / "new", tmp_path / "best")
+    atomic_io.replace_folder(tmp_path / "new", tmp_path / "best")
     made("new")
     seam = watch()
-    atomic_io.put_folder(tmp_path / "new", tmp_path / "best")
+    atomic_io.replace_folder(tmp_path / "new", tmp_path / "best")
     assert seam.done() == [
         ("rename", "best.old"),
         ("rename", "best"),
@@ -80,16 +80,16 @@ def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, w
 def test_a_folder_that_is_refused_its_name_leaves_the_old_one_under_it(tmp_path, watch):
     for name in ("best", "new"):
         atomic_io.mkdir(tmp_path / name)
-        atomic_io.fill(tmp_path / name / "f", name)
+        atomic_io.write_and_sync(tmp_path / name / "f", name)
     watch(2, FULL)  # before the second rename
     with pytest.raises(OSError):
-        atomic_io.put_folder(tmp_path / "new", tmp_path / "best")
+        atomic_io.replace_folder(tmp_path / "new", tmp_path / "best")
     assert (tmp_path / "best" / "f").read_text() == "best" and named(tmp_path) == ["best", "new"]
 
 
 def test_the_rest_goes_through_the_seam_too(tmp_path, watch):
     seam = watch()
-    atomic_io.append(tmp_path / "lines", {"a": 1})
+    atomic_io.append_text(tmp_path / "lines", atomic_io.strict_json({"a": 1}) + "\n")
     atomic_io.append_text(tmp_path / "lines", "torn")
     atomic_io.truncate(tmp_path / "lines", 9)
     assert (tmp_path / "lines").read_text() == '{"a": 1}\n'
@@ -122,14 +122,14 @@ def test_a_folder_that_cannot_be_synced_there_is_no_trouble_but_a_full_disk_is(t
         atomic_io.sync_folder(tmp_path)
 
 
-def test_nothing_of_ours_changes_the_disk_beside_the_seam():
-    """The rooms that write what a run is resumed from call the system only in atomic_io.py."""
+def test_modules_that_a_resume_depends_on_write_only_through_the_seam():
+    """They change the disk only with the functions of atomic_io.py."""
     import operant
 
     root = atomic_io.Path(operant.__file__).parent
-    own = ("checkpoint", "encoding", "manifest", "shelf", "origin", "run")
+    modules = ("storage/checkpoint", "storage/checkpoint_store", "storage/manifest", "storage/state_codec")
     words = ("os.replace(", "os.rename(", ".rename(", "rmtree(", ".unlink(", ".mkdir(", "write_text(", "write_bytes(")
-    for room in own:
-        source = (root / f"{room}.py").read_text(encoding="utf-8")
-        used = [w for w in words if w in source.replace("files.rename(", "").replace("files.mkdir(", "")]
-        assert not used, f"{room}.py uses {used}"
+    for module in (*modules, "runs/initial_models", "runs/run"):
+        source = (root / f"{module}.py").read_text(encoding="utf-8")
+        used = [w for w in words if w in source.replace("atomic_io.rename(", "").replace("atomic_io.mkdir(", "")]
+        assert not used, f"{module}.py uses {used}"

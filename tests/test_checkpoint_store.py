@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written in an order that no stop can hurt, recognised when damaged, kept as asked."""
+"""Checkpoints on disk: written in a safe order, recognised when damaged, kept as configured."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ from operant.types import OperantError
 
 
 def a_state(value=0):
-    """A run of one part; returns both."""
+    """A run state of one part; returns both."""
     state = RunState()
     return state, state.register("policy", Box({"n": value, "x": torch.full((5,), float(value))}))
 
@@ -38,10 +38,10 @@ def watch(monkeypatch):
     yield put_there
 
 
-# --- the order of things ----------------------------------------------------------------------------------------------
+# --- the order of operations ------------------------------------------------------------------------------------------
 
 
-def test_everything_is_on_the_disk_before_it_is_named_and_the_old_one_goes_last(tmp_path, watch):
+def test_everything_is_synced_before_it_gets_its_name_and_the_old_one_is_deleted_last(tmp_path, watch):
     state, box = a_state()
     for step in (1, 2):
         put(state, box, tmp_path, step)
@@ -61,7 +61,7 @@ def test_everything_is_on_the_disk_before_it_is_named_and_the_old_one_goes_last(
 
 
 def moments(state, box, folder, watch):
-    """How many times the disk is told of by one save of step 3 that follows 1 and 2."""
+    """How often the seam is called by a save of step 3 that follows steps 1 and 2."""
     for step in (1, 2):
         put(state, box, folder, step)
     seam = watch()
@@ -72,7 +72,7 @@ def moments(state, box, folder, watch):
 
 @pytest.mark.parametrize("again, keep", [(False, 2), (True, 2), (False, 1)])
 def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, again, keep):
-    """What lies on the disk before and after every operation is copied, as a kill would leave it there."""
+    """The folder is copied before and after every operation, in the state in which a kill would leave it."""
     state, box = a_state()
     for step in (1, 2, 3) if again else (1, 2):
         put(state, box, tmp_path / "run", step, keep=keep)
@@ -87,15 +87,15 @@ def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path
     monkeypatch.undo()
     assert len(copies) >= 22
     found = []
-    for left in copies:
-        heard = []
-        path = newest_whole(left, heard.append)
-        assert heard == [] and path is not None, left.name
+    for copy in copies:
+        warned = []
+        path = newest_whole(copy, warned.append)
+        assert warned == [] and path is not None, copy.name
         step, _ = state.load(path, quiet)
         assert box.state["n"] == step and bool((box.state["x"] == step).all())
         found.append(step)
-        put(state, box, left, 4, keep=keep)
-        assert named(left) == [f"step-0000{step}", "step-00004"][-keep:], left.name
+        put(state, box, copy, 4, keep=keep)
+        assert named(copy) == [f"step-0000{step}", "step-00004"][-keep:], copy.name
     assert found == sorted(found) and {found[0], found[-1]} == ({3} if again else {2, 3})
 
 
@@ -103,7 +103,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path
 def test_a_disk_that_is_full_at_any_moment_of_a_save_loses_nothing(tmp_path, watch, stays):
     state, box = a_state()
     count = moments(state, box, tmp_path / "0", watch)
-    said = set()
+    errors = set()
     for at in range(count):
         folder = tmp_path / f"full-{at}"
         for step in (1, 2):
@@ -113,19 +113,19 @@ def test_a_disk_that_is_full_at_any_moment_of_a_save_loses_nothing(tmp_path, wat
         with pytest.raises(OperantError) as refused:
             put(state, box, folder, 3)
         watch()
-        said.add(str(refused.value).replace(str(folder), "FOLDER"))
-        heard = []
-        path = newest_whole(folder, heard.append)
-        assert heard == [] and path.name in ("step-00002", "step-00003")
+        errors.add(str(refused.value).replace(str(folder), "FOLDER"))
+        warned = []
+        path = newest_whole(folder, warned.append)
+        assert warned == [] and path.name in ("step-00002", "step-00003")
         assert path.name == "step-00003" or not list(folder.glob(".*")), "litter"
-        assert {p: p.read_bytes() for p in before} == before, "the one before it was touched"
+        assert {p: p.read_bytes() for p in before} == before, "the older checkpoint was changed"
         put(state, box, folder, 4)
         assert named(folder)[-1] == "step-00004" and len(named(folder)) == 2, "litter"
     why = "no space left on device; free some space there, or choose a folder on another disk with --out"
-    assert said == {f"cannot save the checkpoint FOLDER/step-00003: {why}"}
+    assert errors == {f"cannot save the checkpoint FOLDER/step-00003: {why}"}
 
 
-def test_a_folder_that_may_not_be_written_to_is_said(tmp_path, watch):
+def test_a_folder_without_write_permission_is_reported(tmp_path, watch):
     state, box = a_state()
     put(state, box, tmp_path, 1)
     watch(0, PermissionError(13, "Permission denied"), stays=True)
@@ -134,7 +134,7 @@ def test_a_folder_that_may_not_be_written_to_is_said(tmp_path, watch):
     assert newest_whole(tmp_path, quiet).name == "step-00001"
 
 
-def test_how_large_it_is_and_how_long_it_took_is_told(tmp_path):
+def test_size_and_duration_are_returned(tmp_path):
     state, box = a_state()
     saved = put(state, box, tmp_path, 1)
     assert saved.bytes == sum(p.stat().st_size for p in saved.path.iterdir()) and 0 < saved.seconds < 60
@@ -171,20 +171,20 @@ def test_any_flipped_bit_and_any_length_of_a_file_is_noticed(tmp_path, name):
         assert verify(path) == f"{name} has {size} bytes, not {len(whole)}"
 
 
-def told(change, *, sealed=True):
-    """A manifest with a change that somebody has made who knows how it is sealed, or does not."""
+def changed(change, *, rehashed=True):
+    """Damage that changes a manifest, with or without a correct new hash of itself."""
 
     def damage(path):
-        held = manifest.read(path)
-        change(held)
-        held["sha256"] = manifest._seal(held) if sealed else "0" * 64
-        (path / "manifest.json").write_text(json.dumps(held), encoding="utf-8")
+        content = manifest.read(path)
+        change(content)
+        content["sha256"] = manifest._hash_of(content) if rehashed else "0" * 64
+        (path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
 
     return damage
 
 
-def climbing(held):
-    held["files"]["../../outside"] = {"size": 6, "sha256": "0"}
+def climbing(content):
+    content["files"]["../../outside"] = {"size": 6, "sha256": "0"}
 
 
 def text(content):
@@ -192,65 +192,68 @@ def text(content):
 
 
 @pytest.mark.parametrize(
-    "damage, said",
+    "damage, message",
     [
-        (told(climbing), "'../../outside', which lies outside"),
-        (told(lambda m: m["files"].update({"/etc/passwd": {"size": 1, "sha256": "0"}})), "which lies outside"),
-        (told(lambda m: m["files"].pop("state.json")), "names state.json"),
-        (told(lambda m: m["files"].update({"a\0": {"size": 1}})), "manifest.json|null"),
-        (told(lambda m: m["files"].update({".": {"size": 1}})), "no file"),
-        (told(lambda m: m["files"].update({"x" * 999: {"size": 1}})), "cannot be read"),
-        (told(lambda m: m["files"].update({"state.json": 3})), "manifest.json cannot be read"),
-        (told(lambda m: m.update(files=[])), "manifest.json cannot be read"),
-        (told(lambda m: m.update(kind="weights")), "of kind 'weights'"),
-        (told(lambda m: m.update(step=3)), "of step 3"),
-        (told(lambda m: m.update(step=True)), "of step True"),
-        (told(lambda m: m.update(schema="2")), "no schema"),
-        (told(lambda m: m.update(schema=0)), "no schema"),
-        (told(lambda m: m.pop("made_by")), "by what it was made"),
-        (told(lambda m: m.update(lengths={"../../x": 1})), "none of the run's"),
-        (told(lambda m: m.update(lengths={"metrics.jsonl": -1})), "none of the run's"),
-        (told(lambda m: m.update(lengths={"metrics.jsonl": 1.5})), "none of the run's"),
-        (told(lambda m: m.update(time="later"), sealed=False), "manifest.json was changed"),
+        (changed(climbing), "'../../outside', which is outside the folder"),
+        (
+            changed(lambda m: m["files"].update({"/etc/passwd": {"size": 1, "sha256": "0"}})),
+            "which is outside the folder",
+        ),
+        (changed(lambda m: m["files"].pop("state.json")), "names state.json"),
+        (changed(lambda m: m["files"].update({"a\0": {"size": 1}})), "manifest.json|null"),
+        (changed(lambda m: m["files"].update({".": {"size": 1}})), "not a file"),
+        (changed(lambda m: m["files"].update({"x" * 999: {"size": 1}})), "cannot be read"),
+        (changed(lambda m: m["files"].update({"state.json": 3})), "manifest.json cannot be read"),
+        (changed(lambda m: m.update(files=[])), "manifest.json cannot be read"),
+        (changed(lambda m: m.update(kind="weights")), "of kind 'weights'"),
+        (changed(lambda m: m.update(step=3)), "of step 3"),
+        (changed(lambda m: m.update(step=True)), "of step True"),
+        (changed(lambda m: m.update(schema="2")), "no schema"),
+        (changed(lambda m: m.update(schema=0)), "no schema"),
+        (changed(lambda m: m.pop("made_by")), "does not say which versions and machine made it"),
+        (changed(lambda m: m.update(lengths={"../../x": 1})), "do not belong to the run"),
+        (changed(lambda m: m.update(lengths={"metrics.jsonl": -1})), "do not belong to the run"),
+        (changed(lambda m: m.update(lengths={"metrics.jsonl": 1.5})), "do not belong to the run"),
+        (changed(lambda m: m.update(time="later"), rehashed=False), "manifest.json was changed"),
         (text(b"[" * 200_000), "manifest.json cannot be read"),
         (text(b'{"schema": 1' + b"0" * 9999 + b"}"), "manifest.json cannot be read"),
         (text(b"\xff\xfe{}"), "manifest.json cannot be read"),
         (text(b"[1]"), "manifest.json cannot be read"),
         (text(b"null"), "manifest.json cannot be read"),
-        (text(b" " * (1 << 24) + b"{}"), "which no manifest has"),
+        (text(b" " * (1 << 24) + b"{}"), "too many for a manifest"),
         (lambda path: [p.unlink() for p in path.iterdir()], "manifest.json is missing"),
         (lambda path: (path / "tensors.safetensors").unlink(), "tensors.safetensors is missing"),
     ],
 )
-def test_a_checkpoint_that_is_odd_is_named_and_passed_over(tmp_path, damage, said):
+def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path, damage, message):
     state, box = a_state()
     (tmp_path / "outside").write_text("secret", encoding="utf-8")
     older, newer = (put(state, box, tmp_path / "c", step).path for step in (9, 10))
     damage(newer)
-    heard = []
-    assert newest_whole(tmp_path / "c", heard.append) == older
-    assert len(heard) == 1 and "step-00010" in heard[0]
-    with pytest.raises(OperantError, match=said):
+    warned = []
+    assert newest_whole(tmp_path / "c", warned.append) == older
+    assert len(warned) == 1 and "step-00010" in warned[0]
+    with pytest.raises(OperantError, match=message):
         state.load(newer, quiet)
     with pytest.raises(OperantError, match="is damaged"):
         state.load(newer, quiet)
 
 
 class Trap:
-    """What a pickle may do to whoever opens it."""
+    """A pickle that runs a function when it is opened."""
 
     def __reduce__(self):
         return Path.touch, (Trap.path,)
 
 
-def test_a_pickle_is_no_safetensors_file_and_is_not_opened(tmp_path):
+def test_a_pickle_is_not_opened(tmp_path):
     state, box = a_state()
     path = put(state, box, tmp_path, 1).path
     Trap.path = tmp_path / "opened"
     (path / "tensors.safetensors").write_bytes(pickle.dumps(Trap()))
     manifest.write(path, manifest.read(path), ["tensors.safetensors", "state.json"])
-    assert verify(path) is None  # by its hash it is what was written
-    with pytest.raises(OperantError, match=r"tensors\.safetensors is no safetensors file"):
+    assert verify(path) is None  # its hash is correct
+    with pytest.raises(OperantError, match=r"tensors\.safetensors is not a safetensors file"):
         state.load(path, quiet)
     assert not Trap.path.exists()
 
@@ -269,7 +272,7 @@ def test_a_pickle_is_no_safetensors_file_and_is_not_opened(tmp_path):
         b'{"parts": {"policy": ' + b"[" * 900 + b"]" * 900 + b"}",
     ],
 )
-def test_state_that_is_none_is_said_and_nothing_is_loaded(tmp_path, content):
+def test_invalid_state_is_reported_and_nothing_is_loaded(tmp_path, content):
     state, box = a_state()
     path = put(state, box, tmp_path, 1).path
     (path / "state.json").write_bytes(content)
@@ -280,16 +283,16 @@ def test_state_that_is_none_is_said_and_nothing_is_loaded(tmp_path, content):
     assert box.state == "mine"
 
 
-def test_a_newer_schema_is_no_damage_and_is_not_passed_over(tmp_path):
+def test_a_newer_schema_is_not_damage_and_is_not_skipped(tmp_path):
     state, box = a_state()
     path = put(state, box, tmp_path, 1).path
-    told(lambda m: m.update(schema=3, kind="delta"))(path)
+    changed(lambda m: m.update(schema=3, kind="delta"))(path)
     assert newest_whole(tmp_path) == path
     with pytest.raises(OperantError, match="has schema 3, this operant reads up to 2; use the one that wrote it"):
         state.load(path, quiet)
 
 
-def test_what_cannot_be_opened_is_said(tmp_path, monkeypatch):
+def test_a_manifest_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
     state, box = a_state()
     older, newer = (put(state, box, tmp_path, step).path for step in (1, 2))
 
@@ -300,15 +303,15 @@ def test_what_cannot_be_opened_is_said(tmp_path, monkeypatch):
 
     read = manifest.read
     monkeypatch.setattr(manifest, "read", refuse)
-    heard = []
-    assert newest_whole(tmp_path, heard.append) == older
-    assert "manifest.json cannot be read (permission denied)" in heard[0]
+    warned = []
+    assert newest_whole(tmp_path, warned.append) == older
+    assert "manifest.json cannot be read (permission denied)" in warned[0]
 
 
-# --- which stay -------------------------------------------------------------------------------------------------------
+# --- retention --------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_stay_and_every_nth_and_the_spared_ones(tmp_path):
+def test_the_newest_every_nth_and_the_spared_ones_stay(tmp_path):
     state, box = a_state()
     for step in range(1, 24):
         put(state, box, tmp_path, step, keep=2, keep_every=10, spare=[7])
@@ -317,7 +320,7 @@ def test_the_newest_stay_and_every_nth_and_the_spared_ones(tmp_path):
     assert named(tmp_path) == [f"step-000{step}" for step in ("10", "20", "23", "24")]
 
 
-def test_step_0_is_no_nth_step(tmp_path):
+def test_step_0_is_not_an_nth_step(tmp_path):
     state, box = a_state()
     for step in (0, 1, 2):
         put(state, box, tmp_path, step, keep=1, keep_every=1 if step else 0)
@@ -338,7 +341,7 @@ def test_each_kind_is_counted_by_itself(tmp_path):
     assert to_resume(tmp_path, quiet, fresh_optimizer=True).name == "light-00004"
 
 
-def test_damaged_ones_are_no_reason_to_delete_a_whole_one(tmp_path):
+def test_a_complete_one_is_not_deleted_because_of_damaged_ones(tmp_path):
     state, box = a_state()
     paths = [put(state, box, tmp_path, step, keep=3).path for step in (1, 2, 3)]
     for path in paths[1:]:
@@ -347,7 +350,7 @@ def test_damaged_ones_are_no_reason_to_delete_a_whole_one(tmp_path):
     assert named(tmp_path) == ["step-00001", "step-00004"]
 
 
-def test_nothing_is_deleted_before_the_new_one_stands(tmp_path):
+def test_nothing_is_deleted_before_the_new_one_is_complete(tmp_path):
     state, box = a_state()
     put(state, box, tmp_path, 1, keep=1)
     box.state = {"x": torch.tensor(float("nan"))}
@@ -356,27 +359,27 @@ def test_nothing_is_deleted_before_the_new_one_stands(tmp_path):
     assert named(tmp_path) == ["step-00001"] and verify(tmp_path / "step-00001") is None
 
 
-def test_names_that_are_none_of_ours_stay(tmp_path):
+def test_other_files_and_folders_stay(tmp_path):
     state, box = a_state()
-    strange = ["step-", "step-x", "step-00001.tar.gz", "step-00001.bak", "lighthouse", "notes", "step-" + "9" * 30]
-    for name in strange:
+    others = ["step-", "step-x", "step-00001.tar.gz", "step-00001.bak", "lighthouse", "notes", "step-" + "9" * 30]
+    for name in others:
         (tmp_path / name).mkdir()
     (tmp_path / "step-00009").write_text("a file", encoding="utf-8")
     for step in (1, 2, 3):
         put(state, box, tmp_path, step)
     assert newest_whole(tmp_path).name == "step-00003"
-    assert named(tmp_path) == sorted([*strange, "step-00009", "step-00002", "step-00003"])
+    assert named(tmp_path) == sorted([*others, "step-00009", "step-00002", "step-00003"])
 
 
-# --- what a checkpoint says of itself ---------------------------------------------------------------------------------
+# --- manifest and loading ---------------------------------------------------------------------------------------------
 
 
-def test_kind_step_machine_threads_and_lengths_stand_in_the_manifest(tmp_path):
+def test_kind_step_machine_threads_and_lengths_are_in_the_manifest(tmp_path):
     state, box = a_state()
     lengths = {"metrics.jsonl": 1234, "distributions.jsonl": 0}
-    held = about(put(state, box, tmp_path, 12, lengths=lengths).path)
-    assert (held["schema"], held["kind"], held["step"], held["lengths"]) == (2, "resume", 12, lengths)
-    assert held["made_by"] == machine.about() and held["made_by"]["threads"] == torch.get_num_threads()
+    info = about(put(state, box, tmp_path, 12, lengths=lengths).path)
+    assert (info["schema"], info["kind"], info["step"], info["lengths"]) == (2, "resume", 12, lengths)
+    assert info["made_by"] == machine.about() and info["made_by"]["threads"] == torch.get_num_threads()
     assert about(put(state, box, tmp_path, 12, kind="light").path)["kind"] == "light"
 
 
@@ -385,7 +388,7 @@ def test_light_is_refused_without_a_fresh_optimizer(tmp_path):
     other = state.register("optimizer", Box("moments"))
     path = put(state, box, tmp_path, 1, kind="light").path
     for refused in (lambda: state.load(path, quiet), lambda: to_resume(tmp_path, quiet)):
-        with pytest.raises(OperantError, match=r"light-00001 is light: .*--fresh-optimizer goes on"):
+        with pytest.raises(OperantError, match=r"light-00001 is light: .*--fresh-optimizer resumes with these weights"):
             refused()
     box.state, other.state, renewed = None, "fresh", []
     other.renew = lambda: renewed.append(True)
@@ -393,7 +396,7 @@ def test_light_is_refused_without_a_fresh_optimizer(tmp_path):
     assert box.state["n"] == 1 and other.state == "fresh" and renewed == [True]
 
 
-def test_a_fresh_optimizer_leaves_only_the_optimizer_out_of_a_whole_one(tmp_path):
+def test_a_fresh_optimizer_loads_everything_but_the_optimizer(tmp_path):
     state, box = a_state()
     optimizer, tasks = state.register("optimizer", Box("moments")), state.register("tasks", Box(7))
     path = put(state, box, tmp_path, 1).path
@@ -402,7 +405,7 @@ def test_a_fresh_optimizer_leaves_only_the_optimizer_out_of_a_whole_one(tmp_path
     assert (optimizer.state, tasks.state) == ("fresh", 7)
 
 
-def test_warnings_are_how_it_is_said_where_nobody_asks_otherwise(tmp_path):
+def test_damage_is_a_warning_by_default(tmp_path):
     state, box = a_state()
     (put(state, box, tmp_path, 1).path / "state.json").unlink()
     with warnings.catch_warnings(record=True) as caught:
