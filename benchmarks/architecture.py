@@ -76,18 +76,21 @@ def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return packages
 
 
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """All that a node leads to."""
+    seen: set[str] = set()
+    waiting = list(graph.get(start, ()))
+    while waiting:
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            waiting += graph.get(node, ())
+    return seen
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Sets of modules that reach each other, each sorted."""
 
-    def reached(start: str) -> set[str]:
-        seen, waiting = set(), list(graph.get(start, ()))
-        while waiting:
-            if (node := waiting.pop()) not in seen:
-                seen.add(node)
-                waiting += graph.get(node, ())
-        return seen
-
-    reach = {node: reached(node) for node in graph}
+    reach = {node: _reached(graph, node) for node in graph}
     groups = {
         tuple(sorted({node} | {other for other in reach[node] if node in reach.get(other, ())})) for node in graph
     }
@@ -184,15 +187,62 @@ def measure() -> dict[str, int | float]:
     }
 
 
-def figure(packages: dict[str, set[str]], tools: set[str] | None = None) -> str:
-    """The packages by layer, lowest at the bottom, each import an arrow that goes down."""
-    raise NotImplementedError
+def tools() -> set[str]:
+    """The packages that the core must not import, as `docs/design.md` lists them."""
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    listed = page.split("<!-- packages -->")[1].split("<!-- /packages -->")[0]
+    return set(listed.partition("--- tools ---")[2].strip("` \n").split())
+
+
+WIDTH, ROW, BOX = 1080, 74, 34
+COLOURS = {"core": ("#e8f0fb", "#35577f"), "tool": ("#fdf0dd", "#8a5a12")}
+
+
+def figure(packages: dict[str, set[str]], outside: set[str]) -> str:
+    """An SVG of the packages in layers, the lowest at the bottom; a line is an import, from the upper to the lower.
+
+    A line is left out where a chain of other lines leads to the same package. outside: the packages drawn as tools.
+    """
+    rows = layers(packages)
+    height = ROW * len(rows) + 60
+    place: dict[str, tuple[float, float, float]] = {}
+    for level, row in enumerate(rows):
+        widths = [max(7.6 * len(name) + 22, 60) for name in row]
+        gap = (WIDTH - sum(widths)) / (len(row) + 1)
+        x = gap
+        for name, width in zip(row, widths, strict=True):
+            place[name] = (x, height - 44 - ROW * (level + 1) + (ROW - BOX) / 2, width)
+            x += width + gap
+    lines, boxes, below = [], [], {name: _reached(packages, name) for name in packages}
+    for name, targets in packages.items():
+        x, y, width = place[name]
+        for target in sorted(t for t in targets if not any(t in below[other] for other in targets)):
+            to_x, to_y, to_width = place[target]
+            start, end, middle = x + width / 2, to_x + to_width / 2, (y + BOX + to_y) / 2
+            path = f"M{start:.0f} {y + BOX:.0f}C{start:.0f} {middle:.0f} {end:.0f} {middle:.0f} {end:.0f} {to_y:.0f}"
+            lines.append(f'<path d="{path}" fill="none" stroke="#9aa7b5" stroke-width="1.2"/>')
+        fill, ink = COLOURS["tool" if name in outside else "core"]
+        boxes.append(
+            f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" rx="6" fill="{fill}" stroke="{ink}"/>'
+            f'<text x="{x + width / 2:.0f}" y="{y + 22:.0f}" text-anchor="middle" fill="{ink}">{name}</text>'
+        )
+    count = sum(map(len, packages.values()))
+    legend = (
+        f"{len(packages)} packages in {len(rows)} layers, {count} imports (those that others imply are not drawn); "
+        "blue: the core, ochre: the tools"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="14"><rect width="{WIDTH}" height="{height}" fill="white"/>{"".join(lines)}{"".join(boxes)}'
+        f'<text x="12" y="{height - 14}" fill="#444" font-size="13">{legend}</text></svg>\n'
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the measures there as well")
     parser.add_argument("--once", action="store_true", help="list the private functions that are used once")
+    parser.add_argument("--figure", type=Path, help="draw the packages there, as SVG")
     options = parser.parse_args(arguments)
     found = measure()
     for name, value in found.items():
@@ -201,6 +251,8 @@ def main(arguments: list[str] | None = None) -> None:
         print("circle:", " ".join(group))
     if options.once:
         print(*used_once({path: path.read_text(encoding="utf-8") for path in files()})[0], sep="\n")
+    if options.figure:
+        options.figure.write_text(figure(package_graph(module_graph()), tools()), encoding="utf-8")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -71,6 +71,7 @@ def pages() -> dict[str, str]:
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
+        "design.md": {"measured": measured.architecture()},
         "kl.md": {"kl": kl_table.table()},
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},

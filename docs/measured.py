@@ -201,3 +201,25 @@ def _machines(rows: list[dict[str, Any]]) -> str:
 def _read(name: str) -> list[dict[str, Any]]:
     path = RESULTS / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def architecture() -> str:
+    """The measures of the architecture before and after the packages were made, and what was asked for."""
+    before: Any = _read("architecture-before.json")
+    after: Any = _read("architecture.json")
+    asked = {
+        "modules in the root": "at most 12",
+        "packages": "at most 32",
+        "imports between packages": "at most 160",
+        "layers": "at most 11",
+        "circles between files": "0",
+        "statements": f"at most {int(0.9 * before['statements']):,}",
+        "90 % of functions have at most this many lines": "under 40",
+        "lines of the longest function": "at most 80",
+        "private functions used once": "at most 150",
+    }
+    table = "| measure | before | after | asked for |\n|---|---|---|---|\n"
+    for name, value in after.items():
+        old = before[name] if "afternoon" not in name else None
+        table += f"| {name} | {'' if old is None else f'{old:,}'} | {value:,} | {asked.get(name, '')} |\n"
+    return table

@@ -1,4 +1,4 @@
-"""The rules that the code keeps as a whole: the order of the rooms, and habits that prevent whole families of faults.
+"""The rules that the code keeps as a whole: the order of its packages, and habits that prevent families of faults.
 
 A rule is a function from source to complaints. Each is held to a sample that breaks it, so that it can fail.
 """
@@ -15,7 +15,7 @@ from benchmarks import architecture
 PACKAGE = Path(__file__).parents[1] / "src" / "operant"
 FILES = sorted(PACKAGE.rglob("*.py"))
 DESIGN = (PACKAGE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
-LEVELS = DESIGN.split("<!-- rooms -->")[1].split("<!-- /rooms -->")[0].strip().strip("`").strip().splitlines()
+LEVELS = DESIGN.split("<!-- packages -->")[1].split("<!-- /packages -->")[0].strip().strip("`").strip().splitlines()
 CORE = LEVELS[: LEVELS.index("--- tools ---")]
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages.split()}
 GRAPH = architecture.module_graph()
@@ -55,6 +55,55 @@ def test_a_package_imports_only_packages_below_it(path: Path) -> None:
 
 def test_every_package_of_the_page_is_there() -> None:
     assert set(LEVEL) - {"---", "tools"} == {architecture.package_of(module) for module in GRAPH}
+
+
+def test_the_core_imports_no_tool() -> None:
+    core, tools = ({name for line in lines for name in line.split()} for lines in (CORE, LEVELS[len(CORE) + 1 :]))
+    graph = architecture.package_graph(GRAPH)
+    assert {name: graph[name] & tools for name in core if graph[name] & tools} == {}
+
+
+def test_no_files_import_each_other() -> None:
+    assert architecture.circles(GRAPH) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]]),
+    ],
+)
+def test_circles_are_seen(graph: dict[str, set[str]], found: list[list[str]]) -> None:
+    assert architecture.circles(graph) == found
+
+
+def test_the_core_can_be_read_in_an_afternoon() -> None:
+    listed = architecture.afternoon()
+    assert len(listed) == len(set(listed)) > 20
+    assert sum((PACKAGE / name).read_text(encoding="utf-8").count("\n") for name in listed) <= 6000
+
+
+LIMITS = {
+    "modules in the root": 12,
+    "packages": 32,
+    "imports between packages": 160,
+    "layers": 12,
+    "90 % of functions have at most this many lines": 40,
+    "lines of the longest function": 80,
+    "private functions used once": 200,
+}
+
+
+def test_the_architecture_keeps_its_limits() -> None:
+    measured = architecture.measure()
+    assert {name: measured[name] for name, limit in LIMITS.items() if measured[name] > limit} == {}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,13 @@ class Tally:
 
     def mean(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
         """Add every value (of those where `where` is True) with weight 1."""
-        flat = _numbers(values, where).tolist()
+        flat = _list(values, where)
         if flat:
             self.add(name, sum(flat), len(flat))
 
     def spread(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
         """Add the values to a (biased) standard deviation, which is merged exactly (Chan et al., 1979)."""
-        flat = _numbers(values, where).tolist()
+        flat = _list(values, where)
         if flat:
             mean = sum(flat) / len(flat)
             self._spread(name, (float(len(flat)), mean, sum((x - mean) ** 2 for x in flat)))
@@ -161,3 +161,11 @@ class Tally:
         n = n0 + n1
         gap = m1 - m0
         self.squares[name] = (n, m0 + gap * n1 / n, s0 + s1 + gap * gap * n0 * n1 / n)
+
+
+def _list(values: Tensor | Iterable[float], where: Tensor | None) -> list[float]:
+    """Return the values, of a tensor those where `where` is True, as a list of Python floats."""
+    if isinstance(values, Tensor):
+        picked = values if where is None else values[where]
+        return picked.detach().double().flatten().tolist()
+    return [float(value) for value in values]

@@ -16,8 +16,8 @@ REPLIES = 64
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A score before training and now: `Progress("held-out reward", 0.55, 0.92, 0.02, 0.24)`."""
+class RewardChange:
+    """A score before training and now: `RewardChange("held-out reward", 0.55, 0.92, 0.02, 0.24)`."""
 
     label: str
     before: float
@@ -45,7 +45,7 @@ class Progress:
         return self.rise > 0 and self.beyond_noise and self.rise >= LEARNED * self.spread
 
 
-def progress(history: History) -> Progress | None:
+def progress(history: History) -> RewardChange | None:
     """Return the change of the best available score, or None if there is none.
 
     Held-out tasks come first, if they were evaluated before and after training; then evaluations and probes during
@@ -57,22 +57,22 @@ def progress(history: History) -> Progress | None:
     return _held_out(history.evaluation, spread) or _repeated(history, spread) or _training_reward(history, spread)
 
 
-def _supervised(history: History) -> Progress:
+def _supervised(history: History) -> RewardChange:
     """Compare held-out losses before and after training, or the losses of the first and the last steps."""
     before, after = history.evaluation.get("before") or {}, history.evaluation.get("after") or {}
     if before.get("loss") is not None and after.get("loss") is not None:
         pairs = zip(before.get("given", ()), after.get("given", ()))
         changes = [b["nats"] / b["tokens"] - a["nats"] / a["tokens"] for a, b in pairs if a["tokens"]]
-        return Progress("held-out loss", before["loss"], after["loss"], _standard_error(changes), 0.0, falls=True)
+        return RewardChange("held-out loss", before["loss"], after["loss"], _standard_error(changes), 0.0, falls=True)
     if (first := history.first("evaluate/loss_before")) is not None and (now := history.recent("evaluate/loss", 1)):
-        return Progress("held-out loss", first, now, 0.0, 0.0, falls=True)
+        return RewardChange("held-out loss", first, now, 0.0, 0.0, falls=True)
     losses = history.values("supervised/loss")
     early, late = losses[:RECENT], losses[-RECENT:]
     error = (_spread(early) ** 2 / len(early) + _spread(late) ** 2 / len(late)) ** 0.5
-    return Progress("loss", _mean(early), _mean(late), error, 0.0, falls=True)
+    return RewardChange("loss", _mean(early), _mean(late), error, 0.0, falls=True)
 
 
-def _held_out(evaluation: Mapping[str, Any], spread: float) -> Progress | None:
+def _held_out(evaluation: Mapping[str, Any], spread: float) -> RewardChange | None:
     """Compare the held-out scores task by task: both sides have the same tasks, so their differences vary less."""
     before, after = evaluation.get("before"), evaluation.get("after")
     if not before or not after or before.get("mean") is None or after.get("mean") is None:
@@ -80,21 +80,21 @@ def _held_out(evaluation: Mapping[str, Any], spread: float) -> Progress | None:
     old, new = ([r.get("score") for r in side.get("replies", ())] for side in (before, after))
     changes = [b - a for a, b in zip(old, new) if a is not None and b is not None]
     old_spread = _spread([float(x) for x in old if x is not None])
-    return Progress("held-out reward", before["mean"], after["mean"], _standard_error(changes), old_spread or spread)
+    return RewardChange("held-out reward", before["mean"], after["mean"], _standard_error(changes), old_spread or spread)
 
 
-def _repeated(history: History, spread: float) -> Progress | None:
+def _repeated(history: History, spread: float) -> RewardChange | None:
     """Compare evaluations, or else probes, with those before training: same queries, same random numbers."""
     for name, label, queries in (("evaluate/reward", "held-out reward", 64), ("probe/reward", "probe reward", 32)):
         scores = [m[name] for m in history.metrics if m.get(name) is not None]
         before = history.first(f"{name}_before")
         if scores and before is not None:
             wide = (history.first("evaluate/reward_std") if name == "evaluate/reward" else None) or spread
-            return Progress(label, before, float(scores[-1]), wide * (2 / queries) ** 0.5, wide)
+            return RewardChange(label, before, float(scores[-1]), wide * (2 / queries) ** 0.5, wide)
     return None
 
 
-def _training_reward(history: History, spread: float) -> Progress | None:
+def _training_reward(history: History, spread: float) -> RewardChange | None:
     """Compare the mean rewards of the first and the last steps."""
     steps = [m for m in history.metrics if m.get("reward/mean") is not None]
     if not steps:
@@ -103,7 +103,7 @@ def _training_reward(history: History, spread: float) -> Progress | None:
     first, last = steps[: min(max(1, -(-REPLIES // int(count))), RECENT)], steps[-RECENT:]
     before, after = (_mean([m["reward/mean"] for m in part]) for part in (first, last))
     error = sum(_error_of_mean_reward(part) ** 2 for part in (first, last)) ** 0.5
-    return Progress("reward", before, after, error, spread)
+    return RewardChange("reward", before, after, error, spread)
 
 
 def _error_of_mean_reward(steps: Sequence[Mapping[str, Any]]) -> float:
