@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from operant.rewards.evaluate import Total, totals
+from operant.rollouts.totals import Total, totals
 from operant.types import Batch, Rollout
 
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")

@@ -16,10 +16,11 @@ from operant.import_by_name import find, nearest
 from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
-from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, totals
+from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
+from operant.rollouts.totals import totals
 from operant.types import OperantError, RewardFn
 
 __all__ = [

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, Total, check, judge, name_of
+from operant.rewards.evaluate import Judged, Outcome, check, judge, name_of
+from operant.rollouts.totals import Total
 from operant.types import OperantError, RewardFn, Rollout
 
 FAILED: tuple[Outcome, ...] = ("error", "timeout")

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from operant.rollouts.totals import Total
 from operant.sandbox.serialise import as_list
 from operant.tally import Tally
 from operant.types import OperantError, RewardFn, Rollout
 
-Total = float | list[float] | None
 Outcome = Literal["ok", "error", "timeout", "abstain"]
 """The outcome of judging a sample: a score, a failure, no answer in time, or None from the reward."""
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "abstain")
@@ -121,12 +121,6 @@ def check(reward: RewardFn) -> None:
     """Load what the reward needs (a model, a package), so that a mistake shows before training and not during it."""
     if hasattr(reward, "check"):
         reward.check()
-
-
-def totals(scores: Sequence[Total], rollouts: Sequence[Rollout]) -> list[float | None]:
-    """One number per rollout: its score (summed over tokens) plus the environment's pay; None if it abstained."""
-    summed = [sum(score) if isinstance(score, list) else score for score in scores]
-    return [None if score is None else score + r.paid for score, r in zip(summed, rollouts, strict=True)]
 
 
 def parts_by_name(results: Sequence[SampleResult], name: str) -> dict[str, list[float | None]]:

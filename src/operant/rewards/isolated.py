@@ -15,8 +15,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from operant.rewards.evaluate import CallFailure, Judged, SampleResult, Total, check_answer
+from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
 from operant.rewards.failure_policy import IsolationOptions, apply_policy
+from operant.rollouts.totals import Total
 from operant.sandbox import worker
 from operant.sandbox.pool import Job, Pool, Response
 from operant.sandbox.process import Limits

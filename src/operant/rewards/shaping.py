@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant import distributed
-from operant.rewards.evaluate import Total
+from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
 from operant.tally import ROUNDING
 from operant.types import OperantError, Rollout

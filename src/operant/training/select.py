@@ -6,8 +6,8 @@ from typing import Any
 
 from operant import distributed
 from operant.metrics import collect
-from operant.rewards.evaluate import Total, totals
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
+from operant.rollouts.totals import Total, totals
 from operant.tally import Tally
 from operant.types import OperantError, Rollout, shown
 
