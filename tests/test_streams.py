@@ -3,6 +3,7 @@
 The counter is written out here with Python's whole numbers, from Steele et al. (2014) and its use in the library.
 """
 
+from dataclasses import fields
 from hashlib import blake2b
 
 import pytest
@@ -10,8 +11,11 @@ from toys import letters, lm
 
 from operant.data.order import Order
 from operant.data.tasks import DataOptions, load_tasks
+from operant.models.hidden_states import Modes
 from operant.sampling import STREAMS, counter, task_key, uniforms
+from operant.storage.checkpoint import LIGHT, RunState
 from operant.training.learner import Learner
+from operant.types import OperantError
 
 WORD = (1 << 64) - 1
 
@@ -64,3 +68,28 @@ def test_tasks_keep_their_names(tmp_path):
 def test_queries_keep_their_names():
     learner = Learner(lm(vocab=len(letters())), tokenizer=letters(), max_tokens=2)
     assert [r.task.id for r in learner.generate(["ab", [5, 6]])] == ["query/'ab'", "query/[5, 6]"]
+
+
+# --- names on disk ----------------------------------------------------------------------------------------------------
+
+
+def test_names_in_a_checkpoint_are_a_format():
+    """Parts are matched by name: a renamed one would refuse every checkpoint that was written before."""
+    parts = ["policy", "optimizer", "controller", "moments", "progress", "budget", "reference"]
+    assert list(Learner(lm("gpt2", 40)).parts()) == parts
+    assert {"policy"} == LIGHT, "what a light checkpoint holds"
+    assert {f.name for f in fields(Modes)} >= {"padded", "left", "cached", "pooled", "packed", "branched"}
+
+
+def test_an_unknown_part_of_a_checkpoint_is_an_error(tmp_path):
+    """A part that was renamed is never passed over in silence."""
+    old, new = RunState(), RunState()
+    old.register("shadow", Order(1, seed=0))
+    new.register("tasks", Order(1, seed=0))
+    with pytest.raises(OperantError, match="lacks tasks"):
+        new.load(old.save(tmp_path, 1).path)
+    new.register("shadow", Order(1, seed=0))
+    old.register("tasks", Order(1, seed=0))
+    old.register("copy", Order(1, seed=0))
+    with pytest.raises(OperantError, match="copy"):
+        new.load(old.save(tmp_path, 2).path)
