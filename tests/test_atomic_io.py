@@ -1,4 +1,4 @@
-"""Every change to the disk goes through one place, and whatever is refused there leaves the old or the new."""
+"""Every change of the disk goes through one seam; if it fails, the old file or the new one is complete."""
 
 import errno
 
@@ -19,7 +19,7 @@ def watch(monkeypatch):
     return put
 
 
-def test_a_file_is_written_brought_to_the_disk_and_named_in_that_order(tmp_path, watch):
+def test_a_file_is_written_synced_and_renamed_in_that_order(tmp_path, watch):
     seam = watch()
     atomic_io.write(tmp_path / "a", "text")
     order = ("write", "fsync", "rename", "fsync_folder")
@@ -30,7 +30,7 @@ def test_a_file_is_written_brought_to_the_disk_and_named_in_that_order(tmp_path,
 
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("at", range(8))
-def test_a_disk_that_refuses_leaves_the_old_file_or_the_new(tmp_path, watch, at, stays):
+def test_a_failing_disk_leaves_the_old_file_or_the_new(tmp_path, watch, at, stays):
     atomic_io.write(tmp_path / "a", "old")
     watch(at, FULL, stays=stays)
     with pytest.raises(OperantError, match=r"cannot write .*/a: no space left on device; free some space there"):
@@ -40,7 +40,7 @@ def test_a_disk_that_refuses_leaves_the_old_file_or_the_new(tmp_path, watch, at,
     assert named(tmp_path) == ["a"]
 
 
-def test_what_ends_the_process_passes_as_it_is(tmp_path, watch):
+def test_an_exception_that_ends_the_process_is_not_changed(tmp_path, watch):
     atomic_io.write(tmp_path / "a", "old")
     watch(3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -48,7 +48,7 @@ def test_what_ends_the_process_passes_as_it_is(tmp_path, watch):
     assert (tmp_path / "a").read_text() == "old" and named(tmp_path) == ["a"]
 
 
-def test_every_folder_that_was_missing_is_brought_to_the_disk_in_the_one_above_it(tmp_path, watch):
+def test_every_missing_folder_is_created_and_its_parent_synced(tmp_path, watch):
     seam = watch()
     atomic_io.mkdir(tmp_path / "a" / "b")
     assert seam.done() == [("mkdir", "a"), ("fsync_folder", tmp_path.name), ("mkdir", "b"), ("fsync_folder", "a")]
@@ -58,7 +58,7 @@ def test_every_folder_that_was_missing_is_brought_to_the_disk_in_the_one_above_i
         atomic_io.mkdir(tmp_path / "a" / "b", exist_ok=False)
 
 
-def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, watch):
+def test_a_folder_is_replaced_and_the_old_one_stays_until_then(tmp_path, watch):
     def made(text):
         atomic_io.mkdir(tmp_path / "new")
         atomic_io.write_and_sync(tmp_path / "new" / "f", text)
@@ -77,7 +77,7 @@ def test_a_folder_takes_a_name_and_keeps_the_old_one_until_it_has_it(tmp_path, w
     assert (tmp_path / "best" / "f").read_text() == "new" and named(tmp_path) == ["best"]
 
 
-def test_a_folder_that_is_refused_its_name_leaves_the_old_one_under_it(tmp_path, watch):
+def test_a_failed_replacement_restores_the_old_folder(tmp_path, watch):
     for name in ("best", "new"):
         atomic_io.mkdir(tmp_path / name)
         atomic_io.write_and_sync(tmp_path / name / "f", name)
@@ -87,19 +87,19 @@ def test_a_folder_that_is_refused_its_name_leaves_the_old_one_under_it(tmp_path,
     assert (tmp_path / "best" / "f").read_text() == "best" and named(tmp_path) == ["best", "new"]
 
 
-def test_the_rest_goes_through_the_seam_too(tmp_path, watch):
+def test_all_other_operations_go_through_the_seam(tmp_path, watch):
     seam = watch()
     atomic_io.append_text(tmp_path / "lines", atomic_io.strict_json({"a": 1}) + "\n")
     atomic_io.append_text(tmp_path / "lines", "torn")
     atomic_io.truncate(tmp_path / "lines", 9)
     assert (tmp_path / "lines").read_text() == '{"a": 1}\n'
     atomic_io.remove(tmp_path / "lines")
-    atomic_io.remove(tmp_path / "lines")  # is not there: nothing is done
+    atomic_io.remove(tmp_path / "lines")  # it is not there: nothing happens
     atomic_io.remove_tree(tmp_path / "nothing")
     assert [operation for operation, _ in seam.done()] == ["append", "append", "truncate", "fsync", "remove"]
 
 
-def test_of_a_link_the_link_is_deleted_and_not_what_it_leads_to(tmp_path):
+def test_deleting_a_link_does_not_delete_its_target(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "f").write_text("text", encoding="utf-8")
     for name in ("link", "nowhere"):
@@ -108,14 +108,14 @@ def test_of_a_link_the_link_is_deleted_and_not_what_it_leads_to(tmp_path):
     assert named(tmp_path) == ["mine"] and named(tmp_path / "mine") == ["f"]
 
 
-def test_a_folder_that_cannot_be_synced_there_is_no_trouble_but_a_full_disk_is(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_synced_is_ignored_but_a_failing_disk_is_not(tmp_path, monkeypatch):
     def refuses(code):
         def fsync(descriptor):
             raise OSError(code, "no")
 
         monkeypatch.setattr(atomic_io.os, "fsync", fsync)
 
-    refuses(errno.EINVAL)  # as some network file systems say it
+    refuses(errno.EINVAL)  # as some network file systems report
     atomic_io.sync_folder(tmp_path)
     refuses(errno.EIO)
     with pytest.raises(OSError):

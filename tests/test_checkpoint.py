@@ -1,4 +1,4 @@
-"""RunState: in memory, to disk and back to the bit, whole or not at all."""
+"""RunState: snapshots in memory and checkpoints on disk are bit-identical, complete or absent."""
 
 import json
 import resource
@@ -15,7 +15,7 @@ from operant.types import OperantError
 
 
 def trained(seed=0, steps=3):
-    """A model and its Adam after a few steps, the latter with two groups."""
+    """A model and its Adam optimizer with two parameter groups, after a few steps."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[2].parameters(), "weight_decay": 0.1}]
@@ -32,7 +32,7 @@ def step(model, optimizer):
 
 
 def same(a, b):
-    """Equal to the bit, in type, dtype and order."""
+    """Bit-identical, with the same types, dtypes and order."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):
@@ -162,7 +162,7 @@ def cut_tensors(path):
         (lambda path: (path / "manifest.json").write_text("{", encoding="utf-8"), "manifest.json cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, said):
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, damage, said):
     state = RunState()
     state.register("x", Box(torch.randn(5)))
     older, newer = state.save(tmp_path, 9).path, state.save(tmp_path, 10).path
@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, said):
     assert newest_whole(tmp_path, quiet) is None
 
 
-def test_two_are_kept_and_a_future_that_was_given_up_is_not(tmp_path):
+def test_two_checkpoints_stay_and_later_ones_of_an_abandoned_run_do_not(tmp_path):
     state = RunState()
     box = state.register("x", Box(0))
 
@@ -263,7 +263,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert list(tmp_path.iterdir()) == [whole] and newest_whole(tmp_path) == whole
 
 
-def test_another_version_or_thread_count_is_said(tmp_path, monkeypatch):
+def test_another_version_or_thread_count_is_a_warning(tmp_path, monkeypatch):
     state = RunState()
     state.register("x", Box(1))
     path = state.save(tmp_path, 1).path

@@ -1,4 +1,4 @@
-"""Tasks from anything, queries as ids, sentences for what is wrong, and an order that can be resumed."""
+"""Tasks from every kind of source, queries as token ids, errors, and an order that can be resumed."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ TEXT = "the film was good and the story was long but my brother and i saw the fi
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Words and single characters; id 1 begins and id 2 ends what it encodes by itself."""
+    """Words and single characters; adds id 1 before and id 2 after a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -32,7 +32,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def bpe():
-    """A byte-level BPE as GPT-2's: no special tokens around a text, and text does not survive being cut and encoded."""
+    """A byte-level BPE as GPT-2's: without special tokens, and cut texts may be encoded differently."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -138,7 +138,7 @@ def test_queries_are_the_first_ids_of_the_text(bpe):
 
 
 def test_a_query_of_a_long_text_is_not_cut_where_the_encoded_piece_ends(bpe):
-    """Texts whose first hundreds of characters are few tokens, or hold no space, are encoded whole."""
+    """Texts whose first hundreds of characters are few tokens, or have no space, are encoded as a whole."""
     rows = ["the " * 3 + " " * 400 + "film was " * 20, "thefilm" * 200 + " the", "\n" * 500 + TEXT * 10]
     for n in (3, 8):
         assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
@@ -249,7 +249,11 @@ def test_files_that_cannot_be_read(tmp_path):
         ([{"text": "x"}], {"template": "{review}"}, "template needs 'review'; fields: text"),
         ([{"text": "x", "id": 1}] * 2, {"id_field": "id"}, "the id '1' occurs twice"),
         ([], {}, "has no rows"),
-        (["ab", "", "abc"], {"min_chars": 9}, r"none of 3 rows passes the filters \(2 after 'not empty', 0 after .*loosen min_chars=9"),
+        (
+            ["ab", "", "abc"],
+            {"min_chars": 9},
+            r"none of 3 rows passes the filters \(2 after 'not empty', 0 after .*loosen min_chars=9",
+        ),
         (["", " "], {}, "none of 2 rows passes the filters .* is empty everywhere"),
         ({"text": "x"}, {}, "a dict is not a source"),
         (lambda: None, {}, "returned a NoneType"),
@@ -353,7 +357,7 @@ def test_the_order_is_resumed_where_it_stood():
     assert Order(37, seed=2).take(100) != whole
 
 
-def test_an_order_refuses_other_tasks_and_none():
+def test_an_order_refuses_other_tasks_and_an_empty_list():
     with pytest.raises(OperantError, match="number of tasks 5, this one 6"):
         Order(6).load_state_dict(Order(5).state_dict())
     with pytest.raises(OperantError, match="seed of the order 0, this one 1"):
@@ -367,7 +371,7 @@ def test_an_order_may_be_plain():
 
 
 def test_orders_are_fair():
-    """Over many passes each task stands first about equally often."""
+    """Over many passes each task comes first about equally often."""
     firsts = Counter()
     order = Order(4, seed=0)
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Disks that fill up, forbid or come back, clocks that jump, reports that fail: training goes on and says so."""
+"""Full, read-only and recovering disks, clocks that jump, failing reports: training continues and reports it."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from operant.storage.checkpoint_store import newest_whole
 
 
 class Disk:
-    """Refuses what `refuses(operation, path)` says, while the step is one of `steps`; as a full disk would."""
+    """Fails, as a full disk does, for operations with `refuses(operation, path)`, while the step is one of `steps`."""
 
     def __init__(self, refuses, steps=range(2, 4), code=errno.ENOSPC):
         self.refuses, self.steps, self.code, self.step, self.refused = refuses, steps, code, 0, []
@@ -56,7 +56,7 @@ def run_on(disk, out, **more):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
 def test_a_disk_that_fails_for_a_while_loses_no_metrics(tmp_path, capsys, code):
-    """Steps 2 and 3 of 4 find a disk that takes nothing: the log of the whole run is there afterwards."""
+    """The disk takes nothing in steps 2 and 3 of 4; afterwards the log of the whole run is complete."""
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", tokenizer=letters(), **SMALL)
     disk = Disk(anything, code=code)
     run = run_on(disk, tmp_path / "full", best="reward/mean", probe_every=1)
@@ -102,7 +102,7 @@ def test_the_last_save_is_the_one_whose_failure_is_an_error(tmp_path, capsys):
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
 
 
-def test_a_failing_reward_is_told_and_not_the_disk_that_fails_beside_it(tmp_path, capsys):
+def test_a_failing_reward_is_reported_rather_than_the_failing_disk(tmp_path, capsys):
     def fails(rollouts):
         disk.step = 2
         raise RuntimeError("the judge is out")

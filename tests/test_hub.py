@@ -1,4 +1,4 @@
-"""A name becomes a folder, or says within seconds what can be had instead."""
+"""A model's name gives a folder, or within seconds an error with alternatives."""
 
 import json
 import threading
@@ -50,7 +50,7 @@ def test_a_folder_is_itself(tmp_path):
     assert hub.find_model(folder) == str(folder)
 
 
-def test_a_folder_without_config_and_a_missing_one_are_told_apart(tmp_path):
+def test_a_folder_without_config_and_a_missing_one_have_different_errors(tmp_path):
     with pytest.raises(OperantError, match=r"no config\.json"):
         hub.find_model(tmp_path)
     with pytest.raises(OperantError, match="no such folder"):
@@ -65,7 +65,7 @@ def test_builtin_names(builtin):
         hub.find_model("builtin:review-lm")
 
 
-def test_offline_is_respected_at_once_and_says_what_can(builtin, cache, monkeypatch):
+def test_offline_is_respected_immediately_and_alternatives_are_named(builtin, cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("the network was asked"))
     with pytest.raises(OperantError, match=r"'gpt2' .* cannot be downloaded .*folder.*builtin:reviews-lm"):
@@ -158,7 +158,7 @@ def test_what_is_no_hub_name_is_pinned_as_it_is(builtin, tmp_path):
 @pytest.mark.parametrize(
     "revision", ["", "../../etc", "a/../b", "/abs", ".hidden", "a b", "a\0", "a\n", "x" * 200, "a@b"]
 )
-def test_a_revision_that_can_be_none_is_refused_before_anything_is_looked_for(cache, monkeypatch, revision):
+def test_an_invalid_revision_is_refused_before_any_request(cache, monkeypatch, revision):
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("the network was asked"))
     for find in (hub.find_model, hub.find_config):
         with pytest.raises(OperantError, match="is not a revision; give a branch, tag or commit after @"):

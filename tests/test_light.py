@@ -1,4 +1,4 @@
-"""What a light checkpoint holds, and does not; checkpoints of the first schema; that saving changes nothing."""
+"""The content of light checkpoints; checkpoints of the first schema; saving changes nothing in a run."""
 
 import random
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_light_of_a_separate_critic_holds_it(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"model.train_layers": 1}, {"model.precision": "bfloat16"}])
 def test_weights_of_a_light_one_are_what_the_next_step_begins_from(tmp_path, options):
-    """Of weights in bfloat16 the optimizer has masters, which must not bring the old ones back."""
+    """For bfloat16 weights the optimizer has float32 masters, which must not restore the old weights."""
     learner = trained(steps=2, **options)
     path = state_of(learner).save(tmp_path, 2, kind="light").path
     other = trained(steps=0, **options)
@@ -119,7 +119,7 @@ def test_weights_of_a_light_one_are_what_the_next_step_begins_from(tmp_path, opt
 
 
 def as_it_was():
-    """The run whose checkpoint lies in the fixture, before its first step."""
+    """The run whose checkpoint is in the fixture, before its first step."""
     torch.manual_seed(0)
     shape = {"vocab_size": 12, "n_positions": 16, "n_embd": 4, "n_layer": 1, "n_head": 1, "initializer_range": 0.2}
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=2, pad_token_id=0)).eval()
@@ -130,7 +130,7 @@ def as_it_was():
 
 
 def test_a_checkpoint_of_the_first_schema_can_be_resumed():
-    """Written by the code before the second schema, after two steps; that code's third step had a mean of 0.15625."""
+    """Written before the second schema, after two steps; the third step of that version had a mean of 0.15625."""
     learner, order, state = as_it_was()
     heard = []
     path = newest_whole(FIXTURE, heard.append)
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_the_first_schema_can_be_resumed():
     assert metrics["kl/per_reply"] == pytest.approx(0.15347, abs=1e-4)
 
 
-def test_one_of_the_first_schema_is_written_anew_in_the_second(tmp_path):
+def test_a_checkpoint_of_the_first_schema_is_rewritten_in_the_second(tmp_path):
     _, _, state = as_it_was()
     state.load(newest_whole(FIXTURE), quiet)
     path = state.save(tmp_path, 2).path

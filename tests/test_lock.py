@@ -1,4 +1,4 @@
-"""One writer: who holds a run folder, who is dead, and that of many starters one gets it."""
+"""One writer per run folder: locks of living and dead processes; of many that start together, one wins."""
 
 import json
 import os
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="n
 
 
 def held(path, **other):
-    """A lock as this process would leave it, with something else about its holder."""
+    """Writes a lock as this process would, with some values of its holder changed."""
     assert lock.take_free(path)
     mine = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(mine | other), encoding="utf-8")
@@ -26,7 +26,7 @@ def left_by_a_dead_process(path):
 
 
 def test_of_many_starters_at_one_stale_lock_one_wins(tmp_path, monkeypatch):
-    """Each looks, and takes its time before it acts on what it saw."""
+    """Each process reads the lock and waits before it acts on it."""
     for attempt in range(5):
         folder = tmp_path / str(attempt)
         folder.mkdir()
@@ -54,7 +54,7 @@ def test_of_many_starters_at_one_stale_lock_one_wins(tmp_path, monkeypatch):
         monkeypatch.undo()
 
 
-def test_a_machine_that_was_started_anew_holds_nothing(tmp_path):
+def test_a_restarted_machine_holds_no_lock(tmp_path):
     held(tmp_path / "lock", boot="another")
     assert lock.take(tmp_path / "lock")["boot"] == "another"
 
@@ -69,7 +69,7 @@ def test_another_machine_cannot_be_asked(tmp_path):
 
 
 def test_a_container_on_this_machine_is_asked_through_the_kernel(tmp_path):
-    """Its process numbers mean nothing here; the kernel's own lock tells whether it lives."""
+    """Its pids mean nothing here; the kernel's file lock shows whether it lives."""
     path, over = tmp_path / "lock", tmp_path / "over"
 
     def hold():
@@ -99,7 +99,7 @@ def test_the_lock_of_an_older_version_is_understood(tmp_path):
     assert lock.take(tmp_path / "lock") == kept
 
 
-def test_a_torn_lock_is_nobodys(tmp_path):
+def test_a_truncated_lock_is_not_held(tmp_path):
     (tmp_path / "lock").write_text('{"pid": 1', encoding="utf-8")
     assert lock.take(tmp_path / "lock")["pid"] is None
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as processes meet them: the first ends after the step and saves, the second at once."""
+"""SIGINT and SIGTERM in real processes: the first ends the run after the step and saves, the second immediately."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def count_a(rollouts):
 
 
 def training(out, reward=count_a, **more):
-    """A child that trains until it is stopped; 0 where the run says that it was interrupted and saved."""
+    """A child process that trains until it is stopped; exits with 0 if the run was interrupted and saved."""
 
     def work():
         policy = lm("gpt2", vocab=len(letters()), spread=0.02)
@@ -111,7 +111,7 @@ def test_under_torchrun_ctrl_c_and_what_it_hands_on_are_one(tmp_path, monkeypatc
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc can forget a handler after one signal")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_needs_no_python(tmp_path, number):
-    """A loop in C that holds the interpreter: no handler of Python's ever runs."""
+    """A loop in C that holds the interpreter lock, so that no Python handler runs."""
 
     def work():
         with asked_to_end():
@@ -154,7 +154,7 @@ def test_a_signal_before_the_first_step_leaves_a_run_to_go_on_with(tmp_path, pha
     out = tmp_path / "run"
 
     class Waits:
-        """Waits where a run begins, until it has heard of the signal."""
+        """Waits at the start of a run until the signal has arrived."""
 
         def check(self):
             if phase == "loading":

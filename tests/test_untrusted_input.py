@@ -1,4 +1,4 @@
-"""Files, folders and texts from strangers: each works, or is refused in a sentence; nothing in them is ever run."""
+"""Untrusted files, folders and texts: each works or is refused with an explanation; no code in them is ever run."""
 
 import gzip
 import json
@@ -32,12 +32,12 @@ TINY = {"steps": 1, "batch": 4, "probes": 2, "max_tokens": 4, "epochs": 1, "mini
 
 
 def refused(work, *arguments, **named) -> str:
-    """The sentence that it is refused with."""
+    """The message of the error."""
     with pytest.raises(OperantError) as caught:
         work(*arguments, **named)
-    said = str(caught.value)
-    assert "\n" not in said and "Traceback" not in said and 20 < len(said) < 900, said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message and "Traceback" not in message and 20 < len(message) < 900, message
+    return message
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_a_broken_file_of_tasks_is_named_with_its_line(tmp_path, name, content, 
     assert sentence in refused(load_tasks, tmp_path / name)
 
 
-def test_what_looks_odd_and_is_none(tmp_path):
+def test_unusual_but_valid_input(tmp_path):
     """Marks of spreadsheets, control characters, huge numbers beside the text, rows with more or fewer fields."""
     for name, content, prompts in (
         ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b", "n": ' + b"9" * 400 + b"}\r\n", ["a", "b"]),
@@ -145,19 +145,19 @@ def test_folders_pipes_and_devices_are_no_files(tmp_path):
 @pytest.mark.parametrize(
     "name", ["a" * 5000, "~nobody-of-this-name/x.jsonl", "a\0b.jsonl", "\ud800.txt", "", "/", "a/" * 3000]
 )
-def test_names_that_can_be_none(name):
+def test_invalid_names(name):
     refused(load_tasks, name)
     refused(load_policy, name)
 
 
 @pytest.mark.parametrize("words", ["train --resume", "train", "report", "generate", "doctor --plan", "sweep", "replay"])
-def test_paths_that_can_be_none_on_the_command_line(words, capsys):
+def test_invalid_paths_on_the_command_line(words, capsys):
     for name in ("a" * 5000, "~nobody-of-this-name/x", "\ud800", "/dev/null/x"):
         assert main([*words.split(), name]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_ids_that_name_nothing():
+def test_invalid_ids():
     for given, sentence in (
         ([{"id": "x" * 10**6, "text": "a"}], "at most 1000 characters"),
         ([{"id": "\ud800", "text": "a"}], "the id holds half a surrogate"),
@@ -199,7 +199,7 @@ def load(place):
 
 
 class Program:
-    """A pickle that makes a folder when it is read."""
+    """A pickle that creates a folder when it is read."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = str(mark)
@@ -225,7 +225,7 @@ def test_no_pickle_is_ever_read(model, tmp_path, name):
     assert str(model) in refused(load, model)
     assert not mark.exists()
     pickle.loads(pickle.dumps(Program(mark)))
-    assert mark.exists(), "the pickle does what it is for"
+    assert mark.exists(), "the pickle works when it is read"
 
 
 NO_WEIGHTS = {
@@ -241,7 +241,7 @@ NO_WEIGHTS = {
 
 @pytest.mark.parametrize("name", ["model.safetensors", "critic/head.safetensors"])
 @pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_weights_that_are_none(model, name, content):
+def test_invalid_weights(model, name, content):
     (model / name).write_bytes(content)
     assert str(model) in refused(load, model)
 
@@ -282,7 +282,7 @@ def test_an_index_that_leads_out_of_the_folder(model, tmp_path):
         assert str(model) in refused(load, model)
 
 
-def test_a_classifier_from_a_stranger(model, tmp_path):
+def test_an_untrusted_classifier(model, tmp_path):
     reward = rewards.resolve(f"classifier:{model}")
     (model / "model.safetensors").write_bytes(pickle.dumps(Program(tmp_path / "mark")))
     assert "classifier" in refused(rewards.check, reward)
@@ -309,7 +309,7 @@ NO_CONFIGS += ['{"model_type": "gpt2", "vocab_size": 1e400}']
 
 
 @pytest.mark.parametrize("content", NO_CONFIGS, ids=range(len(NO_CONFIGS)))
-def test_configs_that_are_none(model, content):
+def test_invalid_configs(model, content):
     (model / "config.json").write_text(content, encoding="utf-8")
     assert str(model) in refused(load, model)
 
@@ -386,7 +386,7 @@ def test_vocabularies_that_do_not_fit(tmp_path):
     assert large.step(replies, [1.0, 0.0])["step"] == 1
 
 
-def test_an_adapter_from_a_stranger(tmp_path, model):
+def test_an_untrusted_adapter(tmp_path, model):
     pytest.importorskip("peft")
     place, mark = tmp_path / "adapter", tmp_path / "mark"
     place.mkdir()
@@ -451,7 +451,7 @@ RECORDS += [
 
 
 @pytest.mark.parametrize("line", RECORDS, ids=range(len(RECORDS)))
-def test_records_of_a_stranger(run, line, capsys):
+def test_untrusted_records(run, line, capsys):
     for name in ("metrics.jsonl", "distributions.jsonl"):
         whole = (run / name).read_text(encoding="utf-8")
         (run / name).write_text(f"{line}\n{whole}", encoding="utf-8")

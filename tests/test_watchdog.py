@@ -1,4 +1,4 @@
-"""The watchdog: what is slow is told, what hangs is ended with every stack in the log, and the run goes on."""
+"""The watchdog: slow phases are logged, a hanging run is ended with all stacks in the log and can be resumed."""
 
 import ctypes
 import json
@@ -26,7 +26,7 @@ def test_a_slow_phase_is_logged_with_item_and_duration_and_a_quick_one_is_not(tm
     assert said[0].startswith("step 3: reward for ") and 2 <= len(said) <= 4, said
 
 
-def test_what_takes_its_usual_time_is_no_news(tmp_path):
+def test_a_phase_that_takes_its_usual_time_is_not_logged(tmp_path):
     said, clock = [], Clock()
     with Watchdog(clock, said.append, tmp_path / "log", slow=0.05, usual={"generate": 10.0}), clock.timing("generate"):
         time.sleep(0.3)
