@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.models import lora as adapters
-from operant.models import quantised
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
@@ -360,20 +359,20 @@ def test_a_missing_package_is_named(monkeypatch, folders):
         Learner(folders[0], **LORA)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(OperantError, match=r"pip install 'operant\[quantise\]'"):
-        quantised.check("4bit", torch.device("cuda"))
+        adapters.check(LoraOptions(quantise="4bit"), torch.device("cuda"))
     with pytest.raises(OperantError, match=r"needs a GPU, this is cpu"):
-        quantised.check("8bit", torch.device("cpu"))
+        adapters.check(LoraOptions(quantise="8bit"), torch.device("cpu"))
     with pytest.raises(OperantError, match=r"cannot be trained themselves; set lora.rank"):
-        monkeypatch.setattr(quantised, "check", lambda *given: None)
+        monkeypatch.setattr(adapters, "check", lambda *arguments: None)
         load_policy(folders[0], lora=LoraOptions(quantise="4bit"))
 
 
-def test_a_policy_that_is_made_already_gets_no_adapter(folders):
-    with pytest.raises(OperantError, match="made already"):
+def test_an_existing_policy_gets_no_adapter(folders):
+    with pytest.raises(OperantError, match="an existing Policy"):
         Learner(Policy(lm("gpt2"), value=ValueOptions()), **LORA)
-    with pytest.raises(OperantError, match="has an adapter already"):
+    with pytest.raises(OperantError, match="already has an adapter"):
         Learner(shaken(lm("gpt2")), **LORA)
-    with pytest.raises(OperantError, match="is an adapter itself"):
+    with pytest.raises(OperantError, match="is itself an adapter"):
         Learner(folders[1], **LORA)
 
 

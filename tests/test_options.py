@@ -44,7 +44,7 @@ def test_a_functions_options_are_its_arguments():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"clip": 0.1}, "say update.clip or loss.clip"),
+        ({"clip": 0.1}, "use update.clip or loss.clip"),
         ({"kl.ceof": 0.1}, "did you mean 'kl.coef'"),
         ({"epoch": 1}, "did you mean 'epochs'"),
         ({"epochs": "2.5"}, "a whole number"),

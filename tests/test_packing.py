@@ -301,8 +301,8 @@ def made_of(kind: type, **more) -> t.PreTrainedModel:
         (MADE["bloom"], "no function by name"),
     ],
 )
-def test_what_cannot_be_packed_exactly_is_padded_and_that_is_said_once(make, why):
-    capabilities._say.cache_clear()
+def test_what_cannot_be_packed_exactly_is_padded_with_one_warning(make, why):
+    capabilities._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"are padded, not packed: .*{why}"):
         made = Policy(make().eval(), options=ModelOptions(packing="on"))
     with warnings.catch_warnings():

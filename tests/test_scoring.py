@@ -13,7 +13,7 @@ from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
-from operant.models.logprobs import Sweep, Swept, _spread, _statistics, compiled, score
+from operant.models.logprobs import Sweep, SweepInput, _spread, _statistics, compiled, score
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives import losses
@@ -301,7 +301,7 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
     logits = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
     other = torch.randn(6, 9, dtype=torch.float64) * 2 if beside else None
     ids, places = torch.tensor([1, 3, 4, 6, 7, 8]), torch.arange(6)
-    told = Swept(ids, places, Sampling(**how), other, True)
+    told = SweepInput(ids, places, Sampling(**how), other, True)
     assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, told), (logits,))
     z = told.sampling.adjust(logits.detach(), places)
     p = z.softmax(-1)
@@ -317,7 +317,9 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
 
 def test_a_token_that_is_all_but_impossible_has_a_finite_gradient():
     logits = torch.tensor([[0.0, -900.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    told = Swept(torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64))
+    told = SweepInput(
+        torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64)
+    )
     sum(Sweep.apply(logits, told)).sum().backward()
     assert logits.grad.isfinite().all()
 

@@ -126,7 +126,7 @@ def test_a_model_whose_blocks_share_more_is_refused():
             first.register_forward_hook(lambda m, a, out: setattr(self, "aside", out))
             last.register_forward_pre_hook(lambda m, a: (a[0] + self.aside, *a[1:]))
 
-    with pytest.raises(OperantError, match="cannot begin from what the lower ones hand on"):
+    with pytest.raises(OperantError, match="cannot begin from cached states of the lower ones"):
         torch.manual_seed(0)
         Policy(Leaky(t.LlamaConfig(**KV)), options=ModelOptions(train_layers=2))
 

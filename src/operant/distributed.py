@@ -1,7 +1,7 @@
-"""Ranks, sums and sharding: the only importer of `torch.distributed`. One process is the reference.
+"""Ranks, sums over ranks, and sharding. No other file imports `torch.distributed`.
 
-Gradients are gathered by torch's DistributedDataParallel; weights are shares of the whole minibatch, so they are summed
-over ranks where it would average. Started by `torchrun --nproc-per-node 2 -m operant train ...`.
+torch's DistributedDataParallel would average the gradients of the ranks. Here they are summed, because the weights of a
+loss sum to 1 over the whole minibatch. Several ranks are started by `torchrun --nproc-per-node 2 -m operant train ...`.
 """
 
 import os
@@ -22,17 +22,18 @@ Item = TypeVar("Item")
 
 
 def world() -> int:
-    """How many processes share the work."""
+    """Number of ranks: processes that share the work."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """Number of this rank, from 0."""
     return dist.get_rank() if world() > 1 else 0
 
 
 @contextmanager
 def launched() -> Iterator[None]:
-    """The process group that torchrun has asked for, while this lasts; nothing without it, or where one is there."""
+    """Open the process group that torchrun asks for, and close it at the end. Without torchrun, do nothing."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         yield
         return
@@ -46,7 +47,7 @@ def launched() -> Iterator[None]:
 
 
 def total(x: Tensor) -> Tensor:
-    """Sum over ranks, float64 in and out for scalars that become denominators."""
+    """Sum of a tensor over ranks. Use float64 for scalars that become denominators."""
     if world() > 1:
         x = x.clone()
         dist.all_reduce(x)
@@ -74,7 +75,7 @@ def _maximum(x: Tensor) -> Tensor:
 
 
 def gathered(thing: Any) -> list[Any]:
-    """What every rank holds, in order of rank."""
+    """The objects that the ranks pass, in order of rank. Every rank must call."""
     if world() == 1:
         return [thing]
     out: list[Any] = [None] * world()
@@ -83,78 +84,82 @@ def gathered(thing: Any) -> list[Any]:
 
 
 def deal(keys: Sequence[Hashable]) -> list[int]:
-    """This rank's places, in order: those of one key go together, to the rank that has the fewest so far."""
-    held: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        held.setdefault(key, []).append(place)
+    """Divide the indices of `keys` among the ranks; returns this rank's, in order.
+
+    Indices of equal keys go to the same rank: the one that has the fewest so far.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
     dealt: list[list[int]] = [[] for _ in range(world())]
-    for places in held.values():
-        min(dealt, key=len).extend(places)
+    for indices in groups.values():
+        min(dealt, key=len).extend(indices)
     return sorted(dealt[rank()])
 
 
 def agree(error: OperantError | None) -> None:
-    """Raise on every rank what one of them ran into, so that none waits for it.
+    """Raise an error that any rank has met on all of them, so that no rank waits for another.
 
-    Every rank must call, also with no error.
+    Every rank must call, also without an error.
     """
-    met = gathered(None if error is None else str(error))
+    messages = gathered(None if error is None else str(error))
     if error is not None:
         raise error
-    said = next((text for text in met if text is not None), None)
-    if said is not None:
-        raise OperantError(said)
+    message = next((text for text in messages if text is not None), None)
+    if message is not None:
+        raise OperantError(message)
 
 
 def together(work: Callable[[], Item]) -> Item:
-    """What `work` makes on this rank; what it runs into on one rank is raised on all. Every rank must call."""
+    """Call `work` and return its result. An OperantError on one rank is raised on all. Every rank must call."""
     failed, made = None, None
     try:
         made = work()
     except OperantError as error:
         failed = error
     agree(failed)
-    return made  # pyright: ignore[reportReturnType]: or `agree` has raised
+    return made  # pyright: ignore[reportReturnType]: `agree` raises if there is no result
 
 
 def align(parameters: Iterable[Tensor]) -> None:
-    """Give every rank the numbers of the first: what was drawn afresh is then the same."""
+    """Copy the parameters of rank 0 to every rank, so that randomly initialised ones are equal."""
     if world() > 1:
         for p in parameters:
             dist.broadcast(p.detach(), 0)
 
 
 class Together:
-    """A module whose gradients are summed over ranks, by DistributedDataParallel; in one process, the module itself."""
+    """A module whose gradients DistributedDataParallel sums over ranks. In one process it is the module itself."""
 
     def __init__(self, module: nn.Module, *, idle: bool = False):
-        """`idle`: there are parameters that no loss reaches, which must not be waited for."""
+        """`idle`: some parameters have no gradient, so the ranks must not wait for one."""
         self.module = module
         self.forward: Any = module
         if world() > 1:
             with warnings.catch_warnings():  # the new name of `broadcast_buffers` is not in every torch
                 warnings.simplefilter("ignore", FutureWarning)
-                given = {"broadcast_buffers": False, "init_sync": False, "find_unused_parameters": idle}
-                self.forward = DistributedDataParallel(module, **given)
+                self.forward = DistributedDataParallel(
+                    module, broadcast_buffers=False, init_sync=False, find_unused_parameters=idle
+                )
             self.forward.register_comm_hook(None, _summed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
 
     def gathering(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch: only the `last` one's backward talks to the other ranks."""
+        """Context for the forward and backward pass of a micro-batch: gradients are summed in the `last` one only."""
         return nullcontext() if last or world() == 1 else self.forward.no_sync()
 
 
 def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket of gradients; without this, they would be averaged."""
+    """Sum a bucket of gradients over ranks, where DistributedDataParallel would average it."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None  # for asynchronous ones there is one
+    assert work is not None  # an asynchronous call returns one
     return work.get_future().then(lambda future: future.value()[0])
 
 
 def pool(tally: Tally) -> Tally:
-    """One tally of all ranks'."""
+    """Merge the tallies of all ranks into one."""
     pooled = Tally()
     for other in gathered(tally):
         pooled.merge(other)

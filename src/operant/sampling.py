@@ -1,9 +1,9 @@
-"""One object that both samples and scores, and the counters that its random numbers come from.
+"""One object that both samples and scores tokens; random numbers from counters; stop strings.
 
-Whatever `Sampling` does to the logits before a token is drawn (temperature, stop tokens that may not come yet, a mask
-over the vocabulary), it does again when the token is scored, so a ratio with unchanged weights is 1. What cuts the
-distribution (top-k, top-p, min-p) is refused in training unless `truncation="stored"`: then the ids that could be
-drawn travel with every action.
+Whatever `Sampling` does to the logits before a token is drawn (temperature, stop tokens that are masked at the start of
+a reply, banned tokens), it does again when the token is scored, so a ratio with unchanged weights is 1. Truncation
+(top-k, top-p, min-p) is refused in training unless `truncation="stored"`: each action then stores the ids that could be
+drawn.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from torch import Tensor
 from operant.types import OperantError, shown
 
 BLOCK = 256
-"""Tokens of the vocabulary whose probability is summed first, in drawing."""
+"""Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
 STREAMS = {"train": 1, "evaluate": 2, "probe": 3}
-
+"""Uses of random numbers that are independent of each other."""
 
 NONE = -1
-"""As a stop token: none, not even the model's own, as TRL's `eos_token_id=-1`."""
+"""As a stop token, this means no stop token at all, not even the model's own (TRL's `eos_token_id=-1`)."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,25 @@ class Sampling:
     min_tokens: int = 0
     """Stop tokens are masked, for policy and reference alike, until the reply has this many tokens."""
     fixed_length: bool = False
-    """Always `max_tokens` tokens: nothing stops a reply, as in Ziegler et al. (2019)."""
+    """Every reply has `max_tokens` tokens: nothing stops it, as in Ziegler et al. (2019)."""
     stop_tokens: tuple[int, ...] = ()
-    """Ids that end a reply; they belong to it. Empty: the policy's own end-of-sequence token; -1 alone: none."""
+    """Ids that end a reply and are part of it. Empty: the policy's own end-of-sequence token. -1 alone: none."""
     stop_strings: tuple[str, ...] = ()
-    """Strings that end a reply: the ids keep the whole last token, the text is cut before the string."""
+    """Strings that end a reply. The ids keep the whole last token; the text is cut before the string."""
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Draw only from the k most likely tokens; 0: from all."""
     top_p: float = 1.0
-    """Keep the likeliest tokens that together have this probability; 1 keeps all."""
+    """Draw only from the most likely tokens that together have this probability; 1: from all."""
     min_p: float = 0.0
-    """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
+    """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
     truncation: str | None = None
-    """`stored` allows top-k, top-p and min-p in training: the allowed ids of each action travel along."""
+    """`stored` allows top-k, top-p and min-p in training: each action then stores the ids that could be drawn."""
     banned: tuple[int, ...] = ()
     """Ids that are never drawn and have probability 0 in every score."""
     choice: str = "mean"
-    """Among given replies, one is drawn in proportion to exp(score / temperature). Its score is the mean of its tokens'
-    log-probs (the stop token behind it counts); with sum, long replies are hardly ever tried."""
+    """How an option is scored where the environment offers options; one is drawn in proportion to
+    exp(score / temperature). mean: the mean log-prob of its tokens, with the stop token after it. sum: their sum, with
+    which long options are hardly ever drawn."""
 
     def __post_init__(self) -> None:
         for name in ("stop_tokens", "stop_strings", "banned"):
@@ -63,7 +64,7 @@ class Sampling:
             alone = isinstance(value, (int, str)) and not isinstance(value, bool)
             object.__setattr__(self, name, (value,) if alone else tuple(value or ()))
         checks = [
-            # Below, logits are so large that float32 has no digits left for log-probs.
+            # Below this, logits are so large that float32 has no digits left for log-probs.
             ("temperature", self.temperature >= 1e-3, "must be at least 0.001; top_k=1 is greedy decoding"),
             ("max_tokens", self.max_tokens >= 1, "must be at least 1: every reply has an action"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"must lie in 0..max_tokens={self.max_tokens}"),
@@ -80,7 +81,7 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens that the policy could say are never drawn."""
+        """Whether some tokens that the policy gives a probability are never drawn."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
@@ -90,49 +91,50 @@ class Sampling:
 
     @property
     def stops(self) -> frozenset[int]:
+        """The ids that end a reply."""
         return frozenset() if self.fixed_length else frozenset(self.stop_tokens) - {NONE}
 
     @property
     def distribution(self) -> tuple[Any, ...]:
-        """What log-probs depend on: equal for two samplings under which every reply has the same ones."""
+        """The settings that log-probs depend on. If two samplings agree in them, every reply has equal log-probs."""
         early = (self.min_tokens, self.stops) if self.min_tokens and self.stops else ()
         return self.temperature, self.banned, early, self.truncates, self.choice
 
     @property
     def plain(self) -> "Sampling":
-        """Without temperature and masks: how given replies are scored."""
+        """This sampling without temperature, masks and truncation; demonstrations are scored so."""
         return replace(self, temperature=1.0, min_tokens=0, banned=(), top_k=0, top_p=1.0, min_p=0.0, truncation=None)
 
     @property
     def of_options(self) -> "Sampling":
-        """How the tokens of an option are scored: its length is given, and the temperature is the choice's."""
+        """The sampling that scores the tokens of an option. Temperature applies to the choice, not to its tokens."""
         return replace(self.plain, banned=self.banned)
 
     @property
     def terminator(self) -> int | None:
-        """What ends an option, so that one that is the beginning of another is told from it; None: nothing stops."""
+        """The token that is put after an option, so that it differs from a longer one that begins with it; or None."""
         return min(self.stops, default=None)
 
     def for_training(self) -> "Sampling":
-        """Refuse what would make ratios and KL wrong; returns self."""
+        """Return self. Raises: OperantError for truncation that would make ratios and KL wrong."""
         if self.truncates and self.truncation != "stored":
             raise OperantError(
-                f"sampling.{self._cuts()}: truncated sampling gives a biased ratio and a negative KL in training; "
-                "use top_k=0, top_p=1, min_p=0, or truncation='stored' to carry the allowed tokens along"
+                f"sampling.{self._truncation_options()}: truncated sampling gives a biased ratio and a negative KL in "
+                "training; use top_k=0, top_p=1, min_p=0, or truncation='stored' to store the allowed tokens"
             )
         return self
 
     def warning(self) -> str | None:
-        """What this sampling does to the KL estimate, in a sentence; None where it is unbiased."""
+        """A sentence on how truncation biases the KL estimate; None without truncation."""
         if not self.truncates:
             return None
         return (
-            f"replies come from a distribution truncated by {self._cuts()}, and KL is measured between the whole ones: "
-            "its estimate is biased and may be negative"
+            f"replies come from a distribution truncated by {self._truncation_options()}, and KL is measured between "
+            "the untruncated ones: its estimate is biased and may be negative"
         )
 
     def check_ids(self, vocabulary: int) -> None:
-        """Raises: OperantError for ids that a model of so many tokens has not, or where none is left to draw."""
+        """Raises: OperantError for ids outside a vocabulary of this size, or if no id is left to draw."""
         for name, ids in (("stop_tokens", set(self.stop_tokens) - {NONE}), ("banned", self.banned)):
             check_ids(tuple(ids), vocabulary, f"sampling.{name}")
         early = self.stops if self.min_tokens else frozenset()
@@ -141,12 +143,15 @@ class Sampling:
                 f"sampling.banned={shown(self.banned)} leaves none of {vocabulary} ids to draw; ban fewer"
             )
 
-    def _cuts(self) -> str:
+    def _truncation_options(self) -> str:
         on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
         return ", ".join(f"{name}={getattr(self, name)}" for name in on if on[name])
 
     def adjust(self, logits: Tensor, places: Tensor | int) -> Tensor:
-        """Scale and mask `logits` [N, V] for the tokens at `places` [N] of their replies; float32 at least, not cut."""
+        """Scale and mask `logits` [N, V] for the tokens at positions `places` [N] of their replies, without truncation.
+
+        Returns [N, V] in float32, or in the dtype of the logits if that is wider.
+        """
         out = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature != 1:
             out = out / self.temperature
@@ -160,14 +165,14 @@ class Sampling:
         return out
 
     def kept(self, adjusted: Tensor) -> Tensor | None:
-        """[N, V] bool: the tokens that can be drawn; None where nothing is truncated."""
+        """[N, V] bool: the tokens that can be drawn; None without truncation. `adjusted`: logits from `adjust`."""
         if not self.truncates:
             return None
         keep = torch.ones_like(adjusted, dtype=torch.bool)
         if self.top_k:
             best = adjusted.topk(min(self.top_k, adjusted.shape[-1]), dim=-1)
             keep = torch.zeros_like(keep).scatter(-1, best.indices, True)
-        probs = adjusted.masked_fill(~keep, -torch.inf).softmax(-1)  # of what top-k has left, as transformers cuts
+        probs = adjusted.masked_fill(~keep, -torch.inf).softmax(-1)  # over what top-k leaves, as transformers does
         if self.top_p < 1:
             ordered, order = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered
@@ -178,39 +183,36 @@ class Sampling:
 
     @staticmethod
     def draw(scores: Tensor, uniforms: Tensor, work: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Ids [N] at `uniforms` [N] (float64) of softmax(scores [N, V]) by inverse CDF, and their log-probs [N].
+        """Draw from softmax(scores [N, V]) by inverse CDF; returns ids [N] and their log-probs [N].
 
-        In two levels: the block of the vocabulary, then the token within it; only sums of blocks are float64.
-        `work` [N, V] float32 is written over, where it is given.
+        `uniforms` [N]: float64 random numbers in [0, 1). `work` [N, V] float32: a buffer that is overwritten.
+        A draw has two levels, the block of the vocabulary and the token within it; only sums of blocks are float64.
         """
         top = scores.amax(-1, keepdim=True)
         mass = torch.sub(scores, top, out=work).exp_()
-        sums = _sums(mass)
-        block, share, total = _pick(sums, uniforms)
+        whole = mass.shape[-1] // BLOCK * BLOCK
+        sums = [mass[:, :whole].unflatten(-1, (whole // BLOCK, BLOCK)).sum(-1)] if whole else []
+        if whole < mass.shape[-1]:
+            sums.append(mass[:, whole:].sum(-1, keepdim=True))
+        block, share, total = _pick(torch.cat(sums, -1), uniforms)
         columns = block * BLOCK + torch.arange(BLOCK, device=scores.device)
         inside = mass.gather(-1, columns.clamp(max=mass.shape[-1] - 1)).masked_fill_(columns >= mass.shape[-1], 0)
-        # Where scores are NaN any token is as good, but one of the vocabulary; the step will be refused.
+        # If scores are NaN any id will do, as long as it is in the vocabulary: the step will be refused.
         ids = (block * BLOCK + _pick(inside, share.squeeze(-1))[0]).clamp_(max=scores.shape[-1] - 1)
         logprobs = scores.gather(-1, ids) - top - total.log().to(scores)
         return ids.squeeze(-1), logprobs.squeeze(-1)
 
 
-def _sums(mass: Tensor) -> Tensor:
-    """[N, V] -> [N, blocks]"""
-    whole = mass.shape[-1] // BLOCK * BLOCK
-    parts = [mass[:, :whole].unflatten(-1, (whole // BLOCK, BLOCK)).sum(-1)] if whole else []
-    if whole < mass.shape[-1]:
-        parts.append(mass[:, whole:].sum(-1, keepdim=True))
-    return torch.cat(parts, -1)
-
-
 def _pick(mass: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the cumulative `mass` [N, K] passes `uniforms` [N]: the index, how far into it, the whole mass; [N, 1]."""
+    """Find where the cumulative `mass` [N, K] passes `uniforms` [N].
+
+    Returns the index, the share of its mass that lies before that point, and the total mass, each [N, 1].
+    """
     cumulative = mass.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     wanted = uniforms.to(cumulative)[:, None] * total
     index = torch.searchsorted(cumulative, wanted, right=True)
-    # A product that rounds up to the whole mass would fall past the end: take the last that has any.
+    # A product that rounds up to the total mass would fall past the end: take the last index that has any mass.
     index = torch.minimum(index, torch.searchsorted(cumulative, total, right=False)).clamp_(max=mass.shape[-1] - 1)
     own = mass.gather(-1, index).double()
     return index, (wanted - (cumulative.gather(-1, index) - own)) / own, total
@@ -229,7 +231,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def counter(*parts: int | str) -> int:
-    """A 64-bit number that depends on every part and on nothing else: not on the process, the order or the batch."""
+    """Hash the parts to a 64-bit number. It does not depend on the process, the order of calls or the batch."""
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
         if isinstance(part, str):
@@ -239,25 +241,25 @@ def counter(*parts: int | str) -> int:
 
 
 def task_key(seed: int, stream: str, step: int, task_id: str, sample: int = 0, turn: int = 0) -> int:
-    """The counter of one reply. `stream` keeps training, evaluation and probes apart; the last two stay at step 0."""
+    """The random-number key of one reply. Evaluation and probe replies have the same key at every step."""
     if stream != "train":
         step = 0
     return counter(seed, STREAMS[stream], step, task_id, sample, turn)
 
 
 def uniforms(keys: Sequence[int] | np.ndarray, place: int | np.ndarray) -> Tensor:
-    """float64 [N] in [0, 1): the random number of each key [N] at a place of its reply."""
+    """float64 [N] in [0, 1): the random number of each key [N] at position `place` of its reply."""
     start = np.asarray(keys, dtype=np.uint64)
     bits = _mix(start ^ _mix(np.broadcast_to(np.asarray(place, dtype=np.uint64), start.shape).copy()))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
-    """Raises: OperantError where `ids` hold one that a model of so many tokens has not."""
+    """Raises: OperantError for an id that is not in the vocabulary. The message begins with `what`."""
     if ids and (min(ids) < 0 or max(ids) >= vocabulary):
         odd = next(token for token in ids if not 0 <= token < vocabulary)
         raise OperantError(
-            f"{what} holds the id {shown(odd)}, and the model has 0 to {vocabulary - 1}: "
+            f"{what} holds the id {shown(odd)}, but the model has 0 to {vocabulary - 1}: "
             "do tokenizer and model belong together?"
         )
 
@@ -266,31 +268,30 @@ def check_ids(ids: Sequence[int], vocabulary: int, what: str) -> None:
 
 
 class StopTable:
-    """Which tokens could complete a stop string, so that only replies that end in one are decoded and looked at."""
+    """The tokens that could complete a stop string, so that only replies that end in one of them are decoded."""
 
     def __init__(self, tokenizer: Any, strings: tuple[str, ...]):
         self.tokenizer, self.strings = tokenizer, strings
         self.flags = np.zeros(len(tokenizer), dtype=bool)
+        """[V] whether each token could complete a stop string."""
         for token in range(len(tokenizer)):
-            self.flags[token] = self._could_end(tokenizer.decode([token]))
-
-    def _could_end(self, piece: str) -> bool:
-        # A piece alone may lose its leading space, and half a character decodes as U+FFFD: both are looked at.
-        pieces = (piece, " " + piece)
-        return "\ufffd" in piece or any(
-            s in p or any(p.startswith(s[k:]) for k in range(len(s))) for s in self.strings for p in pieces
-        )
+            piece = tokenizer.decode([token])
+            # A token decoded alone may lose its leading space, and half a character decodes as U+FFFD.
+            pieces = (piece, " " + piece)
+            self.flags[token] = "\ufffd" in piece or any(
+                s in p or any(p.startswith(s[k:]) for k in range(len(s))) for s in strings for p in pieces
+            )
 
     def ends(self, action: Sequence[int], min_tokens: int = 0) -> bool:
-        """Whether the reply's text now holds a stop string that was not complete before `min_tokens` tokens."""
+        """Whether the reply's text contains a stop string that was not complete before `min_tokens` tokens."""
         if action[-1] < len(self.flags) and not self.flags[action[-1]]:
             return False
         early = len(self.tokenizer.decode(list(action[: min_tokens - 1]))) if min_tokens > 1 else 0
-        return _stop_place(self.tokenizer.decode(list(action)), self.strings, early) is not None
+        return _find_stop(self.tokenizer.decode(list(action)), self.strings, early) is not None
 
 
-def _stop_place(text: str, strings: Sequence[str], early: int) -> int | None:
-    """Where the first stop string begins in `text`; those that lie within its first `early` characters do not count."""
+def _find_stop(text: str, strings: Sequence[str], early: int) -> int | None:
+    """Index in `text` of the first stop string, or None. Those within the first `early` characters do not count."""
     places = [text.find(s, max(0, early - len(s) + 1)) for s in strings]
     return min((p for p in places if p >= 0), default=None)
 
@@ -299,7 +300,7 @@ _tables: dict[tuple[int, tuple[str, ...]], StopTable] = {}
 
 
 def stop_table(tokenizer: Any, strings: tuple[str, ...]) -> StopTable:
-    """The table of a tokenizer and its stop strings, made once."""
+    """The `StopTable` of a tokenizer and stop strings, made once and reused."""
     key = (id(tokenizer), strings)
     if key not in _tables or _tables[key].tokenizer is not tokenizer:
         _tables[key] = StopTable(tokenizer, strings)
@@ -307,36 +308,35 @@ def stop_table(tokenizer: Any, strings: tuple[str, ...]) -> StopTable:
 
 
 def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sampling: Sampling) -> str:
-    """The reply as text: without its stop token, cut before a stop string."""
+    """The reply as text, without its stop token and cut before a stop string."""
     ids = list(action[:-1] if action and action[-1] in sampling.stops else action)
-    # Decoded behind its prompt, so that a leading space that a tokenizer drops at the start of a text is kept.
+    # It is decoded together with its prompt: some tokenizers drop a leading space at the start of a text.
     before = tokenizer.decode(list(prompt), skip_special_tokens=True)
 
-    def said(some: list[int]) -> str:
+    def decode(some: list[int]) -> str:
         whole = tokenizer.decode(list(prompt) + some, skip_special_tokens=True)
         return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(some, skip_special_tokens=True)
 
-    text = said(ids)
+    text = decode(ids)
     if sampling.fixed_length or not sampling.stop_strings:
         return text
-    early = len(said(ids[: sampling.min_tokens - 1])) if sampling.min_tokens > 1 else 0
-    return text[: _stop_place(text, sampling.stop_strings, early)]
-
-
-def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each id, as it stands inside a text; half a character shows as U+FFFD. Ids without a tokenizer."""
-    if tokenizer is None:
-        return [f" {token}" for token in ids]
-    return [_piece(tokenizer, token) for token in ids]
+    early = len(decode(ids[: sampling.min_tokens - 1])) if sampling.min_tokens > 1 else 0
+    return text[: _find_stop(text, sampling.stop_strings, early)]
 
 
 _pieces: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
 
-def _piece(tokenizer: Any, token: int) -> str:
+def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token as it reads inside a longer text; half a character is U+FFFD.
+
+    Without a tokenizer, the ids themselves as text.
+    """
+    if tokenizer is None:
+        return [f" {token}" for token in ids]
     known = _pieces.setdefault(tokenizer, {})
-    if token not in known:
+    for token in set(ids) - known.keys():
         once, twice = tokenizer.decode([token]), tokenizer.decode([token, token])
-        # Some tokenizers drop the space before the first word of a text: the second one has kept it.
+        # Some tokenizers drop the space before the first word of a text, but not before the second.
         known[token] = twice[len(once) :] if twice.startswith(once) else once
-    return known[token]
+    return [known[token] for token in ids]

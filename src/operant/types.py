@@ -1,6 +1,6 @@
-"""The nouns of the library. Everything else is a function between two of them.
+"""The core types of the library: tasks, replies, rollouts, batches, and the protocols of engines and environments.
 
-torch is imported where a tensor is touched, so that a worker that judges text has none of it.
+torch is imported only inside the functions that touch a tensor, so that a worker that judges text does not load it.
 
 Shape letters, the same in every file:
 B rows, T tokens of a row, E episodes, A actions of an episode, V vocabulary.
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 End = Literal["stop", "length", "world", "cut"]
 """Why a reply or an episode ended.
 
-`stop`: a stop token or string; `length`: the task's own length limit; `world`: the environment;
-`cut`: a step limit cut the episode, so the value of the next state follows.
+`stop`: a stop token or string; `length`: the task's own length limit; `world`: the environment ended it;
+`cut`: a step limit cut the episode off, so its last reward is followed by the value of the next state.
 """
 
 
 class OperantError(ValueError):
-    """A mistake that the user can mend: the message names the value, the reason and the remedy."""
+    """A mistake that the user can correct: the message names the value, the reason and the remedy."""
 
     def __init__(self, message: str = ""):
         super().__init__(re.sub(r"(\S{300})\S{500,}", r"\1...", message))  # a value of thousands of characters
 
 
 def shown(value: Any, most: int = 100) -> str:
-    """A value as a message quotes it: on one line, and not longer than so many characters."""
+    """Format a value for an error message: on one line, and cut after `most` characters."""
     try:
         text = " ".join(repr(value[:most] if isinstance(value, (str, bytes, list, tuple)) else value).split())
         cut = text[most:] or (isinstance(value, (str, bytes, list, tuple)) and value[most:])
-    except (ValueError, RecursionError):  # a whole number of thousands of digits, or something that holds itself
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a list that contains itself
         return f"<a very large {type(value).__name__}>"
     return text[:most] + "..." if cut else text
 
@@ -48,11 +48,11 @@ class Task:
 
     id: str
     prompt: str | list[dict[str, str]] | list[int]
-    """Text, chat messages, or token ids that are used as they are."""
+    """Text, chat messages, or token ids. Token ids are used unchanged."""
     target: Any = None
-    """What a reward needs to judge the attempt."""
+    """Anything that a reward function needs to judge the attempt, such as the right answer."""
     replies: tuple[Any, ...] = ()
-    """Given replies, for methods that learn from them: each a text, token ids, or the messages that follow."""
+    """Replies from a data set, for methods that learn from them: each a text, token ids, or chat messages."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,19 @@ class Completion:
     """One generated reply: `Completion([40, 12, 0], [-1.2, -0.3, -2.0], None, "stop", 3)`."""
 
     action: list[int]
-    """The ids, the stop token included."""
+    """The token ids of the reply, with its stop token."""
     logprobs: list[float]
-    """[len(action)] under the distribution that was sampled from; of a choice [1], among the options."""
+    """[len(action)] log-probability of each token under the distribution that it was sampled from. A choice among
+    options has one, [1]: that of the chosen option."""
     values: list[float] | None
-    """[len(action)] the critic's value of the state before each token, where decoding knows it."""
+    """[len(action)] the critic's value of the state before each token. None if decoding does not compute it."""
     end: End
     version: int
-    """Of the weights that spoke."""
+    """Version number of the weights that generated the reply."""
     allowed: list[list[int]] | None = None
-    """For truncated sampling alone: the ids that could be drawn at each position."""
+    """The token ids that could be drawn at each position. Only truncated sampling sets it."""
     states: Tensor | None = None
-    """Trunk states, for `policy/` alone."""
+    """[len(prompt) + len(action) - 1, D] cached hidden states of the frozen trunk. Only `models/` reads them."""
 
 
 @dataclass(frozen=True)
@@ -79,47 +80,58 @@ class Turn:
     """One reply and exactly what the policy saw before it."""
 
     prompt: list[int]
+    """The token ids that the policy read."""
     action: list[int]
+    """The token ids of the reply, with its stop token."""
     logprobs: list[float] | None = None
-    """One an action. None where the reply was not sampled here: one forward pass fills them in."""
+    """One per action. None if the reply was not sampled by this library: a forward pass then computes them."""
     values: list[float] | None = None
+    """One per action: the critic's value of the state before it. None: a forward pass computes them."""
     end: End = "stop"
+    """Why the reply ended."""
     version: int = 0
+    """Version number of the weights that generated the reply."""
     allowed: list[list[int]] | None = None
+    """As in `Completion`."""
     states: Tensor | None = None
+    """As in `Completion`."""
     reward: float = 0.0
-    """Paid by the world on the last token of the reply."""
+    """The environment's reward, paid on the last token of the reply."""
     next_value: float = 0.0
-    """Value of the state that follows a cut episode; 0 where the episode ended."""
+    """Value of the state that follows a cut episode; 0 if the episode ended."""
     options: list[list[int]] | None = None
-    """For a choice among given replies, which is one action: their ids."""
+    """Token ids of the replies to choose among. None if the reply was generated freely. A choice is one action."""
     chosen: int | None = None
+    """Index of the chosen reply in `options`."""
 
     @property
     def count(self) -> int:
-        """How many actions it is: one a token, and one where it was chosen among given replies."""
+        """Number of actions: one per token of a generated reply, one for a choice among options."""
         return len(self.action) if self.options is None else 1
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One attempt at one task. Attempts at the same task of one step share `group`."""
+    """One attempt at one task: an episode."""
 
     task: Task
     group: int
+    """Number of the group: all attempts at the same task in one step share it."""
     turns: list[Turn]
     texts: list[str]
     """The replies as text, cut before a stop string, without the stop token."""
     end: End = "stop"
+    """Why the episode ended."""
     info: dict[str, Any] = field(default_factory=dict)
+    """Anything that the environment reported about the episode."""
     query: str = ""
     """The first prompt as text."""
     following: list[int] | None = None
-    """Of a cut episode: the prompt that would have come next, whose value is the bootstrap."""
+    """Of a cut episode: the prompt that would have come next. Its value is the bootstrap."""
     place: int | None = None
-    """Where it stands among all rollouts of its step, on every rank; None where nobody has counted."""
+    """Index of this rollout among all rollouts of its step, over all ranks; None if unknown."""
     sampling: Any = None
-    """The `Sampling` that its replies were drawn with; None where they came from elsewhere."""
+    """The `Sampling` that its replies were drawn with; None if they were generated elsewhere."""
 
     @property
     def reply(self) -> str:
@@ -128,12 +140,12 @@ class Rollout:
 
     @property
     def text(self) -> str:
-        """Query and replies, joined."""
+        """The query and all replies as one text."""
         return self.query + "".join(self.texts)
 
     @property
     def paid(self) -> float:
-        """What the world paid for all turns together."""
+        """Sum of the environment's rewards over all turns."""
         return sum(turn.reward for turn in self.turns)
 
     @property
@@ -144,32 +156,38 @@ class Rollout:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The attempt as chat messages."""
-        given = self.task.prompt
-        asked = [message for message in given if isinstance(message, dict)]
+        asked = [message for message in self.task.prompt if isinstance(message, dict)]
         start = asked or [{"role": "user", "content": self.query}]
         return start + [{"role": "assistant", "content": text} for text in self.texts]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A world's answer to one reply.
-
-    `fresh=False`: `text` is appended after the reply, whose ids stay as they are.
-    `fresh=True`: `text` is a whole new prompt (a memory that forgets) and opens a new row of the same episode.
-    """
+    """An environment's answer to one reply."""
 
     text: str = ""
+    """The text that the policy reads next."""
     fresh: bool = False
+    """False: `text` is appended after the reply, whose token ids do not change. True: `text` is a whole new prompt that
+    replaces the conversation so far, and opens a new row of the same episode."""
     reward: float = 0.0
+    """Reward of the reply."""
     terminated: bool = False
+    """Whether the episode has ended."""
     truncated: bool = False
+    """Whether a step limit cuts the episode off here; the value of the next state then follows."""
     info: dict[str, Any] = field(default_factory=dict)
+    """Anything to report; it is merged into `Rollout.info`."""
     options: list[str] | None = None
-    """Replies to choose among; None: the policy speaks freely."""
+    """Replies to choose among; None: the policy generates its reply freely."""
 
 
 class Env(Protocol):
-    """Many episodes, any live subset at a time. A slot is an integer that names one episode."""
+    """An environment that plays many episodes side by side. A slot is an integer that identifies one episode.
+
+    Both methods return one `Step` for each slot that they are called with; `step` is called with the episodes that have
+    not ended.
+    """
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]: ...
 
@@ -177,7 +195,7 @@ class Env(Protocol):
 
 
 class Engine(Protocol):
-    """Prompts to completions. `keys` are the counters of the random numbers, one int a prompt."""
+    """Generates a completion for each prompt. `keys`: one random-number key per prompt (`sampling.task_key`)."""
 
     def generate(self, prompts: Sequence[list[int]], sampling: Any, keys: Sequence[int]) -> list[Completion]: ...
 
@@ -190,22 +208,22 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices among given replies of a batch, C of them with O options and N tokens together; in row order."""
+    """The C choices among options in a batch, in row order; together they have O options and N tokens."""
 
     places: Tensor
-    """[C] int: row * T + column of the action, which stands at the first token of the reply that was taken."""
+    """[C] int: row * T + column of the action, which is the first token of the chosen option."""
     picked: Tensor
-    """[C] int: which option that is."""
+    """[C] int: index of the chosen option."""
     counts: Tensor
-    """[C] int: how many options there were."""
+    """[C] int: number of options."""
     lengths: Tensor
-    """[O] int: tokens of each option."""
+    """[O] int: number of tokens of each option."""
     ids: Tensor
-    """[N] int: those tokens."""
+    """[N] int: the tokens of all options, one after the other."""
 
     @staticmethod
     def of(found: Sequence[tuple[int, int, list[list[int]]]]) -> Choices:
-        """From (place, picked, options) of each."""
+        """Make it from a list of (place, picked, options), one for each choice."""
         import torch
 
         options = [option for _, _, among in found for option in among]
@@ -218,73 +236,84 @@ class Choices:
         )
 
     def listed(self) -> list[tuple[int, int, list[list[int]]]]:
-        """What `of` was given."""
+        """The list that `of` was made from: (place, picked, options) of each choice."""
         options = [part.tolist() for part in self.ids.split(self.lengths.tolist())]
         ends = self.counts.cumsum(0).tolist()
         among = [options[end - n : end] for end, n in zip(ends, self.counts.tolist(), strict=True)]
         return list(zip(self.places.tolist(), self.picked.tolist(), among, strict=True))
 
+    def of_rows(self, index: Any, shape: torch.Size, width: int) -> Choices | None:
+        """The choices in some rows of a batch of `shape` [B, T], cut to `width` columns; None if there are none."""
+        import torch
+
+        rows = {row: new for new, row in enumerate(torch.arange(shape[0])[index].tolist())}
+        choices = [(divmod(place, shape[1]), picked, among) for place, picked, among in self.listed()]
+        found = [(rows[row] * width + column, picked, among) for (row, column), picked, among in choices if row in rows]
+        return Choices.of(sorted(found, key=lambda choice: choice[0])) if found else None
+
 
 Score = float | Mapping[str, float] | Sequence[float] | None
+"""A float, named floats, one float per action token, or None if the reward abstains."""
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
-"""Judges attempts: one entry a rollout, a float, named floats, one float per action token, or None (abstains)."""
+"""Judges rollouts: returns one score for each."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Rows of tokens and, at each token, everything known about it.
 
-    Every [B, T] field talks about the token at the same place: `logprobs[b, t]` is the log-probability of
-    `tokens[b, t]` given `tokens[b, :t]`, `values[b, t]` the value of the state before that token. Nothing is
-    shifted outside `policy/`. Rows of one episode are in order of time.
+    Every [B, T] field describes the token at the same position: `logprobs[b, t]` is the log-probability of
+    `tokens[b, t]` given `tokens[b, :t]`, `values[b, t]` the value of the state before that token. Only `models/` shifts
+    by one. The rows of an episode are in order of time.
     """
 
     tokens: Tensor
-    """[B, T] int."""
+    """[B, T] int: token ids, 0 at padding."""
     mask: Tensor
-    """[B, T] bool: not padding. From lengths, never from ids."""
+    """[B, T] bool: True at real tokens. It is made from lengths, never from token ids."""
     actions: Tensor
-    """[B, T] bool: chosen by the policy."""
+    """[B, T] bool: True at tokens that the policy chose."""
     rewards: Tensor
-    """[B, T] 0 where nothing is paid."""
+    """[B, T] reward paid at each action; 0 elsewhere."""
     turns: Tensor
-    """[B, T] int: which turn of the episode; -1 off actions."""
+    """[B, T] int: index of the turn within its episode; -1 off actions."""
     episodes: Tensor
-    """[B] int: consecutive numbers 0..E-1."""
+    """[B] int: number of the row's episode, 0..E-1."""
     groups: Tensor
-    """[B] int."""
+    """[B] int: number of the row's group."""
     bootstrap: Tensor
-    """[E] value of the state that follows the last action: 0 where the episode ended."""
+    """[E] value of the state that follows the last action; 0 if the episode ended."""
     logprobs: Tensor | None = None
-    """[B, T] under the sampling policy; 0 off actions."""
+    """[B, T] log-probability under the distribution that was sampled from; 0 off actions."""
     raw_logprobs: Tensor | None = None
-    """[B, T] as `logprobs`, before any truncation: what KL is measured with."""
+    """[B, T] as `logprobs`, but before any truncation. KL is measured with these."""
     ref_logprobs: Tensor | None = None
-    """[B, T] under the reference, untruncated."""
+    """[B, T] log-probability under the reference, untruncated."""
     kl: Tensor | None = None
-    """[B, T] what the reward's KL term charges, before its coefficient."""
+    """[B, T] the KL term that is charged in the reward, before its coefficient."""
     price: Tensor | None = None
-    """[B, T] what a nat of that term costs in units of the advantages, where the update adds its own gradient."""
+    """[B, T] cost of one nat of that term in units of the advantages, if the update adds the term's own gradient."""
     values: Tensor | None = None
-    """[B, T]"""
+    """[B, T] the critic's value of the state before each token."""
     advantages: Tensor | None = None
-    """[B, T]"""
+    """[B, T] how much better than expected each action was."""
     returns: Tensor | None = None
-    """[B, T]"""
+    """[B, T] the target of the critic."""
     weights: Tensor | None = None
-    """[B, T] how much each action counts; sums to 1 over an optimizer step (all ranks together)."""
+    """[B, T] weight of each action in the loss; they sum to 1 over an optimizer step, all ranks together."""
     allowed: tuple[Tensor, Tensor] | None = None
-    """Ragged: ids [N] and offsets [B * T + 1] of the tokens that could be drawn."""
+    """The token ids that could be drawn at each position, as a ragged array: ids [N] and offsets [B * T + 1]."""
     states: Tensor | None = None
-    """[B, T, D] what a frozen trunk has computed of every token, for `policy/` alone."""
+    """[B, T, D] cached hidden states of the frozen trunk at every token. Only `models/` reads them."""
     choices: Choices | None = None
-    """Which actions are choices among given replies, and among which; None: none is."""
+    """The actions that are choices among options; None if there are none."""
     longest: int = 0
-    """Columns of the batch that these rows were taken from: what computes them must not depend on how it was cut."""
+    """Columns of the batch that these rows were taken from. Kernels are chosen by it, so that cutting a batch into
+    micro-batches does not change which one runs."""
 
     @staticmethod
     def given(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]) -> Batch:
-        """Given replies as rows of their own, one an episode: what has to be known to score them, and nothing else."""
+        """Make a batch of known prompts and replies, one row and episode each, with the fields that scoring needs."""
         import torch
 
         rows = [torch.tensor([*p, *r], dtype=torch.long) for p, r in zip(prompts, replies, strict=True)]
@@ -306,7 +335,7 @@ class Batch:
 
     @staticmethod
     def choosing(prompts: Sequence[Sequence[int]], options: Sequence[Sequence[list[int]]]) -> Batch:
-        """A choice behind each prompt, as if the first option had been taken: what is needed to score them all."""
+        """Make a batch with one choice after each prompt, to score all options. The first option counts as chosen."""
         batch = Batch.given(prompts, [among[0][:1] for among in options])
         width = batch.tokens.shape[1]
         found = [(row * width + len(p), 0, list(o)) for row, (p, o) in enumerate(zip(prompts, options, strict=True))]
@@ -326,17 +355,18 @@ class Batch:
         return where.view(self.actions.shape)
 
     def sizes(self) -> list[int]:
-        """Tokens that each row computes: its own, and those of the options that it chooses among."""
+        """Number of tokens that a forward pass computes for each row: its own, and those of its options."""
         own = self.mask.sum(1).tolist()
         for place, _, among in self.choices.listed() if self.choices is not None else ():
             own[place // self.tokens.shape[1]] += sum(map(len, among))
         return own
 
     def with_(self, **updates: Any) -> Batch:
+        """A copy of the batch with some fields replaced."""
         return replace(self, **updates)
 
     def to(self, device: Any) -> Batch:
-        """The batch on a device; the ragged `allowed` and `choices` stay where they are, being read piece by piece."""
+        """The batch on a device. `allowed` and `choices` stay on the CPU, because they are read piece by piece."""
         import torch
 
         if self.tokens.device == torch.device(device):
@@ -345,10 +375,7 @@ class Batch:
         return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, torch.Tensor)})
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """Some rows of the batch, trimmed to the longest of them.
-
-        `episodes` keep their numbers, and `bootstrap` stays whole, so that an episode is known wherever it lies.
-        """
+        """Some rows of the batch, cut to the longest of them. Episodes keep their numbers; `bootstrap` stays whole."""
         import torch
 
         width = int(self.mask[index].any(0).nonzero().max()) + 1 if len(self.mask[index]) else 0
@@ -361,20 +388,12 @@ class Batch:
         if self.allowed is not None:
             picked["allowed"] = _pick_ragged(self.allowed, self.tokens.shape, index, width)
         if self.choices is not None:
-            picked["choices"] = _pick_choices(self.choices, self.tokens.shape, index, width)
+            picked["choices"] = self.choices.of_rows(index, self.tokens.shape, width)
         return replace(self, **picked)
 
 
-def _pick_choices(choices: Choices, shape: torch.Size, index: Any, width: int) -> Choices | None:
-    import torch
-
-    rows = {row: new for new, row in enumerate(torch.arange(shape[0])[index].tolist())}
-    held = [(divmod(place, shape[1]), picked, among) for place, picked, among in choices.listed()]
-    found = [(rows[row] * width + column, picked, among) for (row, column), picked, among in held if row in rows]
-    return Choices.of(sorted(found, key=lambda choice: choice[0])) if found else None
-
-
 def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, width: int) -> tuple[Tensor, Tensor]:
+    """The pieces of a ragged [B, T] array in some rows, cut to `width` columns."""
     import torch
 
     ids, offsets = ragged
@@ -386,21 +405,26 @@ def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, w
 
 @dataclass(frozen=True)
 class Outputs:
-    """One forward pass of a policy over a batch, each [B, T] or None; 0 off actions.
+    """The results of one forward pass of a policy over a batch: each [B, T], 0 off actions, or None.
 
-    No vocabulary-sized tensor leaves `policy/`.
+    No tensor with a vocabulary axis leaves `models/`.
     """
 
     logprobs: Tensor
+    """Log-probability of each action under the distribution that was sampled from."""
     raw_logprobs: Tensor
-    """Temperature-scaled and untruncated; the same object as `logprobs` where sampling is pure."""
+    """The same with temperature but without truncation; the same tensor as `logprobs` if nothing is truncated."""
     entropy: Tensor | None = None
+    """Entropy of the untruncated distribution before each action."""
     logsumexp: Tensor | None = None
-    """Of the scaled logits: the soft value of the state."""
+    """Logsumexp of the scaled logits: the soft value of the state."""
     values: Tensor | None = None
+    """The critic's value of the state before each action."""
     kl: dict[str, Tensor] | None = None
-    """Exact divergences from `against`, by name: `reverse` KL(policy || against), `forward` the other."""
+    """Exact divergences from another policy q: `reverse` is KL(policy || q), `forward` is KL(q || policy)."""
 
 
 AdvantageFn = Callable[[Batch], Batch]
+"""Fills in `advantages` (and `returns`)."""
 LossFn = Callable[[Outputs, Batch], dict[str, "Tensor"]]
+"""Returns named [B, T] tensors: `loss`, and metrics."""

@@ -1,8 +1,8 @@
-"""Three rows tell which ways of computing a model's states agree with the plainest one.
+"""Finds out which fast ways of computing a model's hidden states are exact, by trying them on three short rows.
 
-The plainest way is one row at a time, unpadded and uncached. Compared with it are rows padded on the right, rows end to
-end and, by the engine, ways of decoding (`engines/native/capabilities.py`). A way that differs is not used; a model
-whose logits are not a function of the states that enter its head is refused.
+The plainest way is one row at a time, unpadded and uncached. The others are compared with it: rows padded on the right,
+rows packed end to end and, in the engine, ways of decoding (`engines/native/capabilities.py`). A way that differs is
+not used. A model whose logits are not a known function of the states that enter its output head is refused.
 """
 
 import warnings
@@ -15,34 +15,36 @@ import torch
 from torch import Tensor
 
 from operant.models import layout
-from operant.models.choices import branches, spelt_out
+from operant.models.choices import branches, separate_rows
 from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.packing import quick
 from operant.types import Batch, OperantError
 
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
-"""What a model raises that cannot be called in some way."""
+"""Exceptions that a model raises when it cannot be called in some way."""
 
 TOLERANCE = 2e-3
-"""Of the largest state; far above the rounding of float32, far below the least of the faults looked for."""
+"""Largest difference, relative to the largest state: far above the rounding of float32, far below any real fault."""
 
 
 @torch.no_grad()
 def probe(policy: HiddenStates) -> Modes:
-    """Try every way on three rows of unequal length. Raises: OperantError where the logits cannot be explained."""
+    """Try padding and packing on three rows of unequal length, and return the modes that are exact.
+
+    Raises: OperantError if the logits are not a known function of the hidden states.
+    """
     policy.modes = Modes()
     rows = three_rows(policy)
     plain = [plain_state(policy, row) for row in rows]
-    finish = _finish(policy, rows[0])
-
+    finish = _find_logit_function(policy, rows[0])
     padded = agrees(lambda: _padded(policy, rows), plain)
     return Modes(padded=padded, packed=packs_exactly(policy), finish=finish)
 
 
 @torch.no_grad()
 def packs_exactly(policy: HiddenStates) -> bool:
-    """Whether rows are to be laid end to end, and every token has the state then that it has in its row alone."""
-    asked, held = policy.options.packing, policy.modes
+    """Whether rows shall be packed end to end, and each token then has the same state as in its row alone."""
+    asked, modes = policy.options.packing, policy.modes
     wanted = asked == "on" or (asked == "auto" and quick(policy.device, policy.head.weight.dtype))
     if not wanted or policy.encoder_decoder or policy.device.type == "meta":
         return False
@@ -50,53 +52,52 @@ def packs_exactly(policy: HiddenStates) -> bool:
     batch = Batch.given([row[:1] for row in rows], [row[1:] for row in rows]).to(policy.device)
     replaceable = policy.packing.replaceable
     try:
-        policy.modes = replace(held, packed=False)
+        policy.modes = replace(modes, packed=False)
         plain = torch.cat([policy.states(batch.rows(slice(i, i + 1))) for i in range(len(rows))])
-        policy.modes = replace(held, packed=True)
+        policy.modes = replace(modes, packed=True)
         exact = replaceable and close(policy.states(batch), plain)
         why = "its states differ" if replaceable else "its attention is no function by name"
     except FAILS as error:
         exact, why = False, str(error)
     finally:
-        policy.modes = held
-    if not exact and (asked == "on" or replaceable):  # of some architectures it is known
-        _say(f"rows of {type(policy.model).__name__} are padded, not packed: {why}")
+        policy.modes = modes
+    if not exact and (asked == "on" or replaceable):  # no warning for architectures that declare no support
+        _warn_once(f"rows of {type(policy.model).__name__} are padded, not packed: {why}")
     return exact
 
 
 @cache
-def _say(text: str) -> None:
-    """Once."""
+def _warn_once(text: str) -> None:
     warnings.warn(text, stacklevel=2)
 
 
 @torch.no_grad()
 def branches_exactly(policy: HiddenStates) -> bool:
-    """Whether options that grow from their row have the states that they have in rows of their own."""
+    """Whether options that are computed as branches of their row have the same states as in rows of their own."""
     rows = three_rows(policy)
-    # Of each row the last two tokens and the first one stand to choose, behind what comes before them.
+    # The last two tokens of a row, and its first one, are two options after the tokens before them.
     prompts, options = [row[:-2] for row in rows], [[row[-2:], row[:1]] for row in rows]
     batch = Batch.choosing(prompts, options).to(policy.device)
-    held, window = branches(batch, None), policy.packing.window
+    grown, window = branches(batch, None), policy.packing.window
     if window is not None and max(map(len, rows)) > window:
         return False
     try:
-        return close(policy.with_options(batch, held, branched=True)[1], policy.states(spelt_out(batch, held)))
+        return close(policy.with_options(batch, grown, branched=True)[1], policy.states(separate_rows(batch, grown)))
     except FAILS:
         return False
 
 
 def check_trunk(policy: HiddenStates) -> None:
-    """Freeze the trunk, and hold what its kept states lead to against the whole model on three rows.
+    """Freeze the trunk, and compare the states computed from its cached states with those of the whole model.
 
-    Raises: OperantError where they differ: then more passes between the blocks than the hidden state.
+    Raises: OperantError if they differ, which means that the blocks hand on more than the hidden state.
     """
     trunk = policy.trunk
-    assert trunk is not None  # by the constructor, which has just made it
+    assert trunk is not None  # the constructor has just made it
     rows = three_rows(policy)
     batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
     other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)
-    kwargs = policy.laid(batch.rows(slice(0, 1))).kwargs
+    kwargs = policy.model_input(batch.rows(slice(0, 1))).kwargs
     with torch.enable_grad():
         trunk.freeze(
             policy.model,
@@ -109,30 +110,30 @@ def check_trunk(policy: HiddenStates) -> None:
         whole = policy.states(batch)
         try:
             states = policy.trunk_states(batch)
-            policy.states(other)  # whatever a block may have laid aside for another is overwritten
-            kept = policy.states(batch.with_(states=states))
+            policy.states(other)  # overwrites anything that a block has stored for a later one
+            from_cache = policy.states(batch.with_(states=states))
         except FAILS as error:
             raise _no_trunk(policy, f"they cannot be started there ({type(error).__name__})") from error
-    if not close(kept, whole):
-        raise _no_trunk(policy, f"the states differ by {float((kept - whole).abs().max()):.2g}")
+    if not close(from_cache, whole):
+        raise _no_trunk(policy, f"the states differ by {float((from_cache - whole).abs().max()):.2g}")
 
 
 def _no_trunk(policy: HiddenStates, why: str) -> OperantError:
     return OperantError(
         f"model.train_layers={policy.options.train_layers}: the upper blocks of {type(policy.model).__name__} cannot "
-        f"begin from what the lower ones hand on, {why}; train every layer, or use lora.rank"
+        f"begin from cached states of the lower ones, {why}; train every layer, or use lora.rank"
     )
 
 
 def three_rows(policy: HiddenStates) -> list[list[int]]:
-    """Three prompts of unequal length: ids spread over the vocabulary, the same for every run."""
+    """Three prompts of unequal length. Their ids are spread over the vocabulary, and are the same in every run."""
     least = 5 if (policy.context or 99) >= 12 else 2
     lengths = (least, least + 3, least + 1)
     return [[(7 + 13 * i + 29 * j) % policy.vocabulary for j in range(n)] for i, n in enumerate(lengths)]
 
 
 def agrees(compute: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
-    """Whether a way of computing runs, and gives the states that the plainest way gives."""
+    """Whether `compute` runs without an error and returns the states of the plainest way."""
     try:
         return all(close(a, b) for a, b in zip(compute(), plain, strict=True))
     except FAILS:
@@ -140,7 +141,7 @@ def agrees(compute: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
 
 
 def plain_state(policy: HiddenStates, row: list[int]) -> Tensor:
-    """[1, D] the state at the end of one row, alone."""
+    """[1, D] the state at the end of one row that is computed by itself."""
     return policy.last_states(**feed(policy, row))[0]
 
 
@@ -153,6 +154,7 @@ def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
 
 
 def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
+    """The states at the ends of rows that are padded on the right."""
     tokens, mask = layout.pad(rows, "right", policy.device)
     kwargs: dict[str, Any] = {"input_ids": tokens}
     if policy.encoder_decoder:
@@ -166,8 +168,8 @@ def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
     return list(caught["states"][:, None])
 
 
-def _finish(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
-    """Explain the model's logits by the states that entered its head."""
+def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
+    """Find the function that the model applies to the output of its head to get its logits."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
     cap, divide, times = (
         getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -191,7 +193,7 @@ def _finish(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of states are equal but for rounding."""
+    """Whether two tensors of states differ by no more than rounding."""
     scale = b.abs().max().clamp(min=1e-6)
     limit = TOLERANCE if b.dtype in (torch.float32, torch.float64) else 20 * TOLERANCE
     return bool(((a - b).abs().max() / scale) < limit)

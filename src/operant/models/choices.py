@@ -1,8 +1,8 @@
-"""Choices among given replies: every option of a prompt in one pass, and the distribution over them.
+"""Choices among options: scores every option of a prompt in one forward pass, and makes the distribution over them.
 
-The options of a row grow from it like branches: each sees the row up to where it begins, and itself. So the row is
-computed once, whatever the number of its options. A model that does not compute branches exactly (the probe in
-`Policy.branching` tells) gets a row for each.
+The options of a row are its branches: each attends to the row up to the position where it begins, and to itself. So the
+row is computed once, whatever the number of its options. If a model does not compute branches exactly
+(`Policy.branching` tries it), each option gets a row of its own.
 """
 
 from collections.abc import Sequence
@@ -11,53 +11,54 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from operant.models.layout import Laid
+from operant.models.layout import ModelInput
 from operant.sampling import Sampling
 from operant.types import Batch, Choices
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One option of one choice."""
+    """One option of one choice, as a branch of a row."""
 
     row: int
     column: int
-    """Where it begins in its row."""
+    """The column of the row at which the option begins."""
     ids: list[int]
-    """Its tokens, the one that ends it included."""
+    """The tokens of the option, with its stop token."""
 
 
 def branches(batch: Batch, end: int | None) -> list[Branch]:
-    """The options of a batch, choice by choice."""
-    assert batch.choices is not None  # by the caller, who has looked
+    """The options of a batch, choice by choice. `end`: a stop token that is appended to each, or None."""
+    assert batch.choices is not None  # the caller has checked
     width, stop = batch.tokens.shape[1], [] if end is None else [end]
     return [
         Branch(*divmod(place, width), option + stop) for place, _, among in batch.choices.listed() for option in among
     ]
 
 
-def tree(batch: Batch, held: Sequence[Branch], numbers: torch.dtype) -> Laid:
-    """Arguments for a decoder-only model: rows with their branches behind them, and who sees what.
+def tree(batch: Batch, options: Sequence[Branch], numbers: torch.dtype) -> ModelInput:
+    """Arguments for a decoder-only model: rows followed by their branches, and the mask of which token attends where.
 
-    `select` gives the states before the N actions of the batch, rows first, and then those before each branch's tokens.
+    `select` returns the states before the N actions of the batch, rows first, then those before each branch's tokens.
     """
     lengths = batch.mask.sum(1).tolist()
-    fed = [branch.ids[:-1] for branch in held]
+    fed = [branch.ids[:-1] for branch in options]
     begins, ends = [], list(lengths)
-    for branch, ids in zip(held, fed, strict=True):
+    for branch, ids in zip(options, fed, strict=True):
         begins.append(ends[branch.row])
         ends[branch.row] += len(ids)
     rows, width, device = len(batch), max(ends), batch.tokens.device
     tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
     tokens[:, : batch.tokens.shape[1]] = batch.tokens * batch.mask
-    places = torch.zeros(rows, width, dtype=torch.long)  # of padding 0: a tree may be wider than the model's context
+    # Position 0 at padding: a tree may have more columns than the model has positions.
+    places = torch.zeros(rows, width, dtype=torch.long)
     sees = torch.eye(width, dtype=torch.bool).repeat(rows, 1, 1)
     causal = torch.ones(width, width, dtype=torch.bool).tril()
     for row, length in enumerate(lengths):
         sees[row, :length, :length] = causal[:length, :length]
         places[row, :length] = torch.arange(length)
     before: list[int] = []
-    for branch, ids, begin in zip(held, fed, begins, strict=True):
+    for branch, ids, begin in zip(options, fed, begins, strict=True):
         row, end = branch.row, begin + len(ids)
         tokens[row, begin:end] = torch.tensor(ids, dtype=torch.long, device=device)
         places[row, begin:end] = torch.arange(branch.column, branch.column + len(ids))
@@ -68,20 +69,24 @@ def tree(batch: Batch, held: Sequence[Branch], numbers: torch.dtype) -> Laid:
     own = torch.nn.functional.pad(batch.actions[:, 1:], (0, width - batch.actions.shape[1] + 1)).flatten().nonzero()
     index = torch.cat([own.squeeze(1), torch.tensor(before, dtype=torch.long, device=device)])
     kwargs = {"input_ids": tokens, "attention_mask": mask.to(device), "position_ids": places.to(device)}
-    return Laid(kwargs, lambda hidden: hidden.flatten(0, 1)[index])
+    return ModelInput(kwargs, lambda hidden: hidden.flatten(0, 1)[index])
 
 
-def spelt_out(batch: Batch, held: Sequence[Branch]) -> Batch:
-    """A row for each option: what stands before it, and it."""
+def separate_rows(batch: Batch, options: Sequence[Branch]) -> Batch:
+    """A batch with one row for each option: the tokens before the option, and the option."""
     rows = batch.tokens.cpu()
-    return Batch.given([rows[b.row, : b.column].tolist() for b in held], [b.ids for b in held]).to(batch.tokens.device)
+    prompts = [rows[branch.row, : branch.column].tolist() for branch in options]
+    return Batch.given(prompts, [branch.ids for branch in options]).to(batch.tokens.device)
 
 
-def among(logprobs: Tensor, held: Sequence[Branch], choices: Choices, sampling: Sampling) -> Tensor:
-    """[C, O] log-probs of the options of each choice, -inf where there are fewer; of their tokens' log-probs [M]."""
-    lengths = torch.tensor([len(branch.ids) for branch in held], device=logprobs.device)
-    owner = torch.repeat_interleave(torch.arange(len(held), device=logprobs.device), lengths)
-    scores = logprobs.new_zeros(len(held)).index_add(0, owner, logprobs)
+def among(logprobs: Tensor, options: Sequence[Branch], choices: Choices, sampling: Sampling) -> Tensor:
+    """[C, O] log-prob of each option of each choice, -inf beyond a choice's last option.
+
+    `logprobs` [M]: log-probs of the tokens of all options.
+    """
+    lengths = torch.tensor([len(branch.ids) for branch in options], device=logprobs.device)
+    owner = torch.repeat_interleave(torch.arange(len(options), device=logprobs.device), lengths)
+    scores = logprobs.new_zeros(len(options)).index_add(0, owner, logprobs)
     if sampling.choice == "mean":
         scores = scores / lengths
     scores = scores / sampling.temperature
@@ -91,9 +96,10 @@ def among(logprobs: Tensor, held: Sequence[Branch], choices: Choices, sampling: 
 
 
 def chosen(table: Tensor, picked: Tensor, other: Tensor | None = None) -> dict[str, Tensor]:
-    """What is known of choices whose options have log-probs `table` [C, O]: named tensors [C], as of tokens.
+    """Log-prob, entropy, logsumexp and exact divergences of choices, each [C].
 
-    `other`: the options' log-probs under another model, for the exact divergences.
+    `table` [C, O]: log-probs of the options. `picked` [C]: the chosen option. `other` [C, O]: log-probs of the options
+    under another model, for the divergences.
     """
     found = {"logprobs": table.gather(-1, picked.to(table.device)[:, None]).squeeze(-1)}
     known = torch.where(table == -torch.inf, 0.0, table)

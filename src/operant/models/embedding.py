@@ -1,7 +1,7 @@
-"""An embedding whose gradient touches the rows that were looked up, and no others.
+"""An embedding whose backward pass only touches the rows that were looked up.
 
-torch makes a gradient of the whole table for a few hundred looked-up rows: of GPT-2's 154 MB, filled with zeros and
-added to that of the tied head, in every backward pass. While `direct_gradients` lasts, the rows are added to the
+For a few hundred looked-up rows, torch makes a gradient of the whole table: 154 MB for GPT-2, filled with zeros and
+added to the gradient of the tied head, in every backward pass. Inside `direct_gradients`, the rows are added to the
 parameter's own gradient instead.
 """
 
@@ -17,34 +17,39 @@ _direct = False
 
 @contextmanager
 def direct_gradients(on: bool = True) -> Iterator[None]:
-    """While this lasts, `backward` adds looked-up rows to `weight.grad` itself: no hook of the weight sees them.
+    """Inside this context, `backward` adds looked-up rows to `weight.grad` itself, so hooks of the weight do not run.
 
-    Not for `torch.autograd.grad`, for gradients of gradients, or where hooks gather gradients over ranks.
+    Not for `torch.autograd.grad`, for gradients of gradients, or if hooks sum gradients over ranks.
     """
     global _direct
-    held, _direct = _direct, on
+    before, _direct = _direct, on
     try:
         yield
     finally:
-        _direct = held
+        _direct = before
 
 
 class Lookup(nn.Embedding):
-    """`nn.Embedding`, and that."""
+    """`nn.Embedding` that adds gradients directly inside `direct_gradients`."""
 
     def forward(self, input: Tensor) -> Tensor:
         plain = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         if not _direct or plain or not self.weight.requires_grad or self.weight.device.type != "cpu":
             return super().forward(input)
-        # With an edge to the weight, a tied head's gradient would wait for this one, and not be there to be added to.
+        # With an edge to the weight, autograd would hold a tied head's gradient back until this one is computed too.
         anchor = torch.zeros((), requires_grad=True)
         return _Rows.apply(anchor, input, (self.weight,), self.padding_idx)
 
 
 class _Rows(torch.autograd.Function):
+    """Look up rows of a weight; the backward pass adds to the weight's gradient.
+
+    The weight is passed in a tuple, so that autograd does not see it. `anchor` makes the result require a gradient.
+    """
+
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, ids: Tensor, held: tuple[Tensor], padding: int | None) -> Tensor:
-        (weight,) = held
+    def forward(ctx: Any, anchor: Tensor, ids: Tensor, weights: tuple[Tensor], padding: int | None) -> Tensor:
+        (weight,) = weights
         ctx.weight, ctx.padding = weight, padding
         ctx.save_for_backward(ids)
         return nn.functional.embedding(ids, weight.detach())
@@ -53,7 +58,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
         (ids,), weight = ctx.saved_tensors, ctx.weight
         rows, flat = grad.reshape(-1, grad.shape[-1]), ids.flatten()
-        if ctx.padding is not None:  # as nn.Embedding has it: its row learns nothing
+        if ctx.padding is not None:  # as in nn.Embedding, the padding row has no gradient
             rows = rows * (flat != ctx.padding)[:, None]
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -62,7 +67,7 @@ class _Rows(torch.autograd.Function):
 
 
 def look_up_directly(model: nn.Module) -> None:
-    """Make every plain embedding of the model a `Lookup`; nothing else about it changes."""
+    """Turn every `nn.Embedding` of the model into a `Lookup`. Its weight stays the same object."""
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.__class__ = Lookup

@@ -1,12 +1,13 @@
-"""A frozen trunk: the lower blocks of a model, computed once a token and shared by policy, reference, value and epochs.
+"""A frozen trunk: the lower blocks of a model, whose hidden states are computed once per token and cached.
 
     policy = Policy(model, options=ModelOptions(train_layers=2))
-    states = policy.trunk_states(batch)             # [B, T, D] what enters the first trained block
-    policy.forward(batch.with_(states=states))      # the top two blocks and the head alone
+    states = policy.trunk_states(batch)             # [B, T, D] the input of the first trained block
+    policy.forward(batch.with_(states=states))      # computes the top two blocks and the head only
 
-Written once for every architecture: the longest list of modules is the stack of blocks; the lower ones are stood in for
-while the model runs, and the kept states are put where the first trained block begins. What lies below that place, and
-is frozen, is whatever a gradient reaches from there.
+Policy, reference, value head and all epochs share the cached states. The code is the same for every architecture: the
+longest list of modules is the stack of blocks. While the model runs on cached states, its lower blocks are replaced by
+modules that compute nothing, and the states become the input of the first trained block. Frozen are all parameters that
+a gradient from that input reaches.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +22,14 @@ from operant.types import OperantError
 
 
 class Reached(Exception):
-    """The first trained block was reached, and nothing above it is asked for."""
+    """Ends a call of the model at the first trained block, if nothing above is needed."""
 
 
 class Skip(StandIn):
-    """Hands a block's input on, in the shape in which the block returned it."""
+    """Returns a block's input, in the form in which the block returned its output."""
 
     def __init__(self, block: nn.Module, extras: list[int | str | None] | None):
+        """`extras`: the arguments that the block returned after its hidden state; None: it returned no tuple."""
         super().__init__(block)
         self.extras = extras
 
@@ -35,8 +37,8 @@ class Skip(StandIn):
         hidden = args[0] if args else kwargs["hidden_states"]
         if self.extras is None:
             return hidden
-        given = {None: None, **dict(enumerate(args)), **kwargs}
-        return (hidden, *(given.get(name) for name in self.extras))
+        arguments = {None: None, **dict(enumerate(args)), **kwargs}
+        return (hidden, *(arguments.get(name) for name in self.extras))
 
 
 class Trunk:
@@ -48,42 +50,43 @@ class Trunk:
     def __init__(self, model: Any, options: ModelOptions):
         self.stack = find_blocks(model)
         trained = options.blocks(len(self.stack))
-        assert trained is not None  # by the caller, who asked for a trunk
+        assert trained is not None  # the caller has checked
         self.cut = len(self.stack) - trained
+        """Index of the first trained block."""
         self.last: Tensor | None = None
-        """[B, S, D] what entered the first trained block in the last call of the model; padding included."""
-        self._given: Tensor | None = None
+        """[B, S, D] the input of the first trained block in the last call of the model, padding included."""
+        self._cached: Tensor | None = None
         self._stop = False
         self._skips: dict[int, Skip] = {}
-        self.stack[self.cut].register_forward_pre_hook(self._enter, with_kwargs=True)
+        self.stack[self.cut].register_forward_pre_hook(self._before_first_trained, with_kwargs=True)
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note what enters the first trained block, or put the kept states there instead."""
-        if self._given is None:
+    def _before_first_trained(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Store the input of the first trained block, or replace it by the cached states."""
+        if self._cached is None:
             self.last = (args[0] if args else kwargs["hidden_states"]).detach()
             if self._stop:
                 raise Reached
             return None
         if args:
-            return (self._given, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": self._given}
+            return (self._cached, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._cached}
 
     @contextmanager
     def starting_from(self, states: Tensor) -> Iterator[None]:
-        """While this lasts, the model begins at its first trained block, with `states` [B, S, D]."""
-        held = {i: self.stack[i] for i in self._skips}
-        self._given = states
+        """Inside this context, the model begins at its first trained block, with the cached `states` [B, S, D]."""
+        blocks = {i: self.stack[i] for i in self._skips}
+        self._cached = states
         try:
             for i, skip in self._skips.items():
                 self.stack._modules[str(i)] = skip
             yield
         finally:
-            self._given = None
-            for i, block in held.items():
+            self._cached = None
+            for i, block in blocks.items():
                 self.stack._modules[str(i)] = block
 
     def below(self, run: Callable[[], Any]) -> Tensor:
-        """[B, S, D] what would enter the first trained block; `run` calls the model, and nothing above is computed."""
+        """[B, S, D] the input of the first trained block. `run` calls the model, which stops there."""
         self._stop = True
         try:
             run()
@@ -91,15 +94,15 @@ class Trunk:
             pass
         finally:
             self._stop = False
-        assert self.last is not None  # the hook has just been there
+        assert self.last is not None  # the hook has just set it
         return self.last
 
     def learn_to_skip(self, run: Callable[[], Any]) -> None:
-        """Find out in one call of the model how each lower block hands on what it does not compute itself."""
+        """Find out in one call of the model which of its arguments each lower block returns, to make its `Skip`."""
         seen: dict[int, list[int | str | None] | None] = {}
         own: set[int] = set()
 
-        def note(i: int) -> Callable[..., None]:
+        def record(i: int) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
                 if not isinstance(out, tuple):
                     seen[i] = None
@@ -107,11 +110,11 @@ class Trunk:
                 names = {id(v): k for k, v in [*enumerate(args), *kwargs.items()] if v is not None}
                 seen[i] = [names.get(id(extra)) for extra in out[1:]]
                 if any(isinstance(e, Tensor) and id(e) not in names for e in out[1:]):
-                    own.add(i)  # it makes something that the blocks above are handed, T5's position bias say
+                    own.add(i)  # it computes something for the blocks above it, such as T5's position bias
 
             return hook
 
-        hooks = [self.stack[i].register_forward_hook(note(i), with_kwargs=True) for i in range(self.cut)]
+        hooks = [self.stack[i].register_forward_hook(record(i), with_kwargs=True) for i in range(self.cut)]
         try:
             run()
         finally:
@@ -120,59 +123,57 @@ class Trunk:
         self._skips = {i: Skip(self.stack[i], seen[i]) for i in range(self.cut) if i not in own}
 
     def freeze(self, model: Any, head: nn.Module, run: Callable[[], Any], *, train_head: bool | None) -> None:
-        """Freeze what lies below the first trained block, and the head unless it is asked for.
+        """Freeze the parameters below the first trained block, and the head unless `train_head` is True.
 
-        Raises: OperantError where the head is asked for and is also the embedding, which lies below.
+        Raises: OperantError if the head shall be trained and is also the embedding, which is part of the trunk.
         """
-        # Quantised weights are whole numbers, and frozen as they are.
-        held = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
-        before = {name: p.requires_grad for name, p in held.items()}
-        for p in held.values():
+        # Quantised weights are integers, and frozen anyway.
+        parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+        before = {name: p.requires_grad for name, p in parameters.items()}
+        for p in parameters.values():
             p.requires_grad_(True)
         with torch.enable_grad():
-            reached = _reached(self, list(held.values()), run)
-        below = {name for name, hit in zip(held, reached, strict=True) if hit}
-        tied = [name for name in below if held[name] is head.weight]
+            reached = self._parameters_below(run)
+        below = {name for name, p in parameters.items() if id(p) in reached}
+        tied = [name for name in below if parameters[name] is head.weight]
         if train_head and tied:
             raise OperantError(
                 f"model.train_head=True with a trunk: the output head is also the input embedding ({tied[0]}), which "
                 "belongs to the frozen trunk; leave train_head out, or train every layer"
             )
         heads = {id(p) for p in head.parameters()}
-        for name, p in held.items():
+        for name, p in parameters.items():
             frozen = name in below or (id(p) in heads and not train_head)
             p.requires_grad_(before[name] and not frozen)
 
+    def _parameters_below(self, run: Callable[[], Any]) -> set[int]:
+        """Ids of the parameters that the input of the first trained block depends on."""
+        inputs: list[Tensor] = []
 
-def _reached(trunk: Trunk, parameters: list[nn.Parameter], run: Callable[[], Any]) -> list[bool]:
-    """Which parameters have a part in what enters the first trained block."""
-    kept: list[Tensor] = []
-    block = trunk.stack[trunk.cut]
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs.append(args[0] if args else kwargs["hidden_states"])
 
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kept.append(args[0] if args else kwargs["hidden_states"])
-
-    hook = block.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
-    try:
-        trunk.below(run)
-    finally:
-        hook.remove()
-    # The graph alone says so: computing the gradient would take a model's worth of memory.
-    leaves, seen = set[int](), set[Any]()
-    todo: list[Any] = [kept[0].grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        todo += [following for following, _ in node.next_functions]
-    return [id(p) in leaves for p in parameters]
+        hook = self.stack[self.cut].register_forward_pre_hook(record, with_kwargs=True, prepend=True)
+        try:
+            self.below(run)
+        finally:
+            hook.remove()
+        # They are read off the autograd graph: computing the gradient would take as much memory as the model.
+        leaves, seen = set[int](), set[Any]()
+        todo: list[Any] = [inputs[0].grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if hasattr(node, "variable"):
+                leaves.add(id(node.variable))
+            todo += [following for following, _ in node.next_functions]
+        return leaves
 
 
 def find_blocks(model: Any) -> nn.ModuleList:
-    """The stack of (decoder) blocks: the longest list of modules. Raises: OperantError where there is none."""
+    """The model's (decoder's) stack of blocks: its longest list of modules. Raises: OperantError if it has no list."""
     part = model.get_decoder() if getattr(model.config, "is_encoder_decoder", False) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     if not lists:

@@ -1,7 +1,8 @@
-"""The hidden states of a batch: how a transformers model is called, and what enters its output head.
+"""Computes the hidden states of a batch: calls a transformers model, and takes the input of its output head.
 
-No class knows an architecture. Hidden states are caught where they enter the output head, which itself is given nothing
-to do. `Modes` says which ways of laying out rows agree with the plainest one; `capabilities.py` tries them.
+The code knows no architecture. A hook takes the hidden states where they enter the output head, and leaves the head
+itself almost nothing to compute. `Modes` lists which ways of arranging rows are exact for a model; `capabilities.py`
+tries them.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.models import layout
-from operant.models.choices import Branch, spelt_out, tree
+from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
 from operant.models.packing import Packing
@@ -22,39 +23,36 @@ from operant.types import Batch, OperantError
 
 @dataclass(frozen=True)
 class Modes:
-    """What the probe allows."""
+    """The ways of computing that are exact for a model. None: not tried yet."""
 
     padded: bool = True
     """Rows of unequal length side by side, padded on the right."""
     left: bool | None = None
-    """Prompts padded on the left. None, here and below: not tried yet."""
+    """Prompts padded on the left."""
     cached: bool | None = None
     """Decoding with a key-value cache."""
     pooled: bool | None = None
-    """Decoding in one buffer that rows leave and step into."""
+    """Decoding in one buffer, where new rows take the place of finished ones."""
     packed: bool = False
-    """Rows end to end."""
+    """Rows packed end to end."""
     branched: bool | None = None
     """Options as branches of their row."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
-    """What the model does to its logits after the head."""
+    """The function that the model applies to its logits after the head, such as soft-capping."""
 
 
 class HiddenStates(nn.Module):
-    """A transformers model up to its output head.
-
-    Raises: OperantError where the model has no output head.
-    """
+    """A transformers model up to its output head. Raises: OperantError if the model has no output head."""
 
     def __init__(self, model: Any, options: ModelOptions, modes: Modes):
         super().__init__()
         self.model: Any = compute_in(model, options.precision)
         self.options, self.modes = options, modes
         self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-        # transformers guesses padding from ids and warns; here masks come from lengths, and such ids are just ids.
+        # transformers takes a padding id for padding and warns of a missing mask. Here masks come from lengths.
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-                module.warn_if_padding_and_no_attention_mask = _no_warning
+                module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
         self.head = model.get_output_embeddings()
         if self.head is None:
             raise OperantError(f"{type(model).__name__} has no output head: a policy needs a language-model head")
@@ -72,28 +70,28 @@ class HiddenStates(nn.Module):
 
     @property
     def numbers(self) -> torch.dtype:
-        """What log-probs and values come in: float32, or more where the model is."""
+        """The dtype of log-probs and values: float32, or float64 if the model computes in it."""
         return torch.promote_types(self.head.weight.dtype, torch.float32)
 
     @property
     def rounds(self) -> bool:
-        """Whether the weights are so coarse that decoding and scoring differ visibly."""
+        """Whether the weights are of a 16-bit type, so that decoding and scoring differ visibly by rounding."""
         return self.head.weight.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def context(self) -> int | None:
-        """The longest row, in tokens; None where positions have no limit. Of an encoder-decoder: the longest source."""
+        """Most tokens of a row (for an encoder-decoder: of a source); None if positions have no limit."""
         return self._positions("encoder" if self.encoder_decoder else None)
 
     def _positions(self, side: str | None) -> int | None:
-        """Positions of a side of an encoder-decoder (some have one number for both), or of the model."""
+        """Number of positions of the model, or of one side of an encoder-decoder; None if there is no limit."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
         names = ([f"max_{side}_position_embeddings"] if side else []) + ["max_position_embeddings"]
-        held = next((limit for name in names if (limit := getattr(text, name, None))), None)
-        return int(held) if held and held > 0 else None
+        limit = next((limit for name in names if (limit := getattr(text, name, None))), None)
+        return int(limit) if limit and limit > 0 else None
 
     def misfit(self, prompt: int, reply: int) -> str | None:
-        """Why a prompt and a reply of so many tokens do not fit, as the end of a sentence; None where they do."""
+        """Why a prompt and reply of these lengths do not fit the model, as the end of a sentence; None if they fit."""
         context, replies = self.context, self._positions("decoder") if self.encoder_decoder else None
         if context is not None and not self.encoder_decoder and prompt + reply > context:
             return (
@@ -106,21 +104,21 @@ class HiddenStates(nn.Module):
         return None
 
     def shares_trunk(self, other: "HiddenStates") -> bool:
-        """Whether both compute the same below their first trained block, so that one may read the other's states."""
+        """Whether both models have the same frozen trunk, so that one can use the cached states of the other."""
         mine, theirs = self.trunk, other.trunk
         if mine is None or theirs is None or mine.cut != theirs.cut:
             return False
         pairs = zip(mine.stack[0].parameters(), theirs.stack[0].parameters(), strict=False)
         return all(a is b for a, b in pairs)
 
-    def reading(self, batch: Batch, states_of: "HiddenStates") -> Batch:
-        """The batch without trunk states that `states_of` has computed, unless this policy would compute the same."""
-        known = batch.states is None or self is states_of or self.shares_trunk(states_of)
-        return batch if known else batch.with_(states=None)
+    def drop_foreign_states(self, batch: Batch, states_of: "HiddenStates") -> Batch:
+        """The batch, without the cached states that `states_of` has computed if this model has another trunk."""
+        usable = batch.states is None or self is states_of or self.shares_trunk(states_of)
+        return batch if usable else batch.with_(states=None)
 
     @property
     def start_token(self) -> int:
-        """What an encoder-decoder's replies begin after."""
+        """The token before an encoder-decoder's reply."""
         start = self.config.decoder_start_token_id
         if start is None:
             raise OperantError("the encoder-decoder's config has no decoder_start_token_id: set it before training")
@@ -130,100 +128,104 @@ class HiddenStates(nn.Module):
 
     def states(self, batch: Batch) -> Tensor:
         """[N, D] the hidden state before each action, as it enters the output head; rows first."""
-        if self._alone(batch):
+        if self._row_by_row(batch):
             return torch.cat([self.states(batch.rows(slice(i, i + 1))) for i in range(len(batch))])
-        return self._computed(batch, self.laid(batch))
+        return self._compute(batch, self.model_input(batch))
 
-    def _computed(self, batch: Batch, laid: layout.Laid) -> Tensor:
-        """The states that `laid` selects, from one call of the model."""
+    def _compute(self, batch: Batch, inputs: layout.ModelInput) -> Tensor:
+        """Call the model once, and return the states that `inputs` selects."""
         with ExitStack() as during:
-            caught = during.enter_context(self.catching(laid.select))
+            caught = during.enter_context(self.catching(inputs.select))
             if self.trunk is not None and batch.states is not None:
-                kept = layout.kept(batch, laid, encoder_decoder=self.encoder_decoder)
-                during.enter_context(self.trunk.starting_from(kept))
+                cached = layout.to_model_layout(batch, inputs, encoder_decoder=self.encoder_decoder)
+                during.enter_context(self.trunk.starting_from(cached))
             if self.options.gradient_checkpointing and torch.is_grad_enabled():
-                during.enter_context(recomputing(self.blocks(), lambda: self._attending(batch, laid)))
-            during.enter_context(self._attending(batch, laid))
-            self.call(**laid.kwargs, use_cache=False)
+                during.enter_context(recomputing(self.blocks(), lambda: self._attention(batch, inputs)))
+            during.enter_context(self._attention(batch, inputs))
+            self.call(**inputs.kwargs, use_cache=False)
         return caught["states"]
 
     def with_options(self, batch: Batch, options: list[Branch], *, branched: bool) -> tuple[Tensor, Tensor]:
-        """`states` [N, D], and those before every token [M, D] of the options that the batch chooses among.
+        """`states` [N, D], and the states before every token of the options in the batch [M, D].
 
-        branched: options grow from their row like branches; otherwise each has a row of its own.
+        `branched`: compute options as branches of their row. Otherwise each option has a row of its own.
         """
         if not branched:
-            return self.states(batch), self._spelt_out(batch, options)
+            return self.states(batch), self._in_separate_rows(batch, options)
         if len(batch) > 1 and not self.modes.padded:
-            rows = [(batch.rows(slice(i, i + 1)), _of_row(options, i)) for i in range(len(batch))]
-            parts = [self.with_options(row, own, branched=True) for row, own in rows]
-            return torch.cat([states for states, _ in parts]), torch.cat([before for _, before in parts])
-        laid = tree(batch, options, self.head.weight.dtype)
-        states = self._computed(batch.with_(states=None), laid)
-        count = len(states) - sum(len(option.ids) for option in options)
-        return states[:count], states[count:]
+            states, before = [], []
+            for i in range(len(batch)):
+                own = [replace(option, row=0) for option in options if option.row == i]
+                parts = self.with_options(batch.rows(slice(i, i + 1)), own, branched=True)
+                states.append(parts[0])
+                before.append(parts[1])
+            return torch.cat(states), torch.cat(before)
+        both = self._compute(batch.with_(states=None), tree(batch, options, self.head.weight.dtype))
+        count = len(both) - sum(len(option.ids) for option in options)
+        return both[:count], both[count:]
 
-    def _spelt_out(self, batch: Batch, options: list[Branch]) -> Tensor:
-        """[M, D] with a row for each option. An encoder reads the prompt that several share once."""
-        rows = spelt_out(batch, options)
+    def _in_separate_rows(self, batch: Batch, options: list[Branch]) -> Tensor:
+        """[M, D] the states of options that have a row each. An encoder reads a prompt that several share only once."""
+        rows = separate_rows(batch, options)
         if not self.encoder_decoder:
             return self.states(rows)
-        laid, prompts = self.laid(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
+        inputs, prompts = self.model_input(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
         once = [prompts[row] for row in sorted(prompts)]
         which = torch.tensor([sorted(prompts).index(b.row) for b in options], device=self.device)
-        ids, mask = laid.kwargs.pop("input_ids"), laid.kwargs["attention_mask"]
-        read = self.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
-        laid.kwargs["encoder_outputs"] = (read[0][which],)
-        return self._computed(rows, laid)
+        ids, mask = inputs.kwargs.pop("input_ids"), inputs.kwargs["attention_mask"]
+        encoded = self.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
+        inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
+        return self._compute(rows, inputs)
 
     @contextmanager
-    def _attending(self, batch: Batch, laid: layout.Laid) -> Iterator[None]:
-        """While this lasts, attention is what this layout needs and this machine has faster."""
+    def _attention(self, batch: Batch, inputs: layout.ModelInput) -> Iterator[None]:
+        """Inside this context, attention stays within packed rows, and uses the fastest kernel of the machine."""
         with ExitStack() as during:
-            # With gradients or without, cut or whole: what is scored before the update is what the update computes.
+            # The kernel depends on the width of the whole batch, and not on gradients or micro-batches: scoring before
+            # the update and the update itself then compute the same numbers.
             width = max(batch.longest, batch.tokens.shape[1])
             during.enter_context(plain_attention(self.head.weight.dtype, self.device, width))
-            if laid.rows is not None:
-                during.enter_context(self.packing.within(laid.rows.lengths, self.device))
+            if inputs.rows is not None:
+                during.enter_context(self.packing.within(inputs.rows.lengths, self.device))
             yield
 
     @torch.no_grad()
     def trunk_states(self, batch: Batch) -> Tensor:
-        """[B, T, D] what the frozen trunk computes of every token, in the layout of the batch; 0 where nothing is read.
+        """[B, T, D] the hidden states that the frozen trunk computes for every token; 0 at tokens that are not read.
 
-        Of an encoder-decoder: the encoder's output at the source, what enters the first trained block at the reply.
+        For an encoder-decoder: the encoder's output at the source, the first trained block's input at the reply.
         """
-        assert self.trunk is not None  # asked for by whoever has looked
+        assert self.trunk is not None  # the caller has checked
         batch = batch.to(self.device).with_(states=None)
-        if self._alone(batch):
+        if self._row_by_row(batch):
             rows = [self.trunk_states(batch.rows(slice(i, i + 1)))[0] for i in range(len(batch))]
             wide = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             return nn.functional.pad(wide, (0, 0, 0, batch.tokens.shape[1] - wide.shape[1]))
-        laid, source = self.laid(batch), None
-        kwargs = laid.kwargs
+        inputs, source = self.model_input(batch), None
+        kwargs = inputs.kwargs
         if self.encoder_decoder:
             ids, mask = kwargs.pop("input_ids"), kwargs["attention_mask"]
             kwargs["encoder_outputs"] = source = self.model.get_encoder()(input_ids=ids, attention_mask=mask)
-        with self._attending(batch, laid):
+        with self._attention(batch, inputs):
             hidden = self.trunk.below(lambda: self.call(**kwargs, use_cache=False))
-        return layout.spread(batch, hidden, None if source is None else source[0], laid.rows)
+        return layout.to_batch_layout(batch, hidden, None if source is None else source[0], inputs.rows)
 
-    def laid(self, batch: Batch) -> layout.Laid:
-        """The arguments that the model is called with for a batch, and which of its states are the actions'."""
+    def model_input(self, batch: Batch) -> layout.ModelInput:
+        """The arguments that the model is called with for a batch, and which of its states belong to actions."""
         if self.encoder_decoder:
             return layout.encoder_decoder(batch, self.start_token)
         return layout.end_to_end(batch) if self.packs(batch) else layout.causal(batch)
 
     def packs(self, batch: Batch) -> bool:
-        """Whether the rows of the batch are laid end to end: where that is exact, and enough of it would be padding."""
+        """Whether the rows of the batch are packed end to end: if that is exact, and saves enough padding."""
         return self.modes.packed and batch.choices is None and self.packing.pays(batch.mask)
 
-    def _alone(self, batch: Batch) -> bool:
+    def _row_by_row(self, batch: Batch) -> bool:
         """Whether each row has to be computed by itself."""
         return len(batch) > 1 and not self.modes.padded and not self.packs(batch)
 
     def blocks(self) -> list[nn.ModuleList]:
-        """The stacks of blocks: of the decoder, and of an encoder where there is one."""
+        """The stacks of blocks: the decoder's, and the encoder's if the model has one."""
         stacks = [find_blocks(self.model)]
         if self.encoder_decoder:
             stacks.append(find_blocks(self.model.get_encoder()))
@@ -232,14 +234,17 @@ class HiddenStates(nn.Module):
     # --- calls of the model -------------------------------------------------------------------------------------------
 
     def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
-        """[B, D] the state at the last place of every row, and the cache."""
+        """[B, D] the state at the last position of every row, and the key-value cache."""
         with self.catching(lambda hidden: hidden[:, -1]) as caught:
             out = self.call(**kwargs, use_cache=True)
         return caught["states"], getattr(out, "past_key_values", None)
 
     @contextmanager
     def catching(self, select: layout.Select) -> Iterator[dict[str, Tensor]]:
-        """Take the states on their way into the output head; the head itself is given nothing to do."""
+        """Inside this context, collect `select(states)` as they enter the output head, under the key `states`.
+
+        The head itself then computes the logits of only one state per row of the model's input.
+        """
         caught: dict[str, Tensor] = {}
 
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -253,15 +258,7 @@ class HiddenStates(nn.Module):
             handle.remove()
 
     def call(self, **kwargs: Any) -> Any:
-        """Call the model, in evaluation mode."""
-        if self.model.training:  # somebody called model.train() on the inner model
+        """Call the model in evaluation mode."""
+        if self.model.training:  # someone has called train() on the inner model
             self.model.eval()
         return self.model(**kwargs)
-
-
-def _no_warning(*arguments: Any, **kwargs: Any) -> None:
-    pass
-
-
-def _of_row(options: list[Branch], row: int) -> list[Branch]:
-    return [replace(option, row=0) for option in options if option.row == row]

@@ -1,11 +1,10 @@
-"""A name to a policy: a folder, `builtin:NAME`, or a Hub name; and a policy to a plain transformers folder.
+"""Loads a policy by name (a folder, `builtin:NAME` or a Hub name), and exports one to a plain transformers folder.
 
-The critic is an artefact of its own beside the language model: `critic/` holds the value head (and the separate
-network, if there is one). Weights that are missing there are an error, never a fresh head in silence.
+The critic is saved beside the language model: the folder `critic/` has the value head, and the separate network if
+there is one. If weights are missing there, that is an error: no new head is made silently.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from operant.models import lora as adapters
-from operant.models import quantised
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
@@ -35,89 +33,91 @@ def load_policy(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Policy:
-    """The policy of a name, or around a model that is already loaded; remote code off. A Policy stays as it is.
+    """Load a policy by name, or make one around a loaded model. A `Policy` is returned unchanged.
 
-    The folder of an adapter is a name, too: it goes on, on the model that it names. With `value`, a critic saved beside
-    the model is loaded; where there is none, one is made. `seed` is that of a new adapter, `device` where quantised
-    weights are put.
-    Raises: OperantError for a name that cannot be had, a folder that holds no language model or an adapter that does
-    not fit it, or a damaged critic.
+    `name` can also be the folder of an adapter, whose training then continues on the model that its config names. With
+    `value`, the critic that was saved beside the model is loaded; if there is none, a new one is made. `seed`: for the
+    random numbers of a new adapter. `device`: for quantised weights. Code from the folder or the Hub is never run.
+    Raises: OperantError for an unknown name, a folder without a language model, an adapter that does not fit it, or a
+    damaged critic.
     """
     device = torch.device(device)
-    adapters.check(lora)
-    quantised.check(lora.quantise, device)
+    adapters.check(lora, device)
     if isinstance(name, Policy):
         if lora.on:
-            raise OperantError("lora.* with a Policy that is made already: load_policy(name, lora=LoraOptions(rank=8))")
+            raise OperantError("lora.* with an existing Policy: use load_policy(name, lora=LoraOptions(rank=8))")
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
         model = adapters.unwrapped(name)
         return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
     folder = Path(find_model(name))
-    base, whose = folder, _stored_name(name, folder)
+    base = folder
+    # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
+    stored_name = str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
     if adapters.is_adapter(folder):
         if lora.on:
-            raise OperantError(f"{folder} is an adapter itself and goes on: leave lora.rank and lora.adapter out")
+            raise OperantError(
+                f"{folder} is itself an adapter, which is trained further: leave lora.rank and lora.adapter out"
+            )
         lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
-        base = Path(_found_base(folder))
+        base = _find_base(folder)
     elif lora.adapter is not None:
         lora = replace(lora, adapter=find_model(lora.adapter))
     if lora.quantise != "none" and not lora.on:
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = _adapted(
-        load_model(base, options.dtype, quantised.loading(lora.quantise, options.dtype, device)), lora, whose, seed
-    )
+    model = load_model(base, options.dtype, adapters.quantisation_arguments(lora.quantise, options.dtype, device))
+    model = _adapted(model, lora, stored_name, seed)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     return _with_critic(model, tokenizer, value, folder, options)
 
 
 def _adapted(model: Any, lora: LoraOptions, name: str | None, seed: int) -> Any:
+    """The model with the adapter that the options ask for."""
     if not lora.on:
         return model
     if adapters.adapted(model):
-        raise OperantError("the model has an adapter already, which goes on: leave lora.rank and lora.adapter out")
+        raise OperantError(
+            "the model already has an adapter, which is trained further: leave lora.rank and lora.adapter out"
+        )
     return adapters.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
 
 
-def _stored_name(name: Any, folder: Path) -> str:
-    """What an adapter's config calls its model: a folder as a whole path, any other name as it is."""
-    return str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
-
-
-def _found_base(folder: Path) -> str:
+def _find_base(folder: Path) -> Path:
+    """The folder of the model that an adapter belongs to."""
     base = adapters.base_of(folder)
     try:
-        return find_model(base)
+        return Path(find_model(base))
     except OperantError as error:
         raise OperantError(
             f"{folder} is an adapter of {base!r} ({error}): give the model, and lora.adapter={folder}"
         ) from error
 
 
-def load_reference(given: Any, policy: Policy) -> PolicyCopy | None:
-    """What KL is measured against: `copy` of the policy as it is now, None, a name, a Policy or a PolicyCopy.
+def load_reference(name: Any, policy: Policy) -> PolicyCopy | None:
+    """The model that KL is measured against: "copy" (of the policy), None, a model's name, a Policy or a PolicyCopy.
 
-    Raises: OperantError where its vocabulary is not the policy's.
+    Raises: OperantError if its vocabulary is not the policy's.
     """
-    if given is None or isinstance(given, PolicyCopy):
-        return given
-    if isinstance(given, str) and given == "copy":
+    if name is None or isinstance(name, PolicyCopy):
+        return name
+    if isinstance(name, str) and name == "copy":
         return PolicyCopy(policy)
-    held = load_policy(given, options=ModelOptions(precision=policy.options.precision)).to(policy.device)
-    if held.vocabulary != policy.vocabulary:
+    reference = load_policy(name, options=ModelOptions(precision=policy.options.precision)).to(policy.device)
+    if reference.vocabulary != policy.vocabulary:
         raise OperantError(
-            f"the reference has a vocabulary of {held.vocabulary}, the policy one of {policy.vocabulary}: "
+            f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}: "
             "they score the same ids, so the two must be the same"
         )
-    return PolicyCopy(held, copy=False)
+    return PolicyCopy(reference, copy=False)
 
 
 def _with_critic(
     model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
+    """The policy around a model, with the critic that `value` asks for: the saved one in `folder`, or a new one."""
     saved = next(iter(adapters.critics_of(folder)), None) if folder is not None else None
     if value is None:
         return Policy(model, tokenizer, options=options)
@@ -133,6 +133,7 @@ def _with_critic(
 
 
 def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
+    """The separate network of a critic: the saved one, a copy of the model, or another model."""
     from copy import deepcopy
 
     if saved is not None:
@@ -150,10 +151,10 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
 
 
 def export(policy: Policy, folder: str | Path) -> Path:
-    """Write a plain transformers folder that bare `from_pretrained` loads, and the critic beside it.
+    """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
-    Of a policy with an adapter: merged into a copy, and `adapter/` beside it in peft's own format.
-    Raises: OperantError where a weight is not finite; nothing is written then.
+    An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format.
+    Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
     check_finite(dict(policy.named_parameters()), folder)
@@ -169,9 +170,9 @@ def export(policy: Policy, folder: str | Path) -> Path:
 
 
 def _save_plain(model: Any, folder: Path) -> None:
-    """A model as transformers keeps it: an adapter is merged into a copy, of the unquantised weights where need be."""
+    """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised."""
     if adapters.adapted(model):
-        if quantised.is_quantised(model):
+        if getattr(model, "is_quantized", False):
             model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
         model = adapters.merged(model)
     with quietly(), atomic_io.operation("write", folder):
@@ -191,29 +192,26 @@ def _save_critic(policy: Policy, folder: Path) -> None:
 
 
 def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
-    """The saved head's shape wins; whether it is detached is the new run's choice."""
+    """The options of a saved critic. Only `detach` is taken from the options of the new run."""
     try:
         saved = json.loads((folder / "critic.json").read_text(encoding="utf-8"))
         return ValueOptions(layers=saved["layers"], init=saved["init"], detach=asked.detach, critic=saved["critic"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OperantError(
-            f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a fresh one"
+            f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a new one"
         ) from error
 
 
 def _load_head(policy: Policy, folder: Path) -> None:
+    """Load the value head. Raises: OperantError if its file is missing or has other tensors."""
     owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
     if not path.exists():
-        raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a fresh one")
+        raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
     weights, wanted = load_tensors(path), owner.value_head.state_dict()
-    odd = {name for name in set(weights) | set(wanted) if _shape(weights, name) != _shape(wanted, name)}
-    if odd:
+    shapes, expected = ({(name, x.shape) for name, x in tensors.items()} for tensors in (weights, wanted))
+    if odd := {name for name, _ in shapes ^ expected}:
         raise OperantError(
-            f"{path} does not hold the critic's weights ({', '.join(sorted(odd))}): delete {folder} for a fresh one"
+            f"{path} does not hold the critic's weights ({', '.join(sorted(odd))}): delete {folder} for a new one"
         )
     owner.value_head.load_state_dict(weights)
-
-
-def _shape(held: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...] | None:
-    return tuple(held[name].shape) if name in held else None

@@ -1,8 +1,9 @@
-"""Log-probability, entropy, logsumexp and exact KL of chosen tokens: the one place that sees the vocabulary.
+"""Log-probability, entropy, logsumexp and exact KL of chosen tokens.
 
-Logits exist at action positions only, and in chunks. One sweep over a chunk, in blocks that stay in a core's cache,
-gives every number; a second one, in the backward pass, gives the gradient with respect to the logits. With gradients, a
-chunk's logits are computed again in the backward pass rather than kept, as soon as there is more than one chunk.
+No other file scores over the vocabulary. Logits exist at action positions only, and in chunks. One sweep over a chunk,
+in blocks that fit into a core's cache, computes every number; a second one, in the backward pass, computes
+the gradient with respect to the logits. If there are several chunks, the backward pass computes their logits again
+instead of storing them.
 """
 
 import warnings
@@ -19,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from operant.sampling import Sampling
 
 BUDGET = 48_000_000
-"""Logits held at once, in numbers."""
+"""Most logits in memory at a time, as a count of numbers: the size of a chunk."""
 
 BLOCK = 1 << 20
-"""Logits swept at once on a processor, in numbers: few enough to stay in a core's cache between the passes."""
+"""Logits of a block on a CPU, as a count of numbers: few enough to stay in a core's cache between passes."""
 
 Head = Callable[[Tensor], Tensor]
 """[N, D] -> [N, V]."""
@@ -31,8 +32,8 @@ NAMES: tuple[str, ...] = ("logprobs", "logsumexp", "entropy", "reverse", "forwar
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What a sweep is told besides the logits."""
+class SweepInput:
+    """The arguments of a sweep besides the logits."""
 
     ids: Tensor
     """[N] the chosen tokens."""
@@ -42,16 +43,16 @@ class Swept:
     other: Tensor | None = None
     """[N, V] logits of another model, for the exact divergences."""
     entropy_gradient: bool = False
-    """Whether the entropy is part of what is descended on."""
+    """Whether the entropy is part of the loss."""
 
     @property
     def spreads(self) -> bool:
-        """Whether a gradient may be asked for of more than log-prob and logsumexp."""
+        """Whether the loss may contain the entropy or a divergence."""
         return self.entropy_gradient or self.other is not None
 
     @property
     def masks(self) -> bool:
-        """Whether some tokens may have no probability."""
+        """Whether some tokens may be masked."""
         return bool(self.sampling.banned or (self.sampling.min_tokens and self.sampling.stops))
 
 
@@ -64,66 +65,67 @@ class Sweep(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, told: Swept) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, logits: Tensor, inputs: SweepInput) -> tuple[Tensor, ...]:
         wide = torch.promote_types(logits.dtype, torch.float32)
-        out = torch.zeros(5 if told.other is not None else 3, len(logits), dtype=wide, device=logits.device)
+        out = torch.zeros(5 if inputs.other is not None else 3, len(logits), dtype=wide, device=logits.device)
         probs = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         for part in _blocks(logits):
-            z, other = _adjusted(logits, told, part)
-            *numbers, p = _fused(_statistics, z, other, told.ids[part], told.masks)
+            z, other = _adjusted(logits, inputs, part)
+            *numbers, p = _fused(_statistics, z, other, inputs.ids[part], inputs.masks)
             for row, x in zip(out, numbers, strict=True):
                 row[part] = x
             if probs is not None:
                 probs[part] = p
-        ctx.told = told
+        ctx.inputs = inputs
         ctx.set_materialize_grads(False)
-        # The logits themselves are needed again only where the gradient of an entropy or a divergence is.
-        ctx.save_for_backward(probs, logits if told.spreads else None, out)
+        # The backward pass needs the logits only for the gradient of the entropy or of a divergence.
+        ctx.save_for_backward(probs, logits if inputs.spreads else None, out)
         return out.unbind(0)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor, None]:
-        (probs, logits, out), told = ctx.saved_tensors, ctx.told
+        (probs, logits, out), inputs = ctx.saved_tensors, ctx.inputs
         weights = [None if w is None else w[:, None] for w in slopes]
         chosen, factor = weights[0], _sum(weights[1], weights[0], -1)
         grad = probs * factor.to(probs.dtype)
         if logits is not None and any(w is not None for w in weights[2:]):
             for part in _blocks(logits):
-                z, other = _adjusted(logits, told, part)
+                z, other = _adjusted(logits, inputs, part)
                 some = [None if w is None else w[part] for w in weights[2:]]
-                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, told.masks).to(grad.dtype)
+                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, inputs.masks).to(grad.dtype)
         if chosen is not None:
-            grad.scatter_add_(-1, told.ids[:, None], chosen.to(grad.dtype))
-        return (grad if told.sampling.temperature == 1 else grad.div_(told.sampling.temperature)), None
+            grad.scatter_add_(-1, inputs.ids[:, None], chosen.to(grad.dtype))
+        return (grad if inputs.sampling.temperature == 1 else grad.div_(inputs.sampling.temperature)), None
 
 
 def _sum(x: Tensor | None, y: Tensor | None, times: int) -> Tensor:
-    """x + times * y, of which either may be nothing."""
+    """x + times * y, where None counts as 0."""
     if y is None:
         return torch.zeros(()) if x is None else x
     return times * y if x is None else x + times * y
 
 
 def _blocks(logits: Tensor) -> list[slice]:
-    """All rows at once on a GPU, whose kernels want many; a cache's worth on a processor."""
+    """The rows of each block: on a GPU one block of all rows, on a CPU blocks that fit into the cache."""
     rows = max(1, BLOCK // logits.shape[-1] if logits.device.type == "cpu" else len(logits))
     return [slice(a, min(a + rows, len(logits))) for a in range(0, len(logits), rows)]
 
 
-def _adjusted(logits: Tensor, told: Swept, part: slice) -> tuple[Tensor, Tensor | None]:
-    adjust, places = told.sampling.adjust, told.places[part]
-    return adjust(logits[part], places), None if told.other is None else adjust(told.other[part], places)
+def _adjusted(logits: Tensor, inputs: SweepInput, part: slice) -> tuple[Tensor, Tensor | None]:
+    """The logits of a block as `Sampling.adjust` scales and masks them, and those of the other model."""
+    adjust, places = inputs.sampling.adjust, inputs.places[part]
+    return adjust(logits[part], places), None if inputs.other is None else adjust(inputs.other[part], places)
 
 
 def _fused(function: Callable[..., Any], z: Tensor, *arguments: Any) -> Any:
-    """The function; on a GPU compiled to few kernels, each of which reads the logits once."""
+    """Call the function; on a GPU, compile it to few kernels, each of which reads the logits once."""
     if z.device.type != "cuda" or function in _UNFUSED:
         return function(z, *arguments)
     try:
         return compiled(function)(z, *arguments)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever the compiler may raise: the plain function is right, only slower
+    except Exception as error:  # the compiler may raise anything; the plain function is correct, only slower
         _UNFUSED.add(function)
         warnings.warn(f"{function.__name__} runs uncompiled: {type(error).__name__}: {error}"[:300], stacklevel=2)
         return function(z, *arguments)
@@ -134,16 +136,16 @@ _UNFUSED: set[Callable[..., Any]] = set()
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One compilation for any number of rows."""
+    """The function, compiled once for any number of rows."""
     return torch.compile(function, dynamic=True)
 
 
 def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, masks: bool) -> tuple[Tensor, ...]:
-    """In the order of `NAMES`, each [n], and then the probabilities [n, V]; a token that is masked (-inf) counts 0."""
+    """The numbers of `NAMES`, each [n], and then the probabilities [n, V]. A masked token (-inf) counts 0."""
     mine = z.log_softmax(-1)
     chosen = mine.gather(-1, ids[:, None])
     normaliser = (z.gather(-1, ids[:, None]) - chosen).squeeze(-1)
-    if masks:  # the chosen token may be one of those, in a row that is not looked at
+    if masks:  # the chosen token itself may be masked, in a row that is not used
         normaliser = torch.where(normaliser.isfinite(), normaliser, z.logsumexp(-1))
     p = mine.exp()
     spread = -torch.linalg.vecdot(p, _finite(mine, masks))
@@ -154,7 +156,10 @@ def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, masks: bool) -> tu
 
 
 def _spread(z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], masks: bool) -> Tensor:
-    """[n, V] what entropy and divergences `out` add to the gradient by z; `weights` [n, 1] are their gradients."""
+    """[n, V] the part of the gradient by z that comes from entropy and divergences.
+
+    `out`: their values. `weights` [n, 1]: the gradients of the loss by them.
+    """
     spread, reverse, forward = [*weights, None, None][:3]
     mine = z.log_softmax(-1)
     p, known = mine.exp(), _finite(mine, masks)
@@ -171,7 +176,7 @@ def _spread(z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tens
 
 
 def _finite(z: Tensor, masks: bool) -> Tensor:
-    """Masked tokens as 0: their probability is 0, and 0 times infinity is no number."""
+    """Replace the -inf of masked tokens by 0: their probability is 0, and 0 times infinity would be NaN."""
     return torch.nan_to_num(z, nan=0.0, neginf=0.0) if masks else z
 
 
@@ -188,35 +193,41 @@ def score(
     entropy_gradient: bool = False,
     budget: int = BUDGET,
 ) -> dict[str, Tensor]:
-    """What is known of chosen tokens `ids` [N] in `states` [N, D]: named tensors [N], float32 at least.
+    """Score the chosen tokens `ids` [N] in the hidden states before them, `states` [N, D].
 
     `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
     that could be drawn. `against`: the head and states of another model, for the exact divergences.
+    Returns the tensors of `NAMES` and `raw_logprobs`, each [N], in float32 or wider.
     """
     size = max(1, budget // vocabulary)
     pieces = []
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
-        told = Swept(ids[part], places[part], sampling, other, entropy_gradient)
+        inputs = SweepInput(ids[part], places[part], sampling, other, entropy_gradient)
         if len(ids) > size and torch.is_grad_enabled():
-            pieces.append(checkpoint(_score, head, states[part], told, _cut(allowed, part), use_reentrant=False))
+            pieces.append(checkpoint(_score, head, states[part], inputs, _cut(allowed, part), use_reentrant=False))
         else:
-            pieces.append(_score(head, states[part], told, _cut(allowed, part)))
+            pieces.append(_score(head, states[part], inputs, _cut(allowed, part)))
     if not pieces:
         names = ["raw_logprobs", *NAMES[: 5 if against else 3]]
         return dict.fromkeys(names, states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32)))
     return {name: torch.cat([p[name] for p in pieces]) for name in pieces[0]}
 
 
-def _score(head: Head, states: Tensor, told: Swept, allowed: Sequence[Tensor] | None) -> dict[str, Tensor]:
+def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: Sequence[Tensor] | None) -> dict[str, Tensor]:
+    """Score one chunk."""
     logits = head(states)
-    out: dict[str, Tensor] = dict(zip(NAMES, Sweep.apply(logits, told), strict=False))
+    out: dict[str, Tensor] = dict(zip(NAMES, Sweep.apply(logits, inputs), strict=False))
     out["raw_logprobs"] = out["logprobs"]
-    if not told.entropy_gradient:
+    if not inputs.entropy_gradient:
         out["entropy"] = out["entropy"].detach()
-    if allowed is not None:  # the chosen token's share of what could be drawn
-        among = _among(told.sampling.adjust(logits, told.places), allowed)
+    if allowed is not None:  # divide by the probability of all tokens that could be drawn
+        adjusted = inputs.sampling.adjust(logits, inputs.places)
+        mask = torch.zeros_like(adjusted, dtype=torch.bool)
+        for row, ids in enumerate(allowed):
+            mask[row, ids] = True
+        among = adjusted.masked_fill(~mask, -torch.inf).logsumexp(-1)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among
     return out
 
@@ -227,14 +238,8 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * gap).sum(-1)
 
 
-def _among(logits: Tensor, allowed: Sequence[Tensor]) -> Tensor:
-    mask = torch.zeros_like(logits, dtype=torch.bool)
-    for row, ids in enumerate(allowed):
-        mask[row, ids] = True
-    return logits.masked_fill(~mask, -torch.inf).logsumexp(-1)
-
-
 def _cut(allowed: tuple[Tensor, Tensor] | None, part: slice) -> list[Tensor] | None:
+    """The allowed ids of each token of a chunk."""
     if allowed is None:
         return None
     ids, offsets = allowed

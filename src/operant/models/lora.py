@@ -1,16 +1,17 @@
-"""LoRA: small matrices beside the linear layers of a frozen model. Needs the extra `lora` (peft).
+"""LoRA: trains small matrices beside the linear layers of a frozen model, which may be quantised.
 
-    adapt(model, LoraOptions(rank=8), seed=0)       # new: the model computes what it did, to the bit
-    adapt(model, LoraOptions(adapter="folder"))     # one that is there goes on, in peft's own format
-    merged(model).save_pretrained("out")            # a plain copy; the model itself is never written into
-    save(model, "out/adapter")
+    adapt(model, LoraOptions(rank=8), seed=0)       # a new adapter; the model's outputs stay bit-identical at first
+    adapt(model, LoraOptions(adapter="folder"))     # trains a saved adapter further
+    merged(model).save_pretrained("out")            # a copy without an adapter; the model itself is not changed
+    save(model, "out/adapter")                      # in peft's format
 
-Nothing is merged in place and nothing is subtracted back: that drifts in bfloat16 and changes bits in float32.
+Adapters need the extra `lora` (peft), quantised weights the extra `quantise` (bitsandbytes) and a GPU. Weights are
+never merged in place and subtracted back later: that drifts in bfloat16, and is not bit-identical in float32.
 """
 
+import importlib.util
 import json
 from collections.abc import Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,31 +27,31 @@ from operant.types import OperantError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft writes before the name of every tensor."""
+"""The beginning of every tensor name in peft's files."""
 BASE = "base"
-"""A folder inside an adapter's, with the model that it belongs to: where there is one, it is asked before any name."""
+"""Name of a folder inside an adapter's folder with the model that it belongs to. It comes before the config's name."""
 PLAIN = {"bias": "none", "modules_to_save": None, "trainable_token_indices": None, "layer_replication": None}
-"""What an adapter may ask for beyond matrices beside linear layers, and its value where it does not."""
+"""Fields of peft's config that train more than matrices beside linear layers, and their values if they do not."""
 REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Starting values of adapters that change the base weights, which must stay as they are."""
+"""Initialisations of adapters that change the base weights. They are refused."""
 
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Train an adapter (LoRA) beside frozen weights: the reference, checkpoints and gradients then cost only that."""
+    """Train an adapter (LoRA) beside frozen weights. Gradients, checkpoints and the reference are then small, too."""
 
     rank: int = 0
     """Width of the matrices; 0: no adapter, the weights themselves are trained."""
     alpha: float | None = None
-    """The adapter counts alpha / rank times; none: twice the rank."""
+    """The adapter's output is multiplied by alpha / rank; none: twice the rank."""
     targets: tuple[str, ...] = ("all-linear",)
-    """Layers that are adapted, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
+    """Layers with an adapter, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
     adapter: str | None = None
-    """A folder in peft's format, to go on from; the reference is then that adapter as it was."""
+    """A folder in peft's format: train this adapter further. The reference is then the adapter as it was loaded."""
     rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead."""
+    """Multiply by alpha / sqrt(rank) instead."""
     quantise: str = "none"
-    """none | 8bit | 4bit: the frozen weights, on a GPU, with the extra `quantise` (bitsandbytes)."""
+    """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -61,7 +62,7 @@ class LoraOptions:
             raise OperantError("lora.targets is empty: name layers, or use all-linear")
         if self.quantise not in ("none", "8bit", "4bit"):
             raise OperantError(f"lora.quantise={self.quantise!r}: it must be none, 8bit or 4bit")
-        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _NOTHING:
+        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
             raise OperantError(
                 f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
                 "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
@@ -69,60 +70,99 @@ class LoraOptions:
 
     @property
     def on(self) -> bool:
+        """Whether there is an adapter."""
         return self.rank > 0 or self.adapter is not None
 
 
-_NOTHING = (0, None, ("all-linear",), False)
-"""What a new adapter would be told, where nothing is said."""
+_DEFAULTS = (0, None, ("all-linear",), False)
+"""Defaults of the options that a saved adapter has of its own: rank, alpha, targets, rslora."""
+
+
+def check(options: LoraOptions, device: torch.device) -> None:
+    """Raises: OperantError if the options need a package that is missing, or a GPU. Nothing is loaded."""
+    if options.on:
+        _peft()
+    if options.quantise != "none" and device.type != "cuda":
+        raise OperantError(
+            f"lora.quantise={options.quantise} needs a GPU, this is {device.type}: use lora.quantise=none"
+        )
+    if options.quantise != "none" and importlib.util.find_spec("bitsandbytes") is None:
+        raise OperantError(f"lora.quantise={options.quantise} needs a package: pip install 'operant[quantise]'")
+
+
+def quantisation_arguments(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that quantise the weights. `kind`: none, 8bit or 4bit.
+
+    `dtype`: the type that the model computes in, and that weights which are not quantised have.
+    """
+    if kind == "none":
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    if kind == "8bit":
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
+        config = BitsAndBytesConfig(load_in_4bit=True, **four)
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:
     """Freeze the model and put an adapter beside its layers; returns the model.
 
-    A new adapter starts at exactly 0, with random numbers of `seed`. `base` is what its config calls the model.
-    Raises: OperantError where peft is missing, or the adapter or its targets do not fit the model.
+    The output of a new adapter is exactly 0; its other matrix is drawn from `seed`. `base`: the model's name, which the
+    adapter's config stores.
+    Raises: OperantError if peft is missing, or if the adapter or its targets do not fit the model.
     """
     weights = None
     if options.adapter is not None:
         config, weights = _read(Path(options.adapter))
     else:
-        config = _new(model, options)
+        config = _new_config(model, options)
         config.base_model_name_or_path, config.revision = hub.split(base) if base else (None, None)
-    with _seeded(seed, model):
+    device = next(model.parameters()).device
+    # The adapter depends on `seed` only, and torch's own random numbers go on as if nothing had been drawn.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         _inject(config, model)
     if weights is not None:
         _fill(model, weights, options.adapter)
     return train_adapter(model)
 
 
-def _straighten(model: Any) -> None:
-    """Put a shorter way to the same sum in place of peft's, where a layer is plain: two products and one addition."""
+def _use_short_forward(model: Any) -> None:
+    """Replace peft's forward pass of plain adapted layers by an equal one of two products and one addition."""
     for layer in model.modules():
         if type(layer).__name__ != "Linear" or not hasattr(layer, "lora_A") or not hasattr(layer, "base_layer"):
             continue
         names = list(layer.lora_A)
         plain = len(names) == 1 and not layer.lora_variant and not any(layer.lora_bias.values())
         if plain and layer.get_base_layer().weight.is_floating_point():
-            layer.forward = MethodType(_forward, layer)
+            layer.forward = MethodType(_short_forward, layer)
 
 
-def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """x W + s x A' B', the last product and the sum in one. Dropout is off here as everywhere."""
+def _short_forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """x W + s x A' B', where one call computes the last product and the sum. There is no dropout."""
     out = layer.base_layer(x, *args, **kwargs)
     name = next(iter(layer.lora_A))
     a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
     narrow = nn.functional.linear(x.to(a.dtype), a) * layer.scaling[name]
     rows, narrow = out.flatten(0, -2), narrow.flatten(0, -2).to(out.dtype)
-    # In place where nothing is differentiated; where something is, autograd would copy the gradient for it.
+    # In place without gradients. With gradients, the in-place form would make autograd copy them.
     add = rows.addmm if torch.is_grad_enabled() else rows.addmm_
     return add(narrow, b.T.to(out.dtype)).view_as(out)
 
 
 def train_adapter(model: Any) -> Any:
-    """Everything frozen but the adapter. Raises: OperantError for one on the head or the embedding."""
+    """Freeze all weights but the adapter's; returns the model.
+
+    Raises: OperantError for an adapter on the output head or the embedding.
+    """
     for name, p in model.named_parameters():
         p.requires_grad_(".lora_" in name)
-    _straighten(model)
+    _use_short_forward(model)
     for what, part in (("output head", model.get_output_embeddings()), ("embedding", model.get_input_embeddings())):
         if hasattr(part, "base_layer"):
             raise OperantError(f"the adapter changes the {what}: adapt the layers of the blocks (lora.targets) alone")
@@ -135,9 +175,9 @@ def adapted(model: Any) -> bool:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside peft's wrapper, its adapter beside its layers and in training; any other as it is.
+    """The model inside peft's wrapper, with its adapter trainable. A model without a wrapper is returned unchanged.
 
-    Raises: OperantError for an adapter of another kind than LoRA, or several.
+    Raises: OperantError for an adapter of another kind than LoRA, or for several.
     """
     if not (adapted(model) and hasattr(model, "get_base_model")):
         return model
@@ -145,56 +185,48 @@ def unwrapped(model: Any) -> Any:
         raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")
     config = next(iter(model.peft_config.values()))
     if not hasattr(config, "init_lora_weights"):
-        raise OperantError(
-            f"the model has an adapter of kind {config.peft_type.value}: LORA is what can be trained here"
-        )
+        raise OperantError(f"the model has an adapter of kind {config.peft_type.value}: only LORA can be trained here")
     _check(config, "the model")
     return train_adapter(model.get_base_model())
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter alone."""
+    """Whether a folder contains an adapter but no model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
 
 
 def base_of(folder: Path) -> str:
-    """The name or folder of the model that an adapter was trained on. Raises: OperantError where it does not say."""
+    """The name or folder of the model that an adapter was trained on. Raises: OperantError if it is not stored."""
     if (folder / BASE / "config.json").is_file():
         return str(folder / BASE)
-    told = _told(folder)
-    base, revision = told.get("base_model_name_or_path"), told.get("revision")
+    config = _read_config(folder)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
         raise OperantError(
-            f"{folder} does not say which model it belongs to: give the model, and lora.adapter={folder}"
+            f"{folder} does not name the model that it belongs to: give the model, and lora.adapter={folder}"
         )
     return f"{base}@{revision}" if revision and hub.split(f"{base}@{revision}")[1] else base
 
 
 def critics_of(folder: Path) -> list[Path]:
-    """Where a critic lies beside a model; of an adapter that was exported with one, beside that."""
-    there = [folder / "critic"] + ([folder.parent / "critic"] if is_adapter(folder) else [])
-    return [path for path in there if path.is_dir()][:1]
+    """The folder of the critic beside a model or an exported adapter, in a list; an empty list if there is none."""
+    candidates = [folder / "critic"] + ([folder.parent / "critic"] if is_adapter(folder) else [])
+    return [path for path in candidates if path.is_dir()][:1]
 
 
-def check(options: LoraOptions) -> None:
-    """Raises: OperantError where an adapter is asked for and peft is missing."""
-    if options.on:
-        _peft()
-
-
-# --- out --------------------------------------------------------------------------------------------------------------
+# --- saving -----------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def merged(model: Any) -> Any:
-    """A copy without an adapter that computes the same. It shares what no adapter touches; the model is only read."""
+    """A copy without an adapter that computes the same. It shares the weights that have no adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     copy = deepcopy(model, {id(p): p for name, p in model.named_parameters() if ".lora_" not in name})
     for name, layer in list(copy.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             inner: Any = layer.get_base_layer()
-            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)  # its own from here on
+            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)  # no longer shared
             layer.merge()
             copy.set_submodule(name, inner)
     del copy.peft_config
@@ -202,39 +234,40 @@ def merged(model: Any) -> Any:
 
 
 def save(model: Any, folder: str | Path) -> Path:
-    """Write the adapter alone, as peft does: `PeftModel.from_pretrained(base, folder)` reads it."""
+    """Write the adapter, without the model, in peft's format: `PeftModel.from_pretrained(base, folder)` reads it."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    held = {PREFIX + k: v.detach().cpu().contiguous() for k, v in tensors(model).items()}
+    weights = {PREFIX + k: v.detach().cpu().contiguous() for k, v in tensors(model).items()}
     config = replace(next(iter(model.peft_config.values())), inference_mode=True)
     with atomic_io.explained(folder, "save the adapter"):
         atomic_io.mkdir(folder)
         with atomic_io.operation("write", folder):
-            save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
+            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
             config.save_pretrained(str(folder))
     return folder
 
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
-    """The adapter's tensors, by the names that peft gives them."""
+    """The adapter's tensors, under peft's names."""
     name = next(iter(model.peft_config))
-    # Left to itself, peft looks on the Hub whether the base has other embeddings: none is adapted.
+    # By default, peft would check the embeddings of the base model on the Hub. No embedding has an adapter here.
     return _peft().get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
 
 
 def transplant(model: Any, onto: Any) -> Any:
-    """Put a copy of the model's adapter onto another model of the same layers; returns that one."""
+    """Put a copy of the model's adapter on another model with the same layers; returns the other model."""
     config = deepcopy(next(iter(model.peft_config.values())))
     _inject(config, onto)
     _fill(onto, tensors(model), "the adapter")
     return onto
 
 
-# --- in ---------------------------------------------------------------------------------------------------------------
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def _peft() -> Any:
+    """The package peft. Raises: OperantError if it is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -244,7 +277,8 @@ def _peft() -> Any:
     return peft
 
 
-def _new(model: Any, options: LoraOptions) -> Any:
+def _new_config(model: Any, options: LoraOptions) -> Any:
+    """peft's config of a new adapter."""
     every = options.targets == ("all-linear",)
     widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
     if options.rank > widest:
@@ -254,31 +288,32 @@ def _new(model: Any, options: LoraOptions) -> Any:
         lora_alpha=2 * options.rank if options.alpha is None else options.alpha,
         target_modules="all-linear" if every else list(options.targets),
         use_rslora=options.rslora,
-        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),  # GPT-2 keeps its weights turned
+        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),  # GPT-2's are transposed
         task_type="SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM",
     )
 
 
 def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Config and tensors of a folder. Raises: OperantError where it holds no whole LoRA adapter."""
+    """The config and tensors of an adapter's folder. Raises: OperantError if it has no complete LoRA adapter."""
     if not (folder / CONFIG).is_file():
         raise OperantError(f"lora.adapter={folder}: the folder has no {CONFIG}, so it holds no adapter of peft's")
     if not (folder / WEIGHTS).is_file():
         raise OperantError(f"{folder} has no {WEIGHTS}: save the adapter again with safetensors (peft's default)")
-    kind = _told(folder).get("peft_type")
+    kind = _read_config(folder).get("peft_type")
     if kind != "LORA":
-        raise OperantError(f"{folder} holds an adapter of kind {kind}: LORA is what can be trained here")
+        raise OperantError(f"{folder} holds an adapter of kind {kind}: only LORA can be trained here")
     weights = load_tensors(folder / WEIGHTS)
     try:
         config = _peft().PeftConfig.from_pretrained(str(folder))
-    except Exception as error:  # somebody's file, in somebody's library
+    except Exception as error:  # peft may raise anything on an untrusted file
         raise OperantError(f"{folder} is damaged: {' '.join(str(error).split())[:160]}; save it again") from error
     _check(config, str(folder))
-    config.init_lora_weights = True  # the numbers come from the file; other ways of starting would look at the base
+    config.init_lora_weights = True  # the file's numbers replace them; other initialisations would read the base
     return config, weights
 
 
-def _told(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The config of an adapter as plain data."""
     try:
         return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -286,6 +321,7 @@ def _told(folder: Path) -> dict[str, Any]:
 
 
 def _check(config: Any, what: str) -> None:
+    """Raises: OperantError for an adapter that changes base weights, or trains more than LoRA matrices."""
     if str(config.init_lora_weights).lower().startswith(REWRITES_THE_BASE):
         raise OperantError(
             f"{what} was started with {config.init_lora_weights}, which changes the base weights: convert it to plain "
@@ -300,6 +336,7 @@ def _check(config: Any, what: str) -> None:
 
 
 def _inject(config: Any, model: Any) -> None:
+    """Put peft's layers with an adapter in place of the model's. Raises: OperantError if the targets do not fit."""
     try:
         _peft().inject_adapter_in_model(config, model)
     except (ValueError, TypeError, KeyError) as error:
@@ -311,7 +348,7 @@ def _inject(config: Any, model: Any) -> None:
 
 
 def _fill(model: Any, weights: Mapping[str, torch.Tensor], what: Any) -> None:
-    """Put an adapter's tensors where they belong; each has its place and each place its tensor."""
+    """Load an adapter's tensors into the model. Raises: OperantError if any is missing, unknown or of another shape."""
     wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
     odd = wanted ^ {name.removeprefix(PREFIX) for name in weights}
     if odd:
@@ -325,14 +362,3 @@ def _fill(model: Any, weights: Mapping[str, torch.Tensor], what: Any) -> None:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()[:160]
         raise OperantError(f"{what} does not fit this {type(model).__name__}: {reason}") from error
-
-
-@contextmanager
-def _seeded(seed: int, model: Any):
-    """Random numbers of `seed` while this lasts, whatever was drawn before; then those that would have come."""
-    device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield

@@ -1,4 +1,4 @@
-"""Which part of a language model is trained, and in what numbers it computes."""
+"""Options of the language model: the trained part, precision, packing. Also the changes that they make to a model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,27 +14,28 @@ from operant.models.embedding import look_up_directly
 from operant.types import OperantError
 
 SHORT = 256
-"""Tokens of a row up to which `plain_attention` pays."""
+"""Longest row, in tokens, for which `plain_attention` is faster."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What of the model is trained, and how it computes."""
+    """The trained part of the model, and how it computes."""
 
     train_layers: int | str | None = None
-    """Train the top blocks only, this many; `auto`: max(2, layers // 6). What is below is a frozen trunk, computed
-    once a token. None: every layer."""
+    """Train only this many of the top blocks; `auto`: max(2, layers // 6). The blocks below are a frozen trunk, which
+    is computed once per token. None: train every layer."""
     train_head: bool | None = None
-    """Train the output head; None: with the whole model, not with a trunk."""
+    """Train the output head. None: yes if every layer is trained, no with a frozen trunk."""
     precision: str = "float32"
-    """float32, or bfloat16: the weights that compute. The optimizer then holds float32 masters of what is trained."""
+    """float32 | bfloat16: type of the weights in forward and backward passes. With bfloat16, the optimizer has float32
+    master copies of the trained weights."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass, block by block: less memory, a third more time."""
+    """Recompute activations in the backward pass, block by block: less memory, a third more time."""
     packing: str = "auto"
-    """Lay the rows of a forward pass end to end, without padding: on, off, or auto: on a processor, and on a GPU that
-    has a kernel for it (bfloat16). A model that cannot be packed exactly is padded."""
+    """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU that has a
+    kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
     states_gb: float = 4.0
-    """Memory for a batch's trunk states; past it they are computed again in every pass."""
+    """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
     def __post_init__(self) -> None:
         layers = self.train_layers
@@ -54,7 +55,7 @@ class ModelOptions:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def blocks(self, layers: int) -> int | None:
-        """How many of a model's blocks are trained; None: all. Raises: OperantError for more than it has."""
+        """Number of trained blocks in a model of `layers` blocks; None: all. Raises: OperantError if it has too few."""
         if self.train_layers is None:
             return None
         wanted = max(2, layers // 6) if isinstance(self.train_layers, str) else self.train_layers
@@ -67,18 +68,18 @@ class ModelOptions:
 
 
 def compute_in(model: Any, precision: str) -> Any:
-    """The model, in the numbers that it is to compute in, with torch's own kernels where it has faster ones."""
+    """Convert the model to its precision, and use faster kernels for activations and embeddings; returns the model."""
     fuse_activations(model)
     look_up_directly(model)
-    if precision != "bfloat16" or getattr(model, "is_quantized", False):  # quantised: loaded to compute in it
-        return model  # a float64 model stays one
+    if precision != "bfloat16" or getattr(model, "is_quantized", False):  # a quantised one is loaded in its precision
+        return model  # in float32 or float64, as it was loaded
     return model.to(torch.bfloat16)
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Put torch's one kernel for the tanh form of GELU where transformers spells it out in seven.
+    """Replace the tanh form of GELU, for which transformers calls seven kernels, by torch's single kernel.
 
-    The same function to the last bits; a forward and backward pass of GPT-2 124M takes a tenth less time.
+    Results agree up to the last bits. A forward and backward pass of GPT-2 124M takes a tenth less time.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -87,11 +88,11 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 class StandIn(nn.Module):
-    """Stands where a block stood: its attributes are the block's, whose weights stay where they were."""
+    """Takes the place of a block in a stack, and has the block's attributes. The block's weights are not copied."""
 
     def __init__(self, block: nn.Module):
         super().__init__()
-        object.__setattr__(self, "block", block)  # no submodule
+        object.__setattr__(self, "block", block)  # not registered as a submodule
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -101,43 +102,43 @@ class StandIn(nn.Module):
 
 
 class _Recomputed(StandIn):
-    """Keeps only what entered the block; the backward pass computes it again, in the same surroundings."""
+    """Stores only the input of a block; the backward pass computes the block again."""
 
-    def __init__(self, block: nn.Module, again: "Surroundings"):
+    def __init__(self, block: nn.Module, context: "ContextFactory"):
         super().__init__(block)
-        self.again = again
+        self.context = context
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        around = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), self.again())}
-        return checkpoint(object.__getattribute__(self, "block"), *args, **around, **kwargs)
+        contexts = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), self.context())}
+        return checkpoint(object.__getattribute__(self, "block"), *args, **contexts, **kwargs)
 
 
-Surroundings = Callable[[], AbstractContextManager[Any]]
+ContextFactory = Callable[[], AbstractContextManager[Any]]
 
 
 @contextmanager
-def recomputing(stacks: Sequence[nn.ModuleList], again: Surroundings = nullcontext) -> Iterator[None]:
-    """While this lasts, every block is computed again in the backward pass rather than kept.
+def recomputing(stacks: Sequence[nn.ModuleList], context: ContextFactory = nullcontext) -> Iterator[None]:
+    """Inside this context, the activations of every block are recomputed in the backward pass instead of stored.
 
-    `again`: what is around it then, being around it now. transformers' own way asks for training mode, which would
-    switch dropout on.
+    `context`: makes the context of the recomputation, equal to that of the forward pass. transformers' own gradient
+    checkpointing needs training mode, which would switch dropout on.
     """
-    held = [(stack, dict(stack._modules)) for stack in stacks]
+    originals = [(stack, dict(stack._modules)) for stack in stacks]
     try:
-        for stack, blocks in held:
+        for stack, blocks in originals:
             for name, block in blocks.items():
-                stack._modules[name] = _Recomputed(block, again)
+                stack._modules[name] = _Recomputed(block, context)
         yield
     finally:
-        for stack, blocks in held:
+        for stack, blocks in originals:
             stack._modules.update(blocks)
 
 
 @contextmanager
 def plain_attention(states: torch.dtype, device: torch.device, width: int) -> Iterator[None]:
-    """While this lasts, attention over short bfloat16 rows on a processor is spelt out.
+    """Inside this context, attention over short bfloat16 rows on a CPU uses torch's unfused implementation.
 
-    The fused kernel's backward pass there takes twice as long up to a few hundred tokens.
+    There, the backward pass of the fused kernel takes twice as long for up to a few hundred tokens.
     """
     if states != torch.bfloat16 or device.type != "cpu" or width > SHORT:
         yield

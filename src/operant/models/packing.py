@@ -1,12 +1,13 @@
-"""Rows end to end: a model reads many rows as one of [1, S] tokens, and its attention stays within each of them.
+"""Packing: a model reads many rows as one row of [1, S] tokens, and attention stays within each of them.
 
     packing = Packing(model)
-    with packing.within([5, 3]):
-        model(input_ids=ids, position_ids=places)        # [1, 8]; places begin anew with each row
+    with packing.within([5, 3], device):
+        model(input_ids=ids, position_ids=places)        # [1, 8]; positions begin at 0 in each row
 
-Written once for every decoder-only architecture that looks its attention up by name, as those of transformers do: while
-this lasts, the name is ours. On a GPU one kernel attends within rows of any length; without it they are attended to one
-after the other, which a processor is quick at. Whoever asks attention for more than a causal softmax is refused.
+It works for every decoder-only architecture that looks its attention function up by name, as transformers' models do:
+inside `within`, the name is that of `attend`. On a GPU one kernel attends within rows of any length. Without that
+kernel, rows are computed one after the other, which is quick on a CPU. An architecture whose attention is more than a
+causal softmax is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,19 +25,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "operant_rows"
 MORE = ("softcap", "s_aux", "position_bias", "head_mask", "block_mask", "cache")
-"""What some architectures ask of attention besides, by transformers' names."""
+"""Arguments, by transformers' names, that some architectures pass to attention and that are not supported here."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
-"""How configurations call the tokens that are seen at most: longer rows stay padded."""
+"""Names under which configs store the length of an attention window. Rows that are longer stay padded."""
 RAGGED = 0.9
-"""Share of real tokens up to which rows are packed: attention takes more calls then, 4 to 8 % of a small model's time
-on a processor where nothing is padding."""
+"""Rows are packed if at most this share of the batch is real tokens. Packed attention takes more calls: without any
+padding, that costs 4 to 8 % of a small model's time on a CPU."""
 
 Kernel = Callable[..., Tensor]
-"""As `torch.nn.attention.varlen.varlen_attn`: [S, H, D] queries, keys and values, and the edges between the rows."""
+"""Has the signature of `torch.nn.attention.varlen.varlen_attn`: queries, keys and values [S, H, D], and row edges."""
 
 
 @dataclass(frozen=True)
-class _Within:
+class _PackedRows:
     """The rows that attention stays within."""
 
     lengths: Sequence[int]
@@ -44,40 +45,40 @@ class _Within:
 
     @cached_property
     def edges(self) -> Tensor:
-        """[R + 1] int32: where each row begins, and the end of the last."""
+        """[R + 1] int32: the start of each row, and the end of the last."""
         return torch.tensor([0, *self.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(self.device)
 
 
-_within: ContextVar[_Within | None] = ContextVar("rows", default=None)
+_packed: ContextVar[_PackedRows | None] = ContextVar("rows", default=None)
 
 
 class Packing:
-    """A model whose attention can be kept within rows; whether it then computes what it should, the probe tells."""
+    """Replaces the attention function of a model. `capabilities.packs_exactly` finds out if the results are exact."""
 
     def __init__(self, model: Any):
         import transformers
 
         transformers.AttentionInterface.register(NAME, attend)
-        held = (getattr(module, "config", None) for module in model.modules())
-        self.configs = list({id(c): c for c in held if hasattr(c, "_attn_implementation")}.values())
+        configs = (getattr(module, "config", None) for module in model.modules())
+        self.configs = list({id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values())
         self.replaceable = all(
             getattr(model, f"_supports_{what}", False) for what in ("attention_backend", "flash_attn")
         )
-        """Whether the architecture says that attention is a function by name, and all that it asks of it arguments."""
-        seen = [getattr(c, name, None) for c in self.configs for name in WINDOWS]
-        self.window = min((n for n in seen if isinstance(n, int) and n > 0), default=None)
+        """Whether the architecture declares that it looks attention up by name and passes everything as arguments."""
+        windows = [getattr(c, name, None) for c in self.configs for name in WINDOWS]
+        self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)
 
     def pays(self, mask: Tensor) -> bool:
-        """Whether rows [B, T] are short enough to be packed, and ragged enough for it."""
+        """Whether packing saves time: rows [B, T] fit into the attention window, and enough of them is padding."""
         lengths = mask.sum(1)
         most, real = torch.stack([lengths.max(), lengths.sum()]).tolist()
         return real <= RAGGED * mask.numel() and (self.window is None or most <= self.window)
 
     @contextmanager
     def within(self, lengths: Sequence[int], device: torch.device) -> Iterator[None]:
-        """While this lasts, the model reads rows of these lengths end to end."""
+        """Inside this context, the model reads packed rows of these lengths."""
         before = [c._attn_implementation for c in self.configs]
-        token = _within.set(_Within(lengths, device))
+        token = _packed.set(_PackedRows(lengths, device))
         try:
             for config in self.configs:
                 config._attn_implementation = NAME
@@ -85,7 +86,7 @@ class Packing:
         finally:
             for config, name in zip(self.configs, before, strict=True):
                 config._attn_implementation = name
-            _within.reset(token)
+            _packed.reset(token)
 
 
 def attend(
@@ -98,11 +99,11 @@ def attend(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, S, D] -> [1, S, H, D]: every token of rows end to end attends to those of its row up to itself.
+    """[1, H, S, D] -> [1, S, H, D]: every token of the packed rows attends to its row, up to itself.
 
-    Raises: ValueError where the architecture asks for anything else.
+    Raises: ValueError if the architecture asks for anything else.
     """
-    rows = _within.get()
+    rows = _packed.get()
     odd = [name for name in MORE if more.get(name) is not None]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None or odd or not causal:
@@ -112,18 +113,14 @@ def attend(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     run = kernel(q.device, q.dtype)
     if run is not None and q.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0:
-        return _by_kernel(run, q, k, v, rows, scaling)[None], None
+        longest = max(rows.lengths)
+        causal = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": q.shape[1] != k.shape[1]}
+        return run(q, k, v, rows.edges, rows.edges, longest, longest, **causal)[None], None
     return _row_by_row(q, k, v, rows, scaling)[None], None
 
 
-def _by_kernel(run: Kernel, q: Tensor, k: Tensor, v: Tensor, rows: _Within, scale: float | None) -> Tensor:
-    longest, shared = max(rows.lengths), q.shape[1] != k.shape[1]
-    causal = {"scale": scale, "window_size": (-1, 0), "enable_gqa": shared}
-    return run(q, k, v, rows.edges, rows.edges, longest, longest, **causal)
-
-
-def _row_by_row(q: Tensor, k: Tensor, v: Tensor, rows: _Within, scale: float | None) -> Tensor:
-    """[S, H, D]; neighbours of equal length go together."""
+def _row_by_row(q: Tensor, k: Tensor, v: Tensor, rows: _PackedRows, scale: float | None) -> Tensor:
+    """Attention [S, H, D] within packed rows, without a kernel for it. Neighbours of equal length are one call."""
     out, begin, shared = [], 0, q.shape[1] != k.shape[1]
     for length, run in groupby(rows.lengths):
         end = begin + length * len(list(run))
@@ -135,22 +132,20 @@ def _row_by_row(q: Tensor, k: Tensor, v: Tensor, rows: _Within, scale: float | N
 
 
 def quick(device: torch.device, numbers: torch.dtype) -> bool:
-    """Whether attention within rows is quick here: by a kernel, or on a processor, to which every call is as good."""
+    """Whether packed attention is quick: there is a kernel, or a CPU, where one call per row costs little."""
     return device.type == "cpu" or kernel(device, numbers) is not None
 
 
+@cache
 def kernel(device: torch.device, numbers: torch.dtype) -> Kernel | None:
-    """The kernel for rows of any length; None where there is none for this device and these numbers."""
+    """The kernel that attends within rows of any length; None if there is none for this device and dtype."""
     if device.type != "cuda" or numbers not in (torch.bfloat16, torch.float16):
         return None
-    return _kernel() if torch.cuda.get_device_capability(device) >= (8, 0) else None
-
-
-@cache
-def _kernel() -> Kernel | None:
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    found: Any = varlen_attn  # older ones take less
+    found: Any = varlen_attn  # that of older torch versions has fewer parameters
     return found if {"scale", "window_size", "enable_gqa"} <= set(signature(found).parameters) else None

@@ -1,10 +1,10 @@
-"""The model in training: any causal or encoder-decoder language model of transformers, with or without a value head.
+"""The policy: any causal or encoder-decoder language model of transformers, with or without a value head.
 
     policy = Policy(AutoModelForCausalLM.from_pretrained("gpt2"), tokenizer, value=ValueOptions())
     out = policy.forward(batch, sampling)     # Outputs, each [B, T]
 
-The output head runs at action positions alone. Which ways of computing hidden states agree is found out at
-construction, on three rows (`capabilities.py`).
+The output head runs at action positions only. The constructor finds out which ways of computing hidden states are
+exact, by trying them on three short rows (`capabilities.py`).
 """
 
 from dataclasses import replace
@@ -28,9 +28,9 @@ PURE = Sampling()
 
 
 class Policy(HiddenStates):
-    """A transformer that chooses tokens, and optionally values states.
+    """A language model that generates tokens, and that may have a value head or a critic network.
 
-    Raises: OperantError where the model has no output head, or where no way of computing log-probs agrees with itself.
+    Raises: OperantError if the model has no output head, or if its log-probs cannot be computed exactly.
     """
 
     def __init__(
@@ -61,28 +61,29 @@ class Policy(HiddenStates):
 
     @property
     def has_values(self) -> bool:
+        """Whether there is a value head or a critic network."""
         return self.value_head is not None or self.critic is not None
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The model's own end-of-sequence ids."""
-        given = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        given = self.config.eos_token_id if given is None else given
-        if given is None and self.tokenizer is not None:
-            given = self.tokenizer.eos_token_id
-        ids = () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
-        return tuple(token for token in ids if 0 <= token < self.vocabulary)  # a config may name what was cut off
+        ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ids = self.config.eos_token_id if ids is None else ids
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        ids = () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+        return tuple(token for token in ids if 0 <= token < self.vocabulary)  # a vocabulary may have been cut smaller
 
     def trainable(self) -> list[nn.Parameter]:
-        """The parameters that an optimizer moves."""
+        """The parameters that an optimizer changes."""
         return [p for p in self.parameters() if p.requires_grad]
 
     def train(self, mode: bool = True) -> "Policy":
-        """Scoring is a function of weights and tokens: dropout stays off whatever is asked."""
+        """Stay in evaluation mode, without dropout, so that scores depend on weights and tokens only."""
         return super().train(False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Policy":
-        """To another device or other numbers, where other kernels are."""
+        """Move to another device or dtype, and try again whether packing is exact with its kernels."""
         before = (self.device, self.head.weight.dtype)
         super()._apply(fn, recurse)
         if (self.device, self.head.weight.dtype) != before:
@@ -99,78 +100,81 @@ class Policy(HiddenStates):
         against: "Policy | None" = None,
         entropy_gradient: bool = False,
     ) -> Outputs:
-        """Log-probs, entropy, logsumexp and values at every action of the batch, and with `against` the exact KL.
+        """Compute log-probs, entropy, logsumexp and values at every action of the batch: each [B, T], 0 off actions.
 
-        Each [B, T], 0 off actions. `logprobs` are those of the distribution that was sampled from (`batch.allowed`),
-        `raw_logprobs` the untruncated ones.
+        `against`: another policy, to which the exact divergences are computed. `entropy_gradient`: whether the entropy
+        has a gradient.
         """
         batch = batch.to(self.device)
-        held = branches(batch, sampling.terminator) if batch.choices is not None else []
-        states, behind = self.branching(batch, held)
+        options = branches(batch, sampling.terminator) if batch.choices is not None else []
+        states, before_options = self.branching(batch, options)
         theirs = None
         if against is not None:
             with torch.no_grad():
-                theirs = against.branching(against.reading(batch, self), held)
+                theirs = against.branching(against.drop_foreign_states(batch, self), options)
         free, chosen_at = batch.actions & ~batch.chosen, batch.chosen
-        spoken = ~chosen_at[batch.actions] if held else slice(None)
+        generated = ~chosen_at[batch.actions] if options else slice(None)
         scored = score(
             self.logits,
-            states[spoken],
+            states[generated],
             batch.tokens[free],
             layout.places(batch)[free],
             sampling,
             vocabulary=self.vocabulary,
             allowed=_at_actions(batch, free),
-            against=None if theirs is None else (against.logits, theirs[0][spoken]),
+            against=None if theirs is None else (against.logits, theirs[0][generated]),
             entropy_gradient=entropy_gradient,
         )
         spread = {k: _scatter(v, free) for k, v in scored.items()}
-        if held:
+        if options:
             other = None if theirs is None else (against, theirs[1])
-            found = self._chosen(batch, held, behind, sampling, other, entropy_gradient)
+            found = self._score_choices(batch, options, before_options, sampling, other, entropy_gradient)
             spread = {k: x.masked_scatter(chosen_at, found[k].to(x.dtype)) for k, x in spread.items()}
         kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
         if batch.allowed is None:
             spread["raw_logprobs"] = spread["logprobs"]
         return Outputs(**spread, values=self._values(batch, states), kl=kl)
 
-    def _chosen(
+    def _score_choices(
         self,
         batch: Batch,
-        held: list[Branch],
-        behind: Tensor,
+        options: list[Branch],
+        states: Tensor,
         sampling: Sampling,
         other: "tuple[Policy, Tensor] | None",
         entropy_gradient: bool,
     ) -> dict[str, Tensor]:
-        """What `score` tells of tokens, of the choices among given replies: named tensors [C]."""
-        assert batch.choices is not None  # there are branches
-        table = among(self._of_branches(held, behind, sampling), held, batch.choices, sampling)
+        """The numbers that `score` computes for tokens, for the choices of the batch: each [C].
+
+        `states` [M, D]: before every token of the options. `other`: another policy and its states.
+        """
+        table = self._option_logprobs(batch, options, states, sampling)
         theirs = None
         if other is not None:
             with torch.no_grad():
-                theirs = among(other[0]._of_branches(held, other[1], sampling), held, batch.choices, sampling)
+                theirs = other[0]._option_logprobs(batch, options, other[1], sampling)
+        assert batch.choices is not None  # there are options
         found = chosen(table, batch.choices.picked, theirs)
         found["raw_logprobs"] = found["logprobs"]
         return found if entropy_gradient else found | {"entropy": found["entropy"].detach()}
 
-    def _of_branches(self, held: list[Branch], behind: Tensor, sampling: Sampling) -> Tensor:
-        """[M] log-probs of the tokens of all options."""
-        ids = torch.tensor([token for branch in held for token in branch.ids], device=behind.device)
+    def _option_logprobs(self, batch: Batch, options: list[Branch], states: Tensor, sampling: Sampling) -> Tensor:
+        """[C, O] log-prob of each option of each choice, -inf beyond a choice's last option."""
+        assert batch.choices is not None  # there are options
+        ids = torch.tensor([token for branch in options for token in branch.ids], device=states.device)
         plain = sampling.of_options
-        return score(self.logits, behind, ids, torch.zeros_like(ids), plain, vocabulary=self.vocabulary)["logprobs"]
+        tokens = score(self.logits, states, ids, torch.zeros_like(ids), plain, vocabulary=self.vocabulary)
+        return among(tokens["logprobs"], options, batch.choices, sampling)
 
     def choice_logprobs(self, batch: Batch, sampling: Sampling = PURE) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [C, O] of the options of each choice, -inf where there are fewer; and the values [B, T]."""
+        """The log-prob of each option of each choice [C, O], -inf beyond a choice's last option; and values [B, T]."""
         batch = batch.to(self.device)
-        assert batch.choices is not None  # asked for by whoever has them
-        held = branches(batch, sampling.terminator)
-        states, behind = self.branching(batch, held)
-        table = among(self._of_branches(held, behind, sampling), held, batch.choices, sampling)
-        return table, self._values(batch, states)
+        options = branches(batch, sampling.terminator)
+        states, before_options = self.branching(batch, options)
+        return self._option_logprobs(batch, options, before_options, sampling), self._values(batch, states)
 
     def values(self, batch: Batch) -> Tensor | None:
-        """[B, T] the critic's values alone; None without a critic."""
+        """[B, T] the critic's values; None without a critic."""
         batch = batch.to(self.device)
         return self._values(batch, self.states(batch) if self.value_head is not None else None)
 
@@ -179,33 +183,29 @@ class Policy(HiddenStates):
             return self.critic.values(batch)
         return _scatter(self.value_head(states), batch.actions) if self.value_head is not None else None
 
-    def branching(self, batch: Batch, held: list[Branch]) -> tuple[Tensor, Tensor]:
-        """`states` [N, D], and those before every token [M, D] of the options that the batch chooses among."""
-        if not held:
+    def branching(self, batch: Batch, options: list[Branch]) -> tuple[Tensor, Tensor]:
+        """`states` [N, D], and the states before every token of the options in the batch [M, D].
+
+        The first call with options tries whether the model computes them exactly as branches of their row.
+        """
+        if not options:
             states = self.states(batch)
             return states, states[:0]
-        for branch in held:
+        for branch in options:
             if (why := self.misfit(branch.column, len(branch.ids))) is not None:
                 raise OperantError(f"an option of a choice does not fit: its prompt {why}; shorten one of them")
-        return self.with_options(batch, held, branched=not self.encoder_decoder and self._branches())
-
-    def _branches(self) -> bool:
-        """Whether rows with branches are computed exactly; tried out the first time that it is asked."""
-        if self.modes.branched is None:
+        if self.modes.branched is None and not self.encoder_decoder:
             self.modes = replace(self.modes, branched=branches_exactly(self))
-        return bool(self.modes.branched)
+        return self.with_options(batch, options, branched=bool(self.modes.branched) and not self.encoder_decoder)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[N, D] -> [N, V]: the output head and whatever the model does to its logits after it."""
-        return self.modes.finish(_project(self.head, states))
-
-
-def _project(head: nn.Module, states: Tensor) -> Tensor:
-    """The output head. On a CPU a few rows times a whole vocabulary are quicker the other way round, by 10 to 40 %."""
-    few = 8 <= len(states) <= 48 and states.dtype == torch.float32 and states.device.type == "cpu"
-    if few and type(head) is nn.Linear and head.bias is None and not torch.is_grad_enabled():
-        return (head.weight @ states.T).T.contiguous()
-    return head(states)
+        """[N, D] -> [N, V]: the output head, and the function that the model applies after it."""
+        head: Any = self.head
+        few = 8 <= len(states) <= 48 and states.dtype == torch.float32 and states.device.type == "cpu"
+        if few and type(head) is nn.Linear and head.bias is None and not torch.is_grad_enabled():
+            # On a CPU, the transposed product is 10 to 40 % quicker for a few rows and a large vocabulary.
+            return self.modes.finish((head.weight @ states.T).T.contiguous())
+        return self.modes.finish(head(states))
 
 
 def _scatter(x: Tensor, where: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ def _scatter(x: Tensor, where: Tensor) -> Tensor:
 
 
 def _at_actions(batch: Batch, free: Tensor) -> tuple[Tensor, Tensor] | None:
-    """`batch.allowed` at `free` actions alone: elsewhere its pieces are empty, so only the offsets change."""
+    """`batch.allowed` at the `free` actions. At other tokens its pieces are empty, so only the offsets change."""
     if batch.allowed is None:
         return None
     ids, offsets = batch.allowed

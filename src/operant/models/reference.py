@@ -1,7 +1,7 @@
-"""Named copies of the policy that no optimizer moves: reference, target network, mask model. One kind, three rules.
+"""Copies of the policy that no optimizer changes: the reference, a target network, a mask model.
 
-A copy holds what is trained and shares the rest with the policy: below a frozen trunk, or under an adapter, it costs
-only what is trained.
+A copy shares all frozen weights with the policy. So with a frozen trunk or an adapter, it only costs the memory of the
+trained weights.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from operant.types import OperantError
 
 
 class PolicyCopy:
-    """A copy of a policy that no optimizer moves, and the rule by which it is updated. Frozen weights are shared.
+    """A copy of a policy, and the rule by which it is updated. Frozen weights are shared with the policy.
 
-    `"frozen"`: never, the reference. `("polyak", tau)`: copy += tau * (policy - copy), a target network.
-    `("every", n)`: copied every n updates, NLPO's mask model.
+    `"frozen"`: it never changes (the reference). `("polyak", tau)`: copy += tau * (policy - copy) (a target network).
+    `("every", n)`: it becomes equal to the policy every n updates (NLPO's mask model).
     """
 
     def __init__(self, policy: Policy, rule: str | tuple[str, float] = "frozen", *, copy: bool = True):
@@ -28,15 +28,15 @@ class PolicyCopy:
         if name not in ("frozen", "polyak", "every"):
             raise OperantError(f"rule {rule!r} of a policy copy is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
-        held = shared(policy.model) if copy else {}
-        self._shared = set(held)
-        self.policy = _bare_copy(policy, held) if copy else policy
+        kept = shared(policy.model) if copy else {}
+        self._shared = set(kept)
+        self.policy = _copy_without_values(policy, kept) if copy else policy
         self.policy.requires_grad_(False)
         self.fingerprint = fingerprint(self.policy)
 
     @torch.no_grad()
     def update(self, policy: Policy, updates: int) -> None:
-        """Follow, after `updates` optimizer updates of the policy."""
+        """Apply the rule. `updates`: number of optimizer updates of the policy so far."""
         if self.rule == "frozen":
             return
         name, amount = self.rule
@@ -51,19 +51,27 @@ class PolicyCopy:
         self.fingerprint = fingerprint(self.policy)
 
     def _own(self) -> dict[str, Any]:
-        """What is not shared, by name. A tied weight has every one of its names."""
-        held = self.policy.model.state_dict(keep_vars=True)
-        return {name: weight.detach() for name, weight in held.items() if id(weight) not in self._shared}
+        """The weights that are not shared, by name. A tied weight appears under each of its names."""
+        weights = self.policy.model.state_dict(keep_vars=True)
+        return {name: weight.detach() for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:
-        """The fingerprint; where the copy is updated, also the weights that it does not share."""
+        """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
         weights = {} if self.rule == "frozen" else self._own()
         return {"fingerprint": self.fingerprint, "weights": weights}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: OperantError where a frozen copy is not the one that the run began with."""
-        if state["weights"]:
-            _put(state["weights"], self._own())
+        """Raises: OperantError if a frozen copy is not the one that the run began with."""
+        if weights := state["weights"]:
+            own = self._own()
+            if set(weights) != set(own):
+                odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
+                raise OperantError(
+                    f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
+                )
+            for name, weight in own.items():
+                weight.copy_(weights[name])
             self.fingerprint = fingerprint(self.policy)
         if state["fingerprint"] != self.fingerprint:
             raise OperantError(
@@ -72,37 +80,29 @@ class PolicyCopy:
             )
 
 
-@torch.no_grad()
-def _put(weights: dict[str, Any], own: dict[str, Any]) -> None:
-    if set(weights) != set(own):
-        odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
-        raise OperantError(f"the policy copy has other weights than this run ({odd} ...): resume with its own options")
-    for name, weight in own.items():
-        weight.copy_(weights[name])
-
-
 def shared(model: nn.Module) -> dict[int, Any]:
-    """What a copy of the model may share with it, by id: frozen parameters, buffers, and a quantised layer's state.
+    """The objects that a copy of the model can share with it, by id.
 
-    A frozen parameter in the memory of a trained one moves with it, so it is not among them.
+    They are frozen parameters, buffers, and the state of quantised layers. A frozen parameter that lies in the memory
+    of a trained one changes with it, so it is not shared.
     """
-    moved = {_memory(p) for p in model.parameters() if p.requires_grad}
-    weights = [*model.parameters(), *model.buffers()]  # nothing is trained in train mode: no buffer is moved
-    held: list[Any] = [w for w in weights if _memory(w) not in moved]
-    held += [vars(m)["state"] for m in model.modules() if type(vars(m).get("state")).__name__ == "MatmulLtState"]
-    return {id(thing): thing for thing in held}
+    trained = {_memory(p) for p in model.parameters() if p.requires_grad}
+    weights = [*model.parameters(), *model.buffers()]  # buffers do not change: no model is ever in train mode
+    objects: list[Any] = [w for w in weights if _memory(w) not in trained]
+    objects += [vars(m)["state"] for m in model.modules() if type(vars(m).get("state")).__name__ == "MatmulLtState"]
+    return {id(thing): thing for thing in objects}
 
 
 def _memory(weight: torch.Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _bare_copy(policy: Policy, held: dict[int, Any]) -> Policy:
-    """A copy without value head and critic: it only ever scores."""
+def _copy_without_values(policy: Policy, kept: dict[int, Any]) -> Policy:
+    """A copy of the policy without value head and critic, which shares the objects in `kept`."""
     head, critic = policy.value_head, policy.critic
     policy.value_head = policy.critic = None
     try:
-        return deepcopy(policy, dict(held))
+        return deepcopy(policy, dict(kept))
     finally:
         policy.value_head, policy.critic = head, critic
 

@@ -1,9 +1,9 @@
-"""Folders of transformers models, from whomever they come: nothing in them is run, and what is damaged is named.
+"""Loads untrusted folders of transformers models: runs no code from them, and reports damaged files by name.
 
-    load_model(folder)        # weights from safetensors alone, every number finite
-    load_tokenizer(folder)    # None where there is none
+    load_model(folder)        # weights from safetensors only, and all finite
+    load_tokenizer(folder)    # None if the folder has no tokenizer
 
-What is read here was written by others, and the libraries that read it raise whatever they happen to.
+The libraries that read these files raise many kinds of exceptions; here each becomes an `OperantError`.
 """
 
 import json
@@ -20,13 +20,14 @@ from operant.types import OperantError
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""One of them stands in every folder that has a tokenizer."""
+"""A folder with a tokenizer has at least one of these files."""
 HERE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-"""No program out of the folder is run, and no other place is asked."""
+"""Arguments of `from_pretrained` that run no code from the folder, and download nothing."""
 
 
 @contextmanager
 def _explained(folder: str | Path, what: str) -> Iterator[None]:
+    """Turn any exception inside this context into an OperantError that names the folder."""
     try:
         yield
     except OperantError:
@@ -34,32 +35,32 @@ def _explained(folder: str | Path, what: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or "no reason given"
         raise OperantError(
-            f"{folder} does not load as {what} ({type(error).__name__}: {reason}): is it whole, and of transformers?"
+            f"{folder} does not load as {what} ({type(error).__name__}: {reason}): is it complete, and of transformers?"
         ) from error
 
 
 def load_config(folder: str | Path) -> Any:
-    """The config of a model's folder. Raises: OperantError for what is none, or asks for a program of its own."""
+    """The config in a model's folder. Raises: OperantError if there is none, or if it asks for code of its own."""
     from transformers import AutoConfig
 
     with _explained(folder, "a language model's config"):
         config = AutoConfig.from_pretrained(folder, **HERE)
         if "/" in str(getattr(config, "_attn_implementation", None)):
             raise OperantError(
-                f"{folder} asks for attention from elsewhere: take attn_implementation out of its config"
+                f"{folder} asks for attention code from elsewhere: take attn_implementation out of its config"
             )
         return config
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
-    """The language model of a folder. `more`: further arguments of `from_pretrained`.
+    """The language model in a folder. `more`: further arguments of `from_pretrained`.
 
-    Raises: OperantError for weights that are a pickle, damaged, missing or not finite.
+    Raises: OperantError for weights that are pickled, damaged, missing, NaN or infinite.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config, generation = load_config(folder), folder / "generation_config.json"
-    if generation.exists():  # it names the tokens that end a reply; transformers leaves a damaged one out in silence
+    if generation.exists():  # it lists the tokens that end a reply; transformers silently ignores a damaged one
         with _explained(folder, "a language model with its generation_config.json"):
             dict(json.loads(generation.read_text(encoding="utf-8")))
     auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
@@ -72,17 +73,20 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
     return model
 
 
-def load_any(auto: Any, folder: str | Path, what: str, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """What a class of transformers makes of a folder, and its notes. Raises: OperantError as `load_model`."""
-    _only_safe(Path(folder))
+def load_any(auto: Any, folder: str | Path, what: str, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info.
+
+    Raises: OperantError as `load_model`.
+    """
+    _check_weight_files(Path(folder))
     with quietly(), _explained(folder, what):
-        model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **how)
+        model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **kwargs)
     check_finite(dict(model.named_parameters()), folder)
     return model, notes
 
 
-def _only_safe(folder: Path) -> None:
-    """Raises: OperantError for weights that are a pickle, or that stand in another folder."""
+def _check_weight_files(folder: Path) -> None:
+    """Raises: OperantError for weights that are pickled, or that are in another folder."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with _explained(folder, "a model in several files"):
@@ -100,7 +104,7 @@ def _only_safe(folder: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, all finite. Raises: OperantError for any other."""
+    """The tensors of a safetensors file. Raises: OperantError if it is damaged or has NaN or infinity."""
     from safetensors.torch import load_file
 
     with _explained(path, "a file of safetensors"):
@@ -110,10 +114,11 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], where: Any) -> None:
-    """Raises: OperantError that names the first tensor with a number that is not finite."""
+    """Raises: OperantError that names the first tensor with NaN or infinity."""
     for name, tensor in tensors.items():
         x = tensor.detach()
-        if not x.is_floating_point() or x.is_meta or bool(x.sum().isfinite()):  # a sum is quick, and may overflow
+        # A sum is quick. If it is not finite, it may have overflowed, so the numbers themselves are checked.
+        if not x.is_floating_point() or x.is_meta or bool(x.sum().isfinite()):
             continue
         if odd := int((~x.isfinite()).sum()):
             raise OperantError(
@@ -123,24 +128,23 @@ def check_finite(tensors: Mapping[str, torch.Tensor], where: Any) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """The same of a model from Python. Raises: OperantError also for what is no language model."""
+    """Raises: OperantError for an object that is no language model, or for a model with NaN or infinity."""
     if not hasattr(model, "config") or not hasattr(model, "get_output_embeddings"):
         raise OperantError(f"a {type(model).__name__} is no language model of transformers: give one, or its folder")
     check_finite(dict(model.named_parameters()), f"the {type(model).__name__}")
 
 
-def load_tokenizer(folder: str | Path, **how: Any) -> Any:
-    """The tokenizer of a folder; None where there is none: prompts as token ids need none.
+def load_tokenizer(folder: str | Path, **kwargs: Any) -> Any:
+    """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one.
 
-    Raises: OperantError for one that is there and does not load.
+    Raises: OperantError for a tokenizer that does not load.
     """
     from transformers import AutoTokenizer
 
-    there = any((Path(folder) / name).exists() for name in TOKENIZERS)
     try:
         with _explained(folder, "a tokenizer"):
-            return AutoTokenizer.from_pretrained(folder, **HERE, **how)
+            return AutoTokenizer.from_pretrained(folder, **HERE, **kwargs)
     except OperantError:
-        if there:
+        if any((Path(folder) / name).exists() for name in TOKENIZERS):
             raise
         return None

@@ -1,4 +1,4 @@
-"""The value head: what a state is worth, on top of a language model's last hidden state."""
+"""The value head: estimates the value of a state from a language model's last hidden state."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class ValueOptions:
     init: str = "zero"
     """zero | torch (nn.Linear's own, as TRL's) | normal (std 0.2) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
     detach: bool = False
-    """Keep the value loss out of the language model's weights."""
+    """Stop the gradient of the value loss before the language model's weights."""
     critic: str | None = None
     """`copy` (of the policy) or the name of a model: a separate critic network."""
 
@@ -29,7 +29,7 @@ class ValueOptions:
 
 
 class ValueHead(nn.Module):
-    """[..., D] -> [...], in float32 at least: what the language model computes in, where that is more."""
+    """[..., D] -> [...]. It computes in float32, or in the language model's dtype if that is wider."""
 
     def __init__(self, width: int, options: ValueOptions = ValueOptions()):
         super().__init__()

@@ -187,6 +187,6 @@ def divergence(
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:
         raw = forward_batch(batch, policy, sampling, micro_tokens).raw_logprobs
-    bare = reference.reading(batch.with_(allowed=None), policy)
+    bare = reference.drop_foreign_states(batch.with_(allowed=None), policy)
     theirs = forward_batch(bare, reference, sampling, micro_tokens).raw_logprobs
     return float((estimate("k1", raw, theirs) * batch.actions).sum()) / len(rollouts)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from operant.models.kept import Kept
+from operant.models.policy_state import PolicyState
 from operant.runs import initial_models
 from operant.storage import manifest
 from operant.training import refused_step
@@ -56,7 +56,7 @@ def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Re
             )
     learner = Learner(named.pop("policy"), algorithm=about["algorithm"], total_steps=about["step"] + 1, **named)
     try:
-        Kept(learner.policy).load_state_dict(weights)
+        PolicyState(learner.policy).load_state_dict(weights)
     except RuntimeError as error:
         raise OperantError(
             f"the weights of {path} do not fit its policy: give the model that the run began from"

@@ -28,7 +28,7 @@ from operant.algorithms import preset as find_preset
 from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
-from operant.models.kept import Kept
+from operant.models.policy_state import PolicyState
 from operant.models.loading import load_policy, load_reference
 from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
@@ -531,7 +531,7 @@ class Learner:
     def bundle(self, path: str | Path) -> Path:
         """Write what `operant replay` needs to make the refused step again. Raises: OperantError where it cannot."""
         about = {"step": self.progress.step, "options": self.option_values(), **self.named}
-        return refused_step.write(path, self.refused, about, Kept(self.policy).state_dict())
+        return refused_step.write(path, self.refused, about, PolicyState(self.policy).state_dict())
 
     def _sync(self, metrics: dict[str, float]) -> None:
         """Bring what depends on the weights up to date: engine, copies, KL controller, counters."""
@@ -578,7 +578,7 @@ class Learner:
         copies = {f"shadow/{name}": copied for name, copied in self.copies.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
         return {
-            "policy": Kept(self.policy),
+            "policy": PolicyState(self.policy),
             "optimizer": self.optimizer,
             "controller": self.controller,
             "moments": self.moments,

@@ -51,7 +51,7 @@ def score_batch(
         batch = batch.with_(raw_logprobs=batch.logprobs)
     if reference is None:
         return batch
-    bare = reference.reading(batch.with_(allowed=None), policy)
+    bare = reference.drop_foreign_states(batch.with_(allowed=None), policy)
     batch = batch.with_(ref_logprobs=forward_batch(bare, reference, sampling, micro_tokens, None).raw_logprobs)
     if kl.kind in SAMPLED:
         batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a policy: the weights that are trained, and a hash of those that are not."""
+"""The state of a policy in a checkpoint: its trained weights, and a hash of its frozen ones."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from operant.models.reference import digest
 from operant.types import OperantError
 
 
-class Kept:
-    """A policy as a part of `RunState`. Frozen weights are not written: they come from where they came from.
+class PolicyState:
+    """A policy as a part of `RunState`. Frozen weights are not written: a resumed run loads them as it did at first.
 
-    The hash of the frozen weights is taken when this is made, compared at every save, and asked for on resume.
+    Their hash is computed by the constructor, and compared at every save and on resume.
     """
 
     def __init__(self, policy: Policy):
@@ -20,7 +20,7 @@ class Kept:
         self.frozen = self._frozen()
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises: OperantError where something has written into the frozen weights."""
+        """Raises: OperantError if the frozen weights have changed."""
         if self.frozen is None:
             return self.policy.state_dict()
         if self._frozen() != self.frozen:
@@ -32,7 +32,7 @@ class Kept:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises: OperantError where the checkpoint was made with other frozen weights, or trains others."""
+        """Raises: OperantError if the checkpoint has other frozen weights, or other trained ones."""
         if self.frozen is None and "trained" not in state:
             self.policy.load_state_dict(state)
             return
