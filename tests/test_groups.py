@@ -161,7 +161,7 @@ def test_replies_that_are_kept_from_an_earlier_step_are_compared_with_their_own(
 @pytest.mark.parametrize(
     ("algorithm", "given", "says"),
     [
-        ("ppo", (["a"], [1.0]), r"step\(replies, scores\) takes what generate gave, and not 'a'"),
+        ("ppo", (["a"], [1.0]), r"step\(replies, scores\) takes the rollouts that generate returned, and not 'a'"),
         (
             "ppo",
             ([[5], [5]], [[6], [7]], [[1.0], [2.0]]),

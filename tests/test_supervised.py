@@ -14,7 +14,7 @@ from operant.algorithms import ALGORITHMS
 from operant.cli import main
 from operant.data import DataOptions, load_tasks
 from operant.rollouts.demonstrations import Demonstrations
-from operant.runs.evaluate import given_losses
+from operant.runs.evaluate import reply_losses
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}q{{ m.content }}.{% else %}a{{ m.content }}!{% endif %}"
@@ -111,7 +111,7 @@ def test_the_loss_is_the_cross_entropy_of_the_replies_and_nothing_else(kind):
     assert not [name for name in metrics if name.startswith(("reward/", "kl/", "value/"))]
     tasks = [Task(str(i), p, replies=(r,)) for i, (p, r) in enumerate(pairs)]
     rollouts = Demonstrations(letters(), STOP, encoder_decoder=kind == "t5").rollouts(tasks)
-    found = given_losses(rollouts, learner.policy)
+    found = reply_losses(rollouts, learner.policy)
     assert [g.nats for g in found] == pytest.approx(right, rel=1e-6)
     assert [g.bytes for g in found] == [len(r) for _, r in pairs]
 
@@ -130,9 +130,9 @@ def test_a_chat_of_two_answers_is_one_row_and_prompts_between_them_cost_nothing(
 
 def test_given_replies_take_no_scores():
     learner = Learner(lm(), algorithm="sft")
-    with pytest.raises(OperantError, match=r"scores: algorithm sft learns from given replies as they are"):
+    with pytest.raises(OperantError, match=r"scores: algorithm sft learns from demonstrations"):
         learner.step([[5]], [[6]], [1.0])
-    with pytest.raises(OperantError, match=r"these are the policy's own with scores"):
+    with pytest.raises(OperantError, match=r"these are the policy's own replies with scores"):
         learner.step(learner.generate([[5]]), [1.0])
     for name in ("groups", "generation"):
         with pytest.raises(OperantError, match=name):
@@ -233,10 +233,10 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
     ("more", "says"),
     [
         (["--kl.coef", "0.1"], "algorithm sft has no reference"),
-        (["--samples", "2"], "it trains on given replies"),
+        (["--samples", "2"], "it trains on demonstrations; use samples=1"),
         (["--score.scale", "true"], "algorithm sft has no reward"),
         (["--query-tokens", "5"], "demonstrations need their whole prompts"),
-        (["--reference", "builtin:reviews-lm"], "algorithm sft keeps none"),
+        (["--reference", "builtin:reviews-lm"], "algorithm sft has no reference model"),
         (["--data.loss-on", "some"], "replies or all"),
         (["--tasks", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),
     ],
@@ -249,7 +249,7 @@ def test_what_does_not_go_with_given_replies_is_refused(files, tmp_path, more, s
 
 def test_options_of_given_replies_are_refused_where_the_policy_plays(capsys):
     assert main(["train", "sentiment", "--loss-on", "all"]) == 2
-    assert "data.loss_on: algorithm ppo learns from replies of its own" in capsys.readouterr().err
+    assert "data.loss_on: algorithm ppo learns from replies that the policy generates" in capsys.readouterr().err
 
 
 def test_a_row_that_does_not_fit_the_context_is_refused_before_the_first_step(files, tmp_path):

@@ -1,6 +1,6 @@
-"""The methods by name, each a file of this package: a choice of parts, its defaults and its presets.
+"""The methods by name. Each is a file of this package with a choice of parts, default options and presets.
 
-A new method is a new file and its name in `METHODS`. Nothing outside this package asks which method is running.
+To add a method, add a file and its entry in `METHODS`. No code outside this package asks which method is running.
 """
 
 import difflib
@@ -18,52 +18,60 @@ __all__ = [
     "PRESETS",
     "Algorithm",
     "Needs",
+    "applicable_options",
     "find",
-    "fitting",
     "left_out_message",
     "preset",
 ]
 
 METHODS = {"ppo": ppo, "grpo": grpo, "rloo": rloo, "sft": sft}
-"""The file of each method."""
+"""The module of each method."""
 ALGORITHMS: dict[str, Algorithm] = {name: module.ALGORITHM for name, module in METHODS.items()}
 DEFAULT = "ppo"
-"""The algorithm of a run that names none."""
+"""The algorithm of a run that does not choose one."""
 PRESETS: dict[str, dict[str, object]] = {name: own for m in METHODS.values() for name, own in m.PRESETS.items()}
 PRESETS["trunk"] = {"model.train_layers": "auto"}
-"""Option values by name: those of other systems, and `trunk`, which trains the top sixth of the layers and caches the
-hidden states of the others. Presets combine: preset="trl,trunk"."""
+"""Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of the
+layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
 
 
 def preset(name: str | None) -> dict[str, object]:
-    """The options of a preset, or of several by comma, later over earlier. Raises: OperantError with the nearest."""
+    """The options of a preset, or of several separated by commas, where later ones replace earlier ones.
+
+    Raises: OperantError for an unknown preset, with the nearest name.
+    """
     names = [part.strip() for part in str(name or "").split(",") if part.strip()]
-    return {k: v for part in names for k, v in _row(PRESETS, part, "preset").items()}
+    return {k: v for part in names for k, v in _lookup(PRESETS, part, "preset").items()}
 
 
 def find(name: str) -> Algorithm:
-    """The row of that name. Raises: OperantError with the nearest."""
-    return _row(ALGORITHMS, name, "algorithm")
+    """The algorithm of that name. Raises: OperantError for an unknown one, with the nearest name."""
+    return _lookup(ALGORITHMS, name, "algorithm")
 
 
-def fitting(options: Mapping[str, Any], name: str, known: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """What of a recipe or preset goes with algorithm `name`, whose options are `known`; and the names left out.
+def applicable_options(
+    options: Mapping[str, Any], name: str, known: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Split the options of a recipe or preset into those that apply to algorithm `name`, and the names of the others.
 
-    Options of another method are those that this one does not have; and, where the recipe was written for another,
-    those that either method sets for itself.
+    `known`: the names of the options that the algorithm has. If the recipe was written for another algorithm, options
+    for which either of the two has a default of its own do not apply either.
     """
-    theirs = options.get("algorithm") or DEFAULT
-    own = () if theirs == name else (*find(name).defaults, *find(str(theirs)).defaults)
-    kept = {k: v for k, v in options.items() if k in known and k not in own and (k != "algorithm" or theirs == name)}
-    return kept, sorted(k for k in options if k not in kept and k != "algorithm")
+    written_for = options.get("algorithm") or DEFAULT
+    own = () if written_for == name else (*find(name).defaults, *find(str(written_for)).defaults)
+    applicable = {
+        k: v for k, v in options.items() if k in known and k not in own and (k != "algorithm" or written_for == name)
+    }
+    return applicable, sorted(k for k in options if k not in applicable and k != "algorithm")
 
 
 def left_out_message(source: str, names: Sequence[str], algorithm: str) -> str:
-    """A line about options of a recipe or preset that do not go with the chosen method."""
+    """The message about options of a recipe or preset that do not apply to the chosen algorithm."""
     return f"{source} was written for another method; left out with algorithm={algorithm}: {', '.join(names)}"
 
 
-def _row(table: Mapping, name: str, what: str):
+def _lookup(table: Mapping, name: str, what: str):
+    """The entry `name` of a table of `what`s. Raises: OperantError for an unknown one, with the nearest name."""
     if not isinstance(name, str) or name not in table:
         near = difflib.get_close_matches(str(name)[:100], table, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(table)}"

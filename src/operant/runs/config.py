@@ -1,7 +1,6 @@
-"""A run's options: recipe, preset and the caller's own, composed into one checked, complete configuration.
+"""The options of a run: recipe, preset and the user's options, composed into one checked, complete configuration.
 
-Later wins: defaults < the recipe < a preset that the caller names < the caller's options. A preset that a recipe names
-lies below the recipe's own values.
+Later values win: defaults < preset of the recipe < recipe < preset of the user < options of the user.
 """
 
 import difflib
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import options as named
-from operant.algorithms import DEFAULT, find, fitting, preset
+from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.data import DataOptions
 from operant.metrics.registry import METRICS
 from operant.metrics.registry import describe as describe_metric
@@ -20,61 +19,61 @@ from operant.rewards import IsolationOptions
 from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
-from operant.training.options import learner_options, own_options, schema, usable
+from operant.training.options import learner_options, option_names, own_options, schema
 from operant.types import OperantError, shown
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What is trained, on what, for how long."""
+    """What is trained, on which tasks, for how long."""
 
     policy: Any = "builtin:reviews-lm"
-    """A folder, builtin:NAME, a Hub name (also name@revision); from Python a model or a Policy, too."""
+    """A folder, builtin:NAME or a Hub name (also name@revision); from Python also a model or a Policy."""
     tasks: Any = None
-    """A file, builtin:openings/train, a data set of the Hub; from Python a list or a function, too."""
+    """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function."""
     reward: Any = None
-    """A name (builtin:sentiment, letters:e), module:function, or {name: weight}; from Python any function."""
+    """A name (builtin:sentiment, letters:e), module:function, or {name: weight}; from Python also a function."""
     reference: Any = "copy"
-    """What KL is measured against: copy (of the policy at the start), none, or a model."""
+    """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     algorithm: str = "ppo"
     preset: str | None = None
-    """openai | trl | rl4lms | textworld: values of those systems."""
+    """Option values of another system: openai | trl | rl4lms | textworld."""
     steps: int = 100
     batch: int = 64
-    """Replies a step, over all ranks."""
+    """Replies per step, over all ranks."""
     samples: int = 1
     """Replies to each prompt of a step."""
     reward_chunks: int = 1
-    """Call the reward so many times a step, with a part of the prompts each, in a thread beside the generation of the
-    next part. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with them all."""
+    """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
+    rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
     evaluate: Any = None
-    """Held-out tasks: judged before and after training with the same random numbers."""
+    """Held-out tasks, evaluated before and after training with the same random numbers."""
     evaluate_every: int = 0
-    """Steps between evaluations on the way; 0: only before and after."""
+    """Steps between evaluations during training; 0: only before and after."""
     best: str | None = None
-    """A metric: the model of the step where it is largest is kept in best/, and that step's checkpoint; with a minus
-    before it, smallest."""
+    """A metric: the model of the step with its largest value is exported to best/, and that step's checkpoint is kept.
+    A minus before the name means the smallest value."""
     probes: int = 32
-    """Queries (held-out ones, where there are any) that policy and reference answer alike, to be read; 0: none."""
+    """Probe prompts, from the held-out tasks if there are any, that policy and reference answer; 0: none."""
     probe_every: int = 5
-    """Steps between answers to the probes; before training and at the end always."""
+    """Steps between answers to the probe prompts; they are also answered before and after training."""
     trackers: tuple[str, ...] = ()
-    """Copies of what the run tells: tensorboard, wandb, trackio; several with commas."""
+    """Services that the run also logs to: tensorboard, wandb, trackio; several are separated by commas."""
     checkpoint: str = "resume"
-    """resume: all that changes, to go on exactly. light: what is trained alone, to go on with --fresh-optimizer. both:
-    one of each."""
+    """resume: the whole state, for an exact resume. light: only the trained weights, for a resume with
+    --fresh-optimizer. both: one of each kind."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints; 0: one after every step. One is always written at the end, however it comes."""
+    """Minutes between checkpoints; 0: one after every step. One is always written at the end or on an interrupt."""
     checkpoint_every: int = 0
-    """Steps between checkpoints, besides those by time; 0: by time alone."""
+    """Steps between further checkpoints; 0: only by time."""
     keep: int = 2
-    """Checkpoints of each kind that are kept: the newest."""
+    """How many of the newest checkpoints of each kind are kept."""
     keep_every: int = 0
-    """A checkpoint after every so many steps, which stays; 0: none."""
+    """Steps between checkpoints that are never deleted; 0: none."""
     silence_minutes: float = 0.0
-    """After so long without a sign of life (a token, a micro-batch, a phase that begins) the stacks of all threads go
-    to log.txt and the process ends with code 1, resumable; 0: never, as suits a reward that asks a person. The log
-    tells slow phases either way."""
+    """Minutes without progress (a token, a micro-batch, a new phase) after which the stacks of all threads are written
+    to log.txt and the process ends with code 1; the run can be resumed. 0: never, for a reward that asks a person. Slow
+    phases are logged either way."""
     samples_every: int = 10
     """Steps between sample replies on the console; 0: none."""
 
@@ -85,30 +84,32 @@ class TrainOptions:
             if getattr(self, name) < least:
                 raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
         if self.batch % self.samples:
-            raise OperantError(f"batch={self.batch} is no multiple of samples={self.samples}, replies a prompt")
+            raise OperantError(
+                f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt"
+            )
         if self.reward_chunks > (prompts := self.batch // self.samples):
-            raise OperantError(f"reward_chunks={self.reward_chunks}: a step has {prompts} prompts, and no more chunks")
+            raise OperantError(
+                f"reward_chunks={self.reward_chunks}: a step has only {prompts} prompts; use at most {prompts}"
+            )
         if not 0 <= self.silence_minutes <= 60 * 24 * 30:
-            raise OperantError(f"silence_minutes={self.silence_minutes}: it must lie between 0 and 43200, a month")
+            raise OperantError(f"silence_minutes={self.silence_minutes}: it must be between 0 and 43200, a month")
         if self.checkpoint not in ("resume", "light", "both"):
             raise OperantError(f"checkpoint={self.checkpoint!r}: it must be resume, light or both")
         if self.best is not None:
-            _check_best(self.best, self.evaluate, self.evaluate_every)
-
-
-def _check_best(best: str, evaluate: Any, every: int) -> None:
-    name = best.removeprefix("-")
-    if describe_metric(name) is None:
-        near = difflib.get_close_matches(name, METRICS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "docs/metrics.md lists them"
-        raise OperantError(f"best={best!r} is no metric; {hint}")
-    if name.startswith("evaluate/") and (evaluate is None or not every):
-        raise OperantError(f"best={best!r} is measured by evaluations on the way: set evaluate and evaluate_every")
+            name = self.best.removeprefix("-")
+            if describe_metric(name) is None:
+                near = difflib.get_close_matches(name, METRICS, 1)
+                hint = f"did you mean {near[0]!r}?" if near else "docs/metrics.md lists all metrics"
+                raise OperantError(f"best={self.best!r} is not a metric; {hint}")
+            if name.startswith("evaluate/") and (self.evaluate is None or not self.evaluate_every):
+                raise OperantError(
+                    f"best={self.best!r} is measured by evaluations during training: set evaluate and evaluate_every"
+                )
 
 
 @dataclass(frozen=True)
 class Config:
-    """One object a group; the others stand apart from what the learner is given."""
+    """The options of a run by group; `learner` holds the groups that the Learner takes."""
 
     train: TrainOptions
     data: DataOptions
@@ -116,19 +117,19 @@ class Config:
     isolation: IsolationOptions
     learner: dict[str, Any]
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
-    """Options of a recipe or preset, by its name, that belong to another method and were left out."""
+    """Options of a recipe or preset, by its name, that belong to another algorithm and were left out."""
 
 
 OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "isolation": IsolationOptions}
 
 
 def config_schema(algorithm: str) -> dict[str, Any]:
-    """Every option of a run, by group."""
+    """All options of a run, by group."""
     return {**OWN, **schema(find(algorithm))}
 
 
 def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool = False) -> Config:
-    """Compose and check. `pays`: there is a world, which may be the only one that pays.
+    """Compose the options and check them. pays: there is an environment, which may pay instead of a reward.
 
     Raises: OperantError for an unknown recipe or option, a wrong type or an impossible value.
     """
@@ -138,30 +139,26 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
     known = config_schema(chosen)
     own = own_options(chosen, known, given)
-    base = _of_its_method(base, chosen)
-    usable_here = [*named.names(OWN), *usable(find(chosen))]
+    base = _recipe_options(base, chosen)
+    usable_here = [*named.names(OWN), *option_names(find(chosen))]
     composed, left_out = dict(find(chosen).defaults), dict[str, list[str]]()
     for source, options in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
-        fit, foreign = fitting(options, chosen, usable_here)
+        fit, foreign = applicable_options(options, chosen, usable_here)
         composed |= fit
         left_out |= {str(source): foreign} if foreign else {}
-    if named.is_none((composed | own).get("reference", "copy")):  # nothing to measure a default's KL to
+    if named.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     built = named.compose(known, composed | own)
     train, data, evaluation, isolation = [built.pop(group) for group in OWN]
     flat = {f"{g}.{k}": v for g, made in built.items() for k, v in _plain(made).items()}
     train = replace(train, algorithm=chosen)
     config = Config(train, data, evaluation, isolation, learner_options(chosen, None, flat)[0], left_out)
-    _sensible(config, pays)
+    _check_together(config, pays)
     return config
 
 
-def _set(options: Any, name: str) -> bool:
-    return getattr(options, name) != named.defaults(type(options))[name]
-
-
-def _of_its_method(recipe: Mapping[str, Any], chosen: str) -> dict[str, Any]:
-    """A recipe's options under their full names, `algorithm` among them: without one, the first that has them all."""
+def _recipe_options(recipe: Mapping[str, Any], chosen: str) -> dict[str, Any]:
+    """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
     named_there = recipe.get("algorithm")
     if named_there is None and chosen != DEFAULT:
         with suppress(OperantError):
@@ -171,27 +168,36 @@ def _of_its_method(recipe: Mapping[str, Any], chosen: str) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
+    """The name of a preset; None for none."""
     return value if isinstance(value, str) and value.lower() not in ("none", "null") else None
 
 
-def _sensible(config: Config, pays: bool) -> None:
+def _check_together(config: Config, pays: bool) -> None:
+    """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
     if train.tasks is None:
-        raise OperantError("tasks is not given: say --tasks ... (README.md shows what it may be)")
+        raise OperantError("tasks is missing: pass --tasks ... (README.md shows what it can be)")
     if train.reward is None and algorithm.source == "play" and not pays:
-        raise OperantError("reward is not given: say --reward ... (README.md shows what it may be)")
+        raise OperantError("reward is missing: pass --reward ... (README.md shows what it can be)")
     if train.samples < algorithm.needs.samples:
         raise OperantError(
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
-    given = [f"data.{name}" for name in ("reply_field", "loss_on", "max_length") if _set(config.data, name)]
-    if algorithm.source == "play" and given:
-        raise OperantError(f"{given[0]}: algorithm {train.algorithm} learns from replies of its own; leave it out")
+    supervised, defaults = ("reply_field", "loss_on", "max_length"), named.defaults(DataOptions)
+    changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
+    if algorithm.source == "play" and changed:
+        raise OperantError(
+            f"{changed[0]}: algorithm {train.algorithm} learns from replies that the policy generates; leave it out"
+        )
     if algorithm.source == "data" and train.samples > 1:
-        raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it trains on given replies")
+        raise OperantError(
+            f"samples={train.samples} with algorithm={train.algorithm}: it trains on demonstrations; use samples=1"
+        )
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
-        raise OperantError(f"reference={shown(train.reference)}: algorithm {train.algorithm} keeps none; leave it out")
+        raise OperantError(
+            f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference model; leave it out"
+        )
 
 
 def recipes() -> dict[str, Path]:
@@ -210,7 +216,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 
 def as_mapping(config: Config) -> dict[str, Any]:
-    """The whole configuration as plain data, for config.yaml; what is no plain data is told by its description."""
+    """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
     out = {k: describe(v) for k, v in named.values(config.train).items()}
     out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
     out["isolation"] = _plain(config.isolation)
@@ -218,7 +224,7 @@ def as_mapping(config: Config) -> dict[str, Any]:
 
 
 def describe(value: Any) -> Any:
-    """Plain data as it is; a function as module:name; anything else in angle brackets."""
+    """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Path):

@@ -1,13 +1,15 @@
-"""What is descended on, and the gradient that one micro-batch of it makes."""
+"""The objective that an update minimises, and its gradient for one micro-batch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from operant.algorithms import Algorithm
 from operant.distributed import Together
 from operant.metrics import collect
 from operant.models.policy import Policy
@@ -19,12 +21,12 @@ from operant.tally import Tally
 from operant.types import Batch, LossFn, Outputs
 
 FAULTS = "update/faults"
-"""How many sums of a micro-batch were not finite; no metric, the update takes it out."""
+"""The number of sums of a micro-batch that were not finite. The update removes it, so it is not a metric."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is descended on: the algorithm's loss, what it averages over, and the KL term of the loss."""
+    """The algorithm's loss, the unit and weights of its mean, and the KL term of the loss."""
 
     loss: LossFn
     unit: str = "episode"
@@ -32,22 +34,40 @@ class Objective:
     horizon: int | None = None
     entropy_gradient: bool = False
     whiten: Callable[[Batch, Tensor], Batch] | None = None
-    """Whitening of advantages within a minibatch: (batch, actions) -> batch."""
+    """The function that whitens advantages within a minibatch: (batch, actions) -> batch."""
     kl: KLOptions | None = None
     reference: Policy | None = None
 
 
 def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Batch, Tensor], Batch] | None:
-    """The `whiten` of an objective whose advantages ask for it after the cut."""
+    """The function that whitens advantages within a minibatch; None for any other `scope`."""
     return partial(normalised, unbiased=unbiased) if scope == "minibatch" else None
+
+
+def make_objective(
+    algorithm: Algorithm, options: Mapping[str, Any], reference: Policy | None, sampling: Sampling
+) -> Objective:
+    """The objective of a learner with these options. Without a reference, it has no KL term."""
+    loss, advantage = options["loss"], options["advantage"]
+    return Objective(
+        loss=partial(algorithm.loss, **loss),
+        unit=algorithm.unit,
+        per=algorithm.per,
+        horizon=sampling.max_tokens,
+        entropy_gradient=bool(loss.get("entropy_coef")),
+        whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+        kl=options["kl"] if reference is not None else None,
+        reference=reference,
+    )
 
 
 def backward(
     policy: Together, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
 ) -> None:
-    """Add the gradient of a micro-batch to the parameters, and what is told of it to the tally.
+    """Add the gradient of a micro-batch to the parameters, and its metrics to the tally.
 
-    A row of weight 0, which stands in where a rank has none of its own, takes part and is not told of.
+    A micro-batch of weight 0, which a rank computes while others have more micro-batches than it, adds no metrics.
+    gap: also add the metrics that compare log-probs before the first optimizer step with those of the batch.
     """
     out, terms = forward(policy, batch, objective, sampling)
     whole = losses.total(terms.pop("loss"), batch)
@@ -59,7 +79,7 @@ def backward(
 def forward(
     policy: Policy | Together, batch: Batch, objective: Objective, sampling: Sampling
 ) -> tuple[Outputs, dict[str, Tensor]]:
-    """One forward pass and what is told of it; among that `loss`, the KL term included."""
+    """Run one forward pass, and return its outputs and its terms: `loss`, with the KL term added, and metrics."""
     kl = objective.kl
     in_loss = kl is not None and kl.loss_coef > 0
     exact = (in_loss and kl.loss_kind in EXACT) or (batch.price is not None and kl is not None and kl.kind in EXACT)
@@ -76,7 +96,7 @@ def forward(
 
 
 def _kl_term(out: Outputs, batch: Batch, kind: str, sampled: Callable[..., Tensor]) -> Tensor:
-    """[B, T] the divergence of a kind: exact ones as they are, the others by the form `sampled`."""
+    """[B, T] The divergence of a kind: computed exactly, or estimated by `sampled` from the log-probs."""
     if kind in EXACT:
         return out.kl[kind]
     behaviour = batch.raw_logprobs if batch.raw_logprobs is not None else batch.logprobs
@@ -84,15 +104,15 @@ def _kl_term(out: Outputs, batch: Batch, kind: str, sampled: Callable[..., Tenso
 
 
 def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], gap: bool) -> None:
-    """Metrics as sums over actions and their number; everything leaves the device at once."""
+    """Add metrics as sums over actions and their number; all sums leave the device in one transfer."""
     at = batch.actions
     sums = {name: x.double() if x.ndim == 0 else x[at].double().sum() for name, x in terms.items()}
     sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
-    # A sum in float64 is finite exactly where all that it is made of is.
+    # A sum in float64 is finite if and only if all its terms are.
     checked = [x.detach()[at].double().sum() for x in (out.logprobs, out.logsumexp, out.values) if x is not None]
-    *held, count = torch.stack([*checked, *sums.values(), at.sum().double()]).tolist()
-    totals = dict(zip(sums, held[len(checked) :], strict=True))
-    bad = [x for x in (*held[: len(checked)], totals["loss/total"]) if not math.isfinite(x)]
+    *numbers, count = torch.stack([*checked, *sums.values(), at.sum().double()]).tolist()
+    totals = dict(zip(sums, numbers[len(checked) :], strict=True))
+    bad = [x for x in (*numbers[: len(checked)], totals["loss/total"]) if not math.isfinite(x)]
     tally.add(FAULTS, len(bad), 0.0)
     for name, total in totals.items():
         tally.add(name, total, 0.0 if name == "loss/total" else count)

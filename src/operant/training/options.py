@@ -1,15 +1,16 @@
-"""The options of a learner: what there is to set, composed from preset and caller, and whether it can go together.
+"""The options of a learner, composed from defaults, preset and caller, and checked against each other.
 
-All of it is settled before any model loads.
+Everything is checked before any model loads.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from operant.algorithms import ALGORITHMS, Algorithm, find, fitting, preset
+from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
@@ -25,39 +26,38 @@ from operant.types import Batch, OperantError, Outputs, shown
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """What belongs to no room alone."""
+    """General options."""
 
     seed: int = 0
-    """Of every random number, through counters."""
+    """Seed of every random number."""
     on_length: str = "ended"
-    """A reply that hit its length limit: ended | penalty (score.missing_stop) | drop | bootstrap."""
+    """How a reply that hit its length limit is treated: ended | penalty (score.missing_stop) | drop | bootstrap."""
     device: str = "auto"
     """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
     rescore: bool | None = None
-    """Make a second pass for log-probs and values also where decoding kept them. None: in bfloat16, where a token
-    decoded alone and the same token in a whole row differ in the second digit."""
+    """Recompute log-probs and values in a second pass, even if decoding stored them. None: only in bfloat16, where a
+    token decoded alone and the same token in a whole row differ in the second digit."""
     threads: int | str = "auto"
-    """Of the processor: a number, or auto: one where the model and the batch are so small that threads would wait for
-    each other more than they compute, all that torch has elsewhere. Sizes alone decide it."""
+    """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
+    for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
     keep_memory: bool = True
-    """On Linux processors: have the C library keep freed memory for the next step rather than give it back, page by
-    page. For the whole process."""
+    """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page by page.
+    It holds for the whole process."""
     watch_every: int = 10
-    """Steps between close looks: histograms of every gradient, norms of weights and updates by block; 0: none. Of
-    tensors above 65,536 numbers they see a sample."""
+    """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
+    never. Tensors above 65,536 numbers are sampled."""
 
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
             raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
-        wrong = self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto"
-        if wrong:
+        if self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto":
             raise OperantError(f"threads={self.threads!r}: it must be auto, or a number of at least 1")
         if self.watch_every < 0:
             raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 
 
 def schema(algorithm: Algorithm) -> dict[str, Any]:
-    """The options of a learner, by group; those of loss and advantage are their functions' own arguments."""
+    """The options of a learner, by group; those of loss and advantage are the arguments of the method's functions."""
     return {
         "learner": LearnerOptions,
         "sampling": Sampling,
@@ -73,81 +73,83 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def without(algorithm: Algorithm) -> dict[str, str]:
-    """The groups of options that an algorithm has no use for, and what it lacks."""
-    lacks = {"kl": not algorithm.kl, "value": not algorithm.needs.critic, "score": algorithm.source == "data"}
-    words = {"kl": "reference to measure KL to", "value": "critic", "score": "reward"}
-    return {group: words[group] for group, lacking in lacks.items() if lacking}
+def missing_parts(algorithm: Algorithm) -> dict[str, str]:
+    """The option groups that a method does not use, and the part that it lacks: a reference, a critic or a reward."""
+    missing = {}
+    if not algorithm.kl:
+        missing["kl"] = "reference to measure KL to"
+    if not algorithm.needs.critic:
+        missing["value"] = "critic"
+    if algorithm.source == "data":
+        missing["score"] = "reward"
+    return missing
 
 
-def usable(algorithm: Algorithm) -> list[str]:
-    """The names of all options that the algorithm has a use for."""
-    useless = {f"kl.{name}" for name in OF_THE_REWARD} if "reward" not in algorithm.kl else set()
-    groups = {group: made for group, made in schema(algorithm).items() if group not in without(algorithm)}
-    return [name for name in names(groups) if name not in useless]
+def option_names(algorithm: Algorithm) -> list[str]:
+    """The full names of all options that a method uses."""
+    unused = {f"kl.{name}" for name in OF_THE_REWARD} if "reward" not in algorithm.kl else set()
+    groups = {group: made for group, made in schema(algorithm).items() if group not in missing_parts(algorithm)}
+    return [name for name in names(groups) if name not in unused]
 
 
 def learner_options(
     name: str, preset_name: str | None, given: Mapping[str, Any], *, above: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The method's defaults, preset, then the caller's own values, composed and complete: functions' arguments too.
+    """Compose the defaults, the method's own values, the preset and the caller's options, and check the result.
 
-    `above`: values that replace the method's and the preset's. Also returns the names of preset options that belong to
-    another method and were left out.
+    given: the caller's options, which replace all others. above: values that replace the method's and the preset's.
+    Returns the options by group, complete, and the names of preset options that were left out because they belong to
+    another method.
+    Raises: OperantError for an unknown option, a wrong value, or options that contradict each other.
     """
     algorithm = find(name)
     known, chosen = schema(algorithm), preset(preset_name)
-    of_a_run = [k for k in chosen if "." not in k]  # steps, batch: nothing to a learner
-    base, left_out = fitting(chosen, name, [*usable(algorithm), *of_a_run])
+    of_a_run = [k for k in chosen if "." not in k]  # steps and batch, which a learner does not have
+    base, left_out = applicable_options(chosen, name, [*option_names(algorithm), *of_a_run])
     base = {k: v for k, v in {**algorithm.defaults, **base, **(above or {})}.items() if k in names(known)}
     composed = compose(known, base | own_options(name, known, given))
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
-    _usable(name, known, composed)
-    _possible(name, composed)
-    _rehearse(algorithm, composed)
+    _check_groups_are_used(name, known, composed)
+    _check_combinations(name, composed)
+    _check_loss_and_advantage(algorithm, composed)
     return composed, left_out
 
 
 def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's options under their full names. Raises: OperantError for an unknown one; it says whose it is."""
+    """The caller's options under their full names.
+
+    Raises: OperantError for an unknown option; if another method has it, the message names that method.
+    """
     old_names.refuse(given)
     try:
         return resolve(known, given)
     except OperantError as error:
-        theirs = [other for other in ALGORITHMS if other != name and _has(schema(find(other)), known, given)]
-        if not theirs:
+        owners = []
+        for other in (method for method in ALGORITHMS if method != name):
+            with suppress(OperantError):
+                resolve({**known, **schema(find(other))}, given)
+                owners.append(other)
+        if not owners:
             raise
         raise OperantError(
-            f"{str(error).split(';')[0]} with algorithm={name}: it belongs to {' and '.join(theirs)}; leave it out"
+            f"{str(error).split(';')[0]} with algorithm={name}: it belongs to {' and '.join(owners)}; leave it out"
         ) from error
 
 
-def _has(other: Mapping[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether a name that is unknown here is an option there."""
-    try:
-        resolve({**known, **other}, given)
-    except OperantError:
-        return False
-    return True
-
-
-def _usable(name: str, known: Mapping[str, Any], composed: Mapping[str, Any]) -> None:
-    """Refuse options of what the method lacks: they would be ignored."""
+def _check_groups_are_used(name: str, known: Mapping[str, Any], composed: Mapping[str, Any]) -> None:
+    """Refuse changed options of a group that the method would ignore."""
     algorithm = find(name)
-    for group, what in without(algorithm).items():
-        base = compose({group: known[group]}, _under(algorithm.defaults, group))[group]
+    for group, part in missing_parts(algorithm).items():
+        method_values = {full: value for full, value in algorithm.defaults.items() if full.startswith(f"{group}.")}
+        unchanged = compose({group: known[group]}, method_values)[group]
         for option, value in values(composed[group]).items():
-            if value != getattr(base, option):
-                raise OperantError(f"{group}.{option}={shown(value)}: algorithm {name} has no {what}; leave it out")
+            if value != getattr(unchanged, option):
+                raise OperantError(f"{group}.{option}={shown(value)}: algorithm {name} has no {part}; leave it out")
 
 
-def _under(options: Mapping[str, Any], group: str) -> dict[str, Any]:
-    return {full: value for full, value in options.items() if full.startswith(f"{group}.")}
-
-
-def _rehearse(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
-    """Call the pure functions once, on a reply of two tokens: what they refuse is refused now, and not in a step."""
+def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
+    """Call both functions on a reply of two tokens, so that options which they refuse are refused before training."""
     batch = Batch.given([[0]], [[0, 0]])
     zeros = torch.zeros(batch.tokens.shape)
     batch = batch.with_(logprobs=zeros, values=zeros, advantages=zeros, returns=zeros)
@@ -156,8 +158,8 @@ def _rehearse(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
     algorithm.loss(Outputs(zeros, zeros, entropy=zeros, values=zeros), batch, **options["loss"])
 
 
-def _possible(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse what cannot go together, while nothing has been loaded."""
+def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that contradict the method or each other."""
     algorithm, kl = find(name), options["kl"]
     if kl.coef and algorithm.kl == ("loss",):
         raise OperantError(
@@ -181,7 +183,7 @@ def _possible(name: str, options: Mapping[str, Any]) -> None:
             "value of an endless reply; use gamma below 1, or on_length='ended'"
         )
     if on_length == "penalty" and score.missing_stop is None:
-        raise OperantError("on_length='penalty' needs score.missing_stop: say what such a reply gets")
+        raise OperantError("on_length='penalty' needs score.missing_stop, the score of a reply without an end; set it")
     if score.missing_stop is not None and sampling.fixed_length:
         raise OperantError(
             f"score.missing_stop={score.missing_stop} with sampling.fixed_length: every reply ends by its length, so "
@@ -189,13 +191,45 @@ def _possible(name: str, options: Mapping[str, Any]) -> None:
         )
 
 
+def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
+    """Refuse `total_steps` below 1, and options that follow the length of the run if that is unknown (None).
+
+    Raises: OperantError.
+    """
+    optimizer, following = options["optimizer"], []
+    following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
+    following += [f"optimizer.warmup={optimizer.warmup:g}"] if optimizer.warmup else []
+    following += ["kl.control=linear"] if options["kl"].control == "linear" else []
+    if following and total_steps is None:
+        raise OperantError(
+            f"{' and '.join(following)} without total_steps: the value of each step depends on the number of steps; "
+            "pass Learner(..., total_steps=...), or leave it constant"
+        )
+    if total_steps is not None and total_steps < 1:
+        raise OperantError(f"total_steps={total_steps}: it must be at least 1, or None")
+
+
+def check_reference(kl: KLOptions, name: str, reference: Any) -> None:
+    """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to.
+
+    Raises: OperantError.
+    """
+    charged = [option for option in ("coef", "loss_coef") if getattr(kl, option)]
+    if charged and (reference is None or "reference" not in find(name).copies):
+        without = "reference=None" if reference is None else f"algorithm {name!r}, which has no reference"
+        raise OperantError(
+            f"kl.{charged[0]}={getattr(kl, charged[0])} with {without}: there is nothing to measure KL to; "
+            "leave one of them out"
+        )
+
+
 def find_device(name: str) -> torch.device:
-    """Raises: OperantError for a device that torch does not have."""
+    """The device of that name; `auto` is a GPU if torch has one. Raises: OperantError if torch cannot use it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" is a device, and has no numbers
+        torch.zeros(1, device=device).item()  # "meta" is a device, but its tensors have no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).strip().splitlines()[0]
         raise OperantError(

@@ -1,0 +1,57 @@
+"""The policy and the sampling of a learner, made from its options."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from operant import distributed, machine
+from operant.algorithms import find
+from operant.models.loading import load_policy
+from operant.models.policy import Policy
+from operant.rollouts.generation_kwargs import warned
+from operant.sampling import Sampling
+from operant.training.options import find_device
+from operant.types import OperantError
+
+
+def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
+    """Load the policy to its device, with a critic if the algorithm needs one. Its parameters are equal on all ranks.
+
+    Raises: OperantError if a finished Policy lacks the critic.
+    """
+    learner, needs_critic = options["learner"], find(algorithm).needs.critic
+    device = find_device(learner.device)
+    if learner.keep_memory and device.type == "cpu":
+        machine.keep_memory()
+    with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
+        torch.manual_seed(learner.seed)
+        loaded = load_policy(
+            policy,
+            value=options["value"] if needs_critic else None,
+            tokenizer=tokenizer,
+            options=options["model"],
+            lora=options["lora"],
+            seed=learner.seed,
+            device=device,
+        ).to(device)
+    if needs_critic and not loaded.has_values:
+        raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
+    distributed.align(loaded.trainable())
+    return loaded
+
+
+def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
+    """The configured sampling; the model's stop tokens are used if none are configured.
+
+    Raises: OperantError for a token outside the vocabulary, or replies that do not fit into the model's context.
+    """
+    sampling: Sampling = warned(options["sampling"])
+    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    sampling.check_ids(policy.vocabulary)
+    # The critic evaluates the state after a reply that was cut, for which a decoder needs one more position.
+    after = options["learner"].on_length == "bootstrap" and policy.encoder_decoder
+    if (why := policy.misfit(1, sampling.max_tokens + after)) is not None:
+        raise OperantError(f"sampling.max_tokens={sampling.max_tokens}: even the shortest prompt {why}; lower it")
+    return sampling

@@ -1,0 +1,145 @@
+"""The arguments of `Learner.step`, checked and turned into rollouts with scores."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from operant import distributed
+from operant.models.policy import Policy
+from operant.rollouts.external import to_rollouts
+from operant.rollouts.generation_kwargs import drawn_with
+from operant.sampling import Sampling
+from operant.types import OperantError, Rollout, shown
+
+
+class ScoredRollouts(NamedTuple):
+    """The rollouts of a step, and how to score them."""
+
+    rollouts: list[Rollout]
+    scores: list[Any] | None
+    """One for each rollout; None for demonstrations."""
+    sampling: Sampling
+
+
+def from_demonstrations(
+    queries: Sequence[Any],
+    responses: Sequence[Any],
+    other_arguments: Mapping[str, Any],
+    *,
+    algorithm: str,
+    policy: Policy,
+    sampling: Sampling,
+) -> ScoredRollouts:
+    """Demonstrations for a method without rewards; a response that is a text is followed by the stop token.
+
+    Raises: OperantError for any of the `other_arguments` that is not None, or queries that are rollouts.
+    """
+    if named := _not_none(other_arguments):
+        raise OperantError(
+            f"{named}: algorithm {algorithm} learns from demonstrations, which have none of these; use "
+            "step(queries, responses)"
+        )
+    if any(isinstance(query, Rollout) for query in queries):
+        raise OperantError(
+            f"algorithm {algorithm} learns from demonstrations, and these are the policy's own replies with scores: "
+            "use step(queries, responses), or another algorithm"
+        )
+    known = {"tokenizer": policy.tokenizer, "sampling": sampling, "vocabulary": policy.vocabulary}
+    return ScoredRollouts(to_rollouts(queries, responses, ends=True, **known), None, sampling.plain)
+
+
+def from_generated(
+    rollouts: Sequence[Any], scores: Sequence[Any], other_arguments: Mapping[str, Any], usual: Sampling
+) -> ScoredRollouts:
+    """The policy's own replies with their scores. Every rank must call.
+
+    usual: the sampling of rollouts that do not record theirs.
+    Raises: OperantError for any of the `other_arguments` that is not None, or something that is not a rollout.
+    """
+    if named := _not_none(other_arguments):
+        raise OperantError(f"{named}: they go with step(queries, responses, scores)")
+    grouped = distributed.together(lambda: _group_by_task(rollouts))
+    sampling = distributed.together(lambda: drawn_with(grouped, usual))
+    return ScoredRollouts(grouped, list(scores), sampling)
+
+
+def from_triplets(
+    queries: Sequence[Any],
+    responses: Sequence[Any],
+    scores: Sequence[Any],
+    *,
+    episodes: Sequence[int] | None,
+    groups: Sequence[int] | None,
+    next_values: Sequence[float] | None,
+    generation: Mapping[str, Any] | None,
+    policy: Policy,
+    sampling: Sampling,
+) -> ScoredRollouts:
+    """Queries, responses and scores from elsewhere. Every rank must call.
+
+    With `episodes`, the scores are stored as rewards of the turns, and every episode gets a score of 0 on top.
+    Raises: OperantError on every rank if the lists differ in length, or an entry is not usable.
+    """
+    plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in scores]
+    rollouts = distributed.together(
+        lambda: to_rollouts(
+            queries,
+            responses,
+            tokenizer=policy.tokenizer,
+            sampling=sampling,
+            episodes=episodes,
+            rewards=None if episodes is None else plain,
+            next_values=next_values,
+            groups=groups,
+            declared=dict(generation or {}),
+            vocabulary=policy.vocabulary,
+        )
+    )
+    return ScoredRollouts(rollouts, plain if episodes is None else [0.0] * len(rollouts), sampling)
+
+
+def check_comparable(rollouts: Sequence[Rollout], algorithm: str, samples: int, *, groups_named: bool) -> None:
+    """Refuse rollouts that a method cannot compare with each other. Every rank must call.
+
+    samples: the number of replies to one query that the method compares. groups_named: the caller passed `groups`,
+    which are numbers of this rank.
+    Raises: OperantError on every rank if replies to one query are on several ranks, or no group on any rank has enough.
+    """
+    if samples < 2:
+        return
+    if not groups_named:
+        ranks = Counter(query for part in distributed.gathered({_query(r) for r in rollouts}) for query in part)
+        spread = sum(count > 1 for count in ranks.values())
+        if spread:
+            raise OperantError(
+                f"{spread} of the {len(ranks)} queries stand on several ranks, and replies are compared on one: "
+                "give all replies to a query to one rank, or say with groups= that they are not to be compared"
+            )
+    sizes = Counter(r.group for r in rollouts)
+    if not distributed.largest(int(max(sizes.values(), default=0) >= samples)):
+        raise OperantError(
+            f"algorithm {algorithm} compares at least {samples} replies to one query, and each of the "
+            f"{len(sizes)} groups has fewer, so every advantage would be 0: give queries several times, or groups="
+        )
+
+
+def _not_none(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(name for name, value in arguments.items() if value is not None)
+
+
+def _group_by_task(rollouts: Sequence[Any]) -> list[Rollout]:
+    """The rollouts with groups numbered by task; rollouts of earlier steps come with numbers of those steps."""
+    wrong = next((r for r in rollouts if not isinstance(r, Rollout)), None)
+    if wrong is not None:
+        raise OperantError(f"step(replies, scores) takes the rollouts that generate returned, and not {shown(wrong)}")
+    numbers: dict[str, int] = {}
+    groups = [numbers.setdefault(r.task.id, len(numbers)) for r in rollouts]
+    return [r if r.group == group else replace(r, group=group) for r, group in zip(rollouts, groups, strict=True)]
+
+
+def _query(rollout: Rollout) -> Any:
+    """The key that rollouts of the same query share: the prompt of external ones, the task of all others."""
+    return tuple(rollout.turns[0].prompt) if rollout.task.id.startswith("given/") else rollout.task.id
