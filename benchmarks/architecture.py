@@ -14,10 +14,11 @@ import json
 import re
 import statistics
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "operant"
+PACKAGE = Path(find_spec("operant").origin or "").parent  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def files(package: Path = PACKAGE) -> list[Path]:

@@ -44,6 +44,8 @@ RUN = {
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
     "benchmarks/architecture.py": [],
+    "benchmarks/operations.py": [],
+    "benchmarks/against.py": [".", "--steps", "1"],
     "benchmarks/kl_table.py": [],
     "benchmarks/checkpoint_size.py": ["--shape", "tiny", "--rounds", "1"],
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
