@@ -201,7 +201,7 @@ def test_an_abstention_is_left_out_and_counted_and_is_not_a_zero():
 def test_where_all_abstain_nothing_is_learnt_and_it_is_said():
     learner, replies = attempts(valuing(0.0))
     before = [p.clone() for p in learner.policy.parameters()]
-    with pytest.raises(OperantError, match="no reply is left to learn from"):
+    with pytest.raises(OperantError, match="no reply is left to train on"):
         learner.step(replies, [None] * 4)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 

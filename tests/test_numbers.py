@@ -201,7 +201,7 @@ def test_it_is_refused_however_the_model_is_trained(name, tmp_path):
 def test_a_reply_that_could_not_have_been_said_is_the_callers_mistake():
     student = Learner(model(), **OPTIONS, banned=(12,))
     before, step = held(student), student.progress.step
-    with pytest.raises(OperantError, match=r"row 1 has token 12 at column 3, which the policy could not have said"):
+    with pytest.raises(OperantError, match=r"row 1 has token 12 at column 3, which the policy cannot generate"):
         student.step(QUERIES, REPLIES, SCORES)
     assert same(held(student), before) and student.progress.step == step and student.refused is None
 

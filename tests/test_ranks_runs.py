@@ -148,7 +148,7 @@ def test_what_one_rank_runs_into_is_heard_on_both_and_nothing_moves(ranks):
 
 def test_a_step_that_nobody_judges_ends_on_both(ranks):
     assert ranks[0]["nobody"] == ranks[1]["nobody"] == (
-        "no reply is left to learn from: all abstained, or were dropped by on_length='drop'"
+        "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop'"
     )  # fmt: skip
 
 

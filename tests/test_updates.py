@@ -8,7 +8,7 @@ from toys import lm
 from operant import Learner, OperantError, Policy
 from operant.objectives import losses
 from operant.tally import Tally
-from operant.training.gradient_norms import Watch
+from operant.training.gradient_norms import NormRecorder
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
 from operant.types import Batch, Outputs
 
@@ -178,17 +178,17 @@ def test_norms_of_large_tensors_are_estimated_and_small_ones_exact():
     model.wide = torch.nn.Parameter(torch.randn(700, 768))
     model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
     tally = Tally()
-    watch = Watch(model, tally, detailed=True)
+    recorder = NormRecorder(model, tally, detailed=True)
     moves = {"wide": torch.randn(700, 768) * torch.arange(1, 769), "layers.0.weight": torch.ones(8, 8)}
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.add_(moves.get(name, torch.zeros(())))
-    watch.weights()
+    recorder.weights()
     told = {name.split("/", 1)[1]: x for name, x in tally.result().items()}
     assert told["update/embedding"] == pytest.approx(float(moves["wide"].norm()), rel=0.02)
     assert told["weight/embedding"] == pytest.approx(float(model.wide.detach().norm()), rel=0.02)
     assert told["update/block 0"] == pytest.approx(8.0)
-    assert sum(x.numel() for x in watch.before.values()) < 70_000
+    assert sum(x.numel() for x in recorder.before.values()) < 70_000
 
 
 @pytest.mark.parametrize("states", ["float32", "8bit"])

@@ -71,8 +71,8 @@ PRESETS: dict[str, dict[str, object]] = {
         "advantage.unbiased": True,
         "value.init": "torch",
     },
-    # RL4LMs, imdb/gpt2_ppo: 1,280 tokens a rollout are 27 replies of 48, a minibatch of 64 tokens is one of them;
-    # its plain squared error times 0.5 is our halved one times 1.
+    # RL4LMs, imdb/gpt2_ppo: 1,280 tokens per rollout are 27 replies of 48 tokens, and a minibatch of 64 tokens is one
+    # reply. Its squared error times 0.5 equals our halved squared error times 1.
     "rl4lms": {
         "algorithm": "ppo",
         "steps": 50,
@@ -96,7 +96,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "advantage.unbiased": True,
         "value.critic": "copy",
     },
-    # The TextWorld fork of TRL: no KL unless asked for, two discounts, nothing but the next value crosses a turn.
+    # The TextWorld fork of TRL: no KL by default, two discounts, and GAE crosses a turn only by the next value.
     "textworld": {
         "algorithm": "ppo",
         "batch": 128,
@@ -118,4 +118,4 @@ PRESETS: dict[str, dict[str, object]] = {
         "value.init": "torch",
     },
 }
-"""The published settings of other systems, by their names."""
+"""The published settings of other systems, by name."""

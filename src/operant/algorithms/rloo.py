@@ -1,8 +1,8 @@
 r"""RLOO: each reply is compared with the mean of the other replies to its prompt; no critic.
 
-[Ahmadian et al. 2024](https://arxiv.org/abs/2402.14740). Each reply is held against the mean of the others of its
-group. KL (`k1`) is part of the return, before that mean is taken off, as published. The loss sums over a reply's
-tokens.
+[Ahmadian et al. 2024](https://arxiv.org/abs/2402.14740). The advantage of a reply is its return minus the mean return
+of the other replies of its group. As published, KL (`k1`) is part of the return before that mean is subtracted. The
+loss is summed over the tokens of a reply.
 """
 
 from operant.algorithms.base import Algorithm, Needs

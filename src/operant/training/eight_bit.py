@@ -1,10 +1,10 @@
-"""AdamW whose two moments take one byte each: 2 bytes a weight in place of 8.
+"""AdamW whose two moments take one byte each: 2 bytes per weight instead of 8.
 
-After Dettmers et al., 2022 (arXiv:2110.02861): every 256 numbers share a scale, and the 256 codes of a byte lie closer
-near 0. Two things are our own. The codes are powers of evenly spaced numbers, the 2nd for the first moment and the 4th
-for the second, so no table is needed. And a number between two codes is rounded up or down by turns, so that its mean
-over the steps is the number itself: with rounding to the nearest, a second moment that decays by a thousandth a step
-would never leave its code.
+After Dettmers et al., 2022 (arXiv:2110.02861): every 256 numbers share a scale, and the 256 codes of a byte are denser
+near 0. Two things differ from the paper. The codes are powers of evenly spaced numbers, the 2nd power for the first
+moment and the 4th for the second, so no table is needed. And a number between two codes is rounded up in some steps and
+down in others, so that its mean over the steps is correct: with rounding to the nearest code, a second moment that
+decays by a thousandth per step would never change.
 """
 
 from typing import Any
@@ -15,37 +15,40 @@ from torch import Tensor
 from operant.training.master_weights import MasterAdamW
 
 BLOCK = 256
-"""Numbers that share a scale."""
+"""The number of moments that share a scale."""
 CHUNK = {"cpu": 1 << 18}
-"""Numbers that are unpacked at a time, what a step needs beside the states: on a processor they stay in its cache."""
+"""The number of moments that are unpacked at a time; on a processor, so few that they stay in its cache."""
 CODES = {"first": torch.int8, "second": torch.uint8}
 TURNS = (0.7548776662466927, 0.5698402909980532)
-"""Of the plastic number: multiples of the first are spread evenly over places, of the second over steps."""
+"""Powers of the inverse plastic number. Multiples of the first spread evenly over places, of the second over steps."""
 
 
 class EightBit(MasterAdamW):
-    """AdamW as torch computes it, with moments of 8 bits. Its state goes on to the bit."""
+    """torch's AdamW with moments of 8 bits. A resumed run is bit-identical."""
 
     @torch.no_grad()
     def move(self, shrink: float) -> None:
-        """One step of every parameter that has a gradient, times `shrink`."""
+        """Make a step of every parameter that has a gradient, with the gradient times `shrink`."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     if shrink != 1:
                         p.grad.mul_(shrink)
-                    _step(p, self.state[p] or _fresh(self.state[p], p), group)
+                    if not self.state[p]:
+                        self.state[p].update(_initial_state(p))
+                    _step(p, self.state[p], group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch turns what it loads into the numbers of the parameters; codes become bytes again, without loss."""
+        """torch converts loaded states to the dtype of the parameter; this converts codes back, without loss."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state |= {name: state[name].to(kind) for name, kind in CODES.items() if name in state}
 
 
-def _fresh(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
+def _initial_state(p: Tensor) -> dict[str, Any]:
+    """The state of a parameter before its first step: all moments 0."""
     blocks = -(-p.numel() // BLOCK)
-    state["step"] = torch.zeros((), dtype=torch.float32)
+    state: dict[str, Any] = {"step": torch.zeros((), dtype=torch.float32)}
     for name, kind in CODES.items():
         state[name] = torch.zeros(blocks, BLOCK, dtype=kind, device=p.device)
         state[f"{name}_scale"] = torch.zeros(blocks, 1, device=p.device)
@@ -53,6 +56,7 @@ def _fresh(state: dict[str, Any], p: Tensor) -> dict[str, Any]:
 
 
 def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """Make an AdamW step of one parameter in chunks: unpack the moments, update them and the weights, pack them."""
     state["step"] += 1
     t, (beta1, beta2) = int(state["step"]), group["betas"]
     p.mul_(1 - group["lr"] * group["weight_decay"])
@@ -63,25 +67,25 @@ def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     for start in range(0, p.numel(), chunk):
         piece = slice(start, min(start + chunk, p.numel()))
         rows = slice(start // BLOCK, -(-piece.stop // BLOCK))
-        held = {name: state[name][rows] for name in ("first", "first_scale", "second", "second_scale")}
+        packed = {name: state[name][rows] for name in ("first", "first_scale", "second", "second_scale")}
         g = _blocks(gradient[piece].float())
-        first = unpack_first(held["first"], held["first_scale"]).lerp_(g, 1 - beta1)
-        second = unpack_second(held["second"], held["second_scale"]).mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        first = unpack_first(packed["first"], packed["first_scale"]).lerp_(g, 1 - beta1)
+        second = unpack_second(packed["second"], packed["second_scale"]).mul_(beta2).addcmul_(g, g, value=1 - beta2)
         change = first / (second.sqrt() / root + group["eps"])
         flat[piece].add_(change.view(-1)[: piece.stop - start], alpha=-size)
-        pack_first(first, turn, held["first"], held["first_scale"])
-        pack_second(second, turn, held["second"], held["second_scale"])
-    if flat.data_ptr() != p.data_ptr():  # its numbers do not lie in a row: it was a copy that moved
+        pack_first(first, turn, packed["first"], packed["first_scale"])
+        pack_second(second, turn, packed["second"], packed["second_scale"])
+    if flat.data_ptr() != p.data_ptr():  # `p` is not contiguous, so `flat` is a copy
         p.copy_(flat.view_as(p))
 
 
 def _blocks(x: Tensor) -> Tensor:
-    """[N] -> [ceil(N / 256), 256], zeros at the end."""
+    """[N] -> [ceil(N / 256), 256], padded with zeros."""
     return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
 
 
 def _turn(step: int, device: torch.device) -> Tensor:
-    """[256] thresholds in [0, 1): over the steps, each place's are spread evenly."""
+    """[256] thresholds in [0, 1) of a step. Over the steps, those of each place are spread evenly."""
     place = torch.arange(BLOCK, dtype=torch.float64, device=device)
     return ((place * TURNS[0] + step * TURNS[1]) % 1).float()
 
@@ -100,8 +104,8 @@ def unpack_second(codes: Tensor, scale: Tensor) -> Tensor:
 def pack_first(x: Tensor, turn: Tensor, codes: Tensor, scale: Tensor) -> None:
     """Write [R, 256] numbers of either sign as int8 and a scale.
 
-    The turns are those of the code, not of the number: a tenth is forgotten a step, so the little that this adds to
-    small numbers (a quarter of the square of a code) does not gather.
+    turn: [256] thresholds, which round the code and not the number. This adds a little to small numbers (a quarter of
+    the squared distance of codes), which does not accumulate, because a tenth of the moment is forgotten per step.
     """
     size = x.abs()
     scale.copy_(size.amax(1, keepdim=True))
@@ -110,12 +114,12 @@ def pack_first(x: Tensor, turn: Tensor, codes: Tensor, scale: Tensor) -> None:
 
 
 def pack_second(x: Tensor, turn: Tensor, codes: Tensor, scale: Tensor) -> None:
-    """Write [R, 256] numbers of at least 0 as uint8 and a scale; what is above 0 stays above 0, it is divided by."""
+    """Write [R, 256] numbers of at least 0 as uint8 and a scale. Numbers above 0 stay above 0, for they divide."""
     scale.copy_(x.amax(1, keepdim=True))
     code = (x / scale.clamp(min=1e-38)).sqrt_().sqrt_().mul_(255)
     below = code.floor().clamp_(max=254)
     part = code.sub_(below)
-    # The share of the way in the number, from that in its code: with q to the 4th, to the first order in 1 / q.
+    # From the fraction of the code to the fraction of the number, its 4th power q^4, to first order in 1 / q.
     part.addcdiv_(part * (1 - part), below + 1, value=-1.5)
     up = (part > turn) | ((below == 0) & (x > 0))
     codes.copy_(below.add_(up))

@@ -1,7 +1,7 @@
-"""An optimizer step once more, number by number: which is the first that is not finite.
+"""Repeat an optimizer step number by number to find the first NaN or infinity.
 
-What an update notices is sums, which leave the device anyway. Where one of them is no number, this looks for the place;
-`operant replay` does the same in another process.
+An update only checks sums, which leave the device anyway. If one of them is not finite, this module finds the tensor,
+row and token. `operant replay` does the same in another process.
 """
 
 from dataclasses import dataclass, replace
@@ -19,24 +19,24 @@ from operant.types import Batch
 
 @dataclass(frozen=True)
 class RefusedUpdate:
-    """An optimizer step that was not made; the weights are as they were before it."""
+    """An optimizer step that was not made because of NaN or infinity. The weights are those from before it."""
 
     fault: NonFinite | None
-    """None where it cannot be found again: the sum of several ranks' gradients, say."""
+    """None if no number of this rank is at fault, for example if only the sum over ranks is infinite."""
     batch: Batch
     """This rank's minibatch, with its weights."""
     tokens: int
-    """Of a pass."""
+    """The token budget of one forward and backward pass."""
     first: bool
-    """Whether nothing had moved before it in its training step."""
+    """Whether no optimizer step came before it in its training step."""
 
 
 def first_fault(
     policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tokens: int
 ) -> NonFinite | None:
-    """Forward, loss and backward of a minibatch in the order of the update; None where every number is finite.
+    """Compute forward pass, loss and backward pass of a minibatch as the update does, and return the first fault.
 
-    The parameters are left without gradients.
+    Returns None if every number is finite. Afterwards the parameters have no gradients.
     """
     if fault := find_at_actions(
         {"advantage": batch.advantages, "return": batch.returns, "weight": batch.weights}, batch
@@ -44,7 +44,7 @@ def first_fault(
         return fault
     try:
         for rows in cut(batch, units(batch, objective.unit), tokens):
-            if fault := _of_piece(policy, batch.rows(torch.tensor(rows)), objective, sampling):
+            if fault := _fault_in_micro_batch(policy, batch.rows(torch.tensor(rows)), objective, sampling):
                 return fault if fault.row is None else replace(fault, row=rows[fault.row])
         norms = [p.grad.norm() for p in policy.parameters() if p.grad is not None]
         norm = float(torch.stack(norms).norm()) if norms else 0.0
@@ -54,7 +54,8 @@ def first_fault(
             p.grad = None
 
 
-def _of_piece(policy: Policy, piece: Batch, objective: Objective, sampling: Sampling) -> NonFinite | None:
+def _fault_in_micro_batch(policy: Policy, piece: Batch, objective: Objective, sampling: Sampling) -> NonFinite | None:
+    """The first fault of a micro-batch; its row is counted within the micro-batch."""
     out, terms = forward(policy, piece, objective, sampling)
     loss = terms["loss"]
     seen = {"log-prob": out.logprobs, "logsumexp": out.logsumexp, "value": out.values}
@@ -65,7 +66,7 @@ def _of_piece(policy: Policy, piece: Batch, objective: Objective, sampling: Samp
     if not bool(whole.isfinite()):
         return NonFinite("loss", str(float(whole.detach())))
     whole.backward()
-    for name, p in reversed(list(policy.named_parameters())):  # as the backward pass goes
+    for name, p in reversed(list(policy.named_parameters())):  # in the order of the backward pass
         if p.grad is not None and not bool(p.grad.isfinite().all()):
             return NonFinite(f"gradient of {name}", str(float(p.grad[~p.grad.isfinite()][0])))
     return None

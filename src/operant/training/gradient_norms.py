@@ -1,4 +1,4 @@
-"""Norms of gradients, updates and weights, block by block: where in the model the learning happens."""
+"""Norms of gradients, updates and weights by block, which show where in the model learning happens."""
 
 import re
 from collections.abc import Iterable
@@ -11,13 +11,14 @@ from operant.metrics.collect import BLOCKS, GRADIENTS
 from operant.tally import Tally
 
 SAMPLE = 1 << 16
-"""Numbers of one tensor that a close look sees, evenly over it: of larger ones, norms are estimated from these."""
+"""The largest sample of one tensor, in numbers. Norms of larger tensors are estimated from an evenly spaced sample."""
 
 
 def block_names(parameters: Iterable[str]) -> dict[str, str]:
-    """The block of each parameter's name: the first number in it counts the blocks, in any architecture.
+    """The block of each parameter, by name. In every architecture, the first number in a name is that of the block.
 
-    What comes before the first block is `embedding`, what comes after `final`; a critic is `value`.
+    Parameters before the first block belong to `embedding`, those after it without a number to `final`, and those of a
+    critic to `value`.
     """
     names = list(parameters)
     sided = any(".encoder." in name for name in names)
@@ -35,36 +36,37 @@ def block_names(parameters: Iterable[str]) -> dict[str, str]:
     return out
 
 
-class Watch:
-    """The parts of a policy that are looked at: made once a step, before its update."""
+class NormRecorder:
+    """Adds the norms of one update to a tally. It is made before the update, because it compares weights with those."""
 
     def __init__(self, policy: nn.Module, tally: Tally, *, detailed: bool = False):
-        """`detailed`: also histograms of every gradient, and norms of weights and of their change."""
+        """`detailed`: also add histograms of every gradient, and the norms of weights and of their change."""
         self.tally = tally
-        self.held = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-        self.blocks = block_names(self.held)
+        self.parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        self.blocks = block_names(self.parameters)
         self.detailed = detailed
-        self.before = {name: _sample(p).clone() for name, p in self.held.items()} if detailed else {}
+        self.before = {name: _sample(p).clone() for name, p in self.parameters.items()} if detailed else {}
 
     def gradients(self, norms: dict[str, float]) -> None:
-        """Note the gradients of an optimizer step, whose norms by parameter are known."""
-        self._note("gradient", norms)
+        """Add the gradients of an optimizer step. `norms`: their norms by parameter."""
+        self._add("gradient", norms)
         if self.detailed and distributed.rank() == 0:  # they are the same on every rank
-            for name, p in self.held.items():
+            for name, p in self.parameters.items():
                 if p.grad is not None:
                     self.tally.histogram(GRADIENTS + name, _sample(p.grad))
-        self.detailed = False  # the first optimizer step stands for all
+        self.detailed = False  # histograms of the first optimizer step only
 
     def weights(self) -> None:
-        """Note the weights after the update, and how far they have moved in it."""
+        """Add the norms of the weights after the update, and of their change in it."""
         if not self.before:
             return
-        now = {name: _sample(p) for name, p in self.held.items()}
-        whole = {name: p.numel() / max(len(now[name]), 1) for name, p in self.held.items()}
-        self._note("weight", {name: _norm(x, whole[name]) for name, x in now.items()})
-        self._note("update", {name: _norm(x - self.before[name], whole[name]) for name, x in now.items()})
+        now = {name: _sample(p) for name, p in self.parameters.items()}
+        ratios = {name: p.numel() / max(len(now[name]), 1) for name, p in self.parameters.items()}
+        self._add("weight", {name: _norm(x, ratios[name]) for name, x in now.items()})
+        self._add("update", {name: _norm(x - self.before[name], ratios[name]) for name, x in now.items()})
 
-    def _note(self, kind: str, norms: dict[str, float]) -> None:
+    def _add(self, kind: str, norms: dict[str, float]) -> None:
+        """Add the norm of each block: the root of the sum of its parameters' squared norms."""
         squares: dict[str, float] = {}
         for name, norm in norms.items():
             squares[self.blocks[name]] = squares.get(self.blocks[name], 0.0) + norm**2
@@ -73,12 +75,12 @@ class Watch:
 
 
 def _sample(x: Tensor) -> Tensor:
-    """Numbers evenly over a tensor; at odd distances, so that they do not all stand in the same few columns."""
+    """An evenly spaced sample of a tensor. The distance is odd, so that it does not hit the same few columns only."""
     flat = x.detach().flatten()
     step = -(-len(flat) // SAMPLE)
     return flat[:: step | 1 if step > 1 else 1]
 
 
-def _norm(x: Tensor, times: float) -> float:
-    """Of a tensor of which x is one number in so many."""
-    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))) * times**0.5
+def _norm(x: Tensor, ratio: float) -> float:
+    """The norm of a tensor, estimated from a sample `x`. `ratio`: the size of the tensor over that of the sample."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))) * ratio**0.5

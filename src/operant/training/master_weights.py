@@ -1,4 +1,4 @@
-"""AdamW that keeps float32 copies of weights in fewer bits, so that small steps are not lost."""
+"""AdamW with float32 copies of 16-bit weights, so that small steps are not lost in rounding."""
 
 from typing import Any
 
@@ -7,28 +7,29 @@ from torch import Tensor
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW on float32 masters of every parameter that computes in fewer bits; on the parameter itself otherwise.
+    """AdamW on float32 master weights of every 16-bit parameter, and on all other parameters directly.
 
-    A step of 1e-5 is lost in a bfloat16 weight, which has eight bits: it is added to the master, and the weight is what
-    the master rounds to (Micikevicius et al., 2018, arXiv:1710.03740).
+    A step of 1e-5 is lost in a bfloat16 weight, which has eight bits. It is added to the master weight, and the weight
+    is the rounded master weight (Micikevicius et al., 2018, arXiv:1710.03740).
     """
 
     def __init__(self, groups: list[dict[str, Any]], **settings: Any):
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        """Each 16-bit parameter and its master weight."""
         for group in groups:
-            group["params"] = [self._master(p) for p in group["params"]]
+            optimised = []
+            for p in group["params"]:
+                if p.dtype in (torch.bfloat16, torch.float16):
+                    self.pairs.append((p, p.detach().float().requires_grad_()))
+                    optimised.append(self.pairs[-1][1])
+                else:
+                    optimised.append(p)
+            group["params"] = optimised
         super().__init__(groups, **settings)
-
-    def _master(self, p: Tensor) -> Tensor:
-        if p.dtype not in (torch.bfloat16, torch.float16):
-            return p
-        master = p.detach().float().requires_grad_()
-        self.pairs.append((p, master))
-        return master
 
     @torch.no_grad()
     def step(self, closure: Any = None, *, shrink: float = 1.0) -> None:
-        """Gradients to the masters, a step with them times `shrink`, and the masters' values to what computes."""
+        """Make a step with the gradients times `shrink` on the master weights, and round them to the parameters."""
         for p, master in self.pairs:
             if p.grad is None:
                 master.grad = None
@@ -41,23 +42,23 @@ class MasterAdamW(torch.optim.AdamW):
             torch._foreach_copy_([p for p, _ in self.pairs], [master for _, master in self.pairs])
 
     def move(self, shrink: float) -> None:
-        """One step of what the optimizer holds."""
+        """Make one step of the weights that the optimizer has: master weights, and parameters without them."""
         if shrink != 1 and any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
             torch._foreach_mul_(gradients(self), shrink)
-            shrink = 1.0  # the scale below has the digits of float32
-        # torch's fused kernel divides by a scale while it reads the gradients: a pass over them less.
+            shrink = 1.0  # the scale below is a float32, too coarse for float64 weights
+        # torch's fused kernel divides the gradients by a scale while it reads them, which saves a pass over them.
         self.grad_scale = None if shrink == 1 else torch.tensor(1 / shrink)
         self.found_inf = None if shrink == 1 else torch.zeros(())
         super().step()
 
     @torch.no_grad()
     def renew(self) -> None:
-        """The weights have come from elsewhere: the masters are what they are now."""
+        """Set the master weights to the parameters, after these were changed from outside."""
         for p, master in self.pairs:
             master.copy_(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of the parameters that compute; the masters' gradients keep their memory for the next step."""
+        """Clear the gradients of the parameters; those of master weights keep their memory for the next step."""
         for p, _ in self.pairs:
             p.grad = None
         mastered = {id(master) for _, master in self.pairs}
@@ -72,9 +73,9 @@ class MasterAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
-        for (p, master), held in zip(self.pairs, state.pop("masters", []), strict=True):
-            master.copy_(held)
-            p.copy_(held)
+        for (p, master), saved in zip(self.pairs, state.pop("masters", []), strict=True):
+            master.copy_(saved)
+            p.copy_(saved)
         super().load_state_dict(state)
 
 

@@ -1,11 +1,11 @@
-"""Micro-batches: how much is computed at once. Bounds memory, and changes no number."""
+"""Micro-batches, which bound the memory of a pass. Their size changes no number."""
 
 from typing import Any
 
 import torch
 
 from operant import distributed
-from operant.distributed import Together
+from operant.distributed import GradientSum
 from operant.models.embedding import direct_gradients
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
@@ -15,13 +15,13 @@ from operant.types import Batch, OperantError
 from operant.watchdog import beat
 
 LEAST = 64
-"""Tokens below which halving has not helped: something else holds the memory."""
+"""The smallest budget in tokens. If memory runs out with less, something else uses it."""
 
 
-class Budget:
-    """Tokens of one forward and backward pass, padding included where rows are padded; halved where memory runs out.
+class TokenBudget:
+    """The tokens of one forward and backward pass, including padding if rows are padded; halved if memory runs out.
 
-    What was found by running out is part of the run's state, so a resumed run need not find it again.
+    It is part of the state of a run, so a resumed run starts with the size that fitted.
     """
 
     def __init__(self, tokens: int, *, fixed: bool = False):
@@ -45,11 +45,12 @@ class Budget:
 
 
 def accumulate(
-    policy: Together, whole: Batch, objective: Objective, sampling: Sampling, budget: Budget, *, gap: bool
+    policy: GradientSum, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, *, gap: bool
 ) -> Tally:
-    """Gradients of a whole minibatch over all ranks, micro-batch by micro-batch; out of memory, anew with smaller ones.
+    """Add the gradients of a minibatch over all ranks, micro-batch by micro-batch, and return its metrics.
 
-    The parameters must have no gradients yet. Ranks wait for each other, so with several the size stays as it is.
+    If memory runs out, it starts again with half the token budget; with several ranks, which wait for each other, that
+    is an error. The parameters must have no gradients before.
     """
     module: Any = policy.module
     while True:
@@ -63,9 +64,11 @@ def accumulate(
                         backward(policy, piece, objective, sampling, tally, gap=gap)
             return tally
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _out_of_memory(error) or distributed.world() > 1:
+            # Without a GPU, torch raises a RuntimeError with this text.
+            exhausted = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+            if not exhausted or distributed.world() > 1:
                 raise
-            failed = error.with_traceback(None)  # frames of the failed pass hold its tensors
+            failed = error.with_traceback(None)  # the frames of the failed pass would keep its tensors alive
         for p in policy.module.parameters():
             p.grad = None
         if torch.cuda.is_available():
@@ -74,13 +77,8 @@ def accumulate(
 
 
 def micro_batches(batch: Batch, unit: str, budget: int, *, packed: bool = False) -> list[Batch]:
-    """Units of near-equal length under a budget of tokens; every rank makes the same number."""
+    """Cut a batch into units of similar length within a budget of tokens. Every rank makes the same number of them."""
     parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget, packed=packed)]
     spare = parts[0].rows(slice(0, 1))
     dummy = spare.with_(weights=torch.zeros_like(spare.weights))
     return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """torch's allocators of GPU and processor say it in different ways."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

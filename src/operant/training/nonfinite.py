@@ -1,4 +1,4 @@
-"""The first NaN or infinity of a step: which number it is, at which token, in which reply.
+"""Find the first NaN or infinity of a step: its tensor, token and reply.
 
 fault = find_in_batch(batch)                            # None, or NonFinite("value", "nan", row=3, column=17)
 fault = located(fault, batch, tokenizer)                 # ... token=12, piece=" film", reply="The film was"
@@ -24,7 +24,7 @@ KNOWN = {
     "returns": "return",
     "advantages": "advantage",
 }
-"""Fields of a batch by name, in the order in which they are computed, and what a message calls them."""
+"""Fields of a batch in the order in which they are computed, and their names in messages."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class NonFinite:
     value: str
     """`nan`, `inf` or `-inf`."""
     row: int | None = None
-    """The row of the batch; None for a number that belongs to no token."""
+    """The row of the batch; None if the number does not belong to a token."""
     column: int | None = None
     rank: int = 0
-    """The rank whose batch it is."""
+    """The rank of the batch."""
     token: int | None = None
     piece: str = ""
     """The token as text."""
     reply: str = ""
 
     def message(self) -> str:
-        """What it is and where, as part of a sentence."""
+        """The tensor, the value and the place, as part of a sentence."""
         if self.row is None:
             return f"the {self.what} is {self.value}"
         rank = f" of rank {self.rank}" if self.rank else ""
@@ -55,7 +55,7 @@ class NonFinite:
 
 
 def find_in_batch(batch: Batch) -> NonFinite | None:
-    """The first in a scored batch, before any update."""
+    """The first NaN or infinity in a scored batch; None if there is none."""
     ends = (~batch.bootstrap.isfinite()).nonzero().flatten().tolist()
     if ends:
         row = (batch.episodes == ends[0]).nonzero().flatten().tolist()[-1]
@@ -64,7 +64,7 @@ def find_in_batch(batch: Batch) -> NonFinite | None:
 
 
 def find_at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> NonFinite | None:
-    """The first of named [B, T] tensors that is not finite at an action; what stands elsewhere is never looked at."""
+    """The first NaN or infinity at an action in named [B, T] tensors. Other positions are not checked."""
     for what, x in named.items():
         bad = None if x is None else (~x.isfinite() & batch.actions).nonzero()
         if x is not None and bad is not None and len(bad):
@@ -74,7 +74,7 @@ def find_at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> NonFini
 
 
 def located(fault: NonFinite, batch: Batch, tokenizer: Any, rank: int = 0) -> NonFinite:
-    """The fault with its token and reply; without a tokenizer, the reply is its ids."""
+    """The fault with its token and reply added; without a tokenizer, the reply is written as ids."""
     if fault.row is None:
         return fault
     tokens, turns = batch.tokens[fault.row], batch.turns[fault.row]
@@ -88,7 +88,7 @@ def located(fault: NonFinite, batch: Batch, tokenizer: Any, rank: int = 0) -> No
 
 
 def first(faults: Iterable[NonFinite | None]) -> NonFinite | None:
-    """Of several ranks' faults, the one that was computed first: the others may follow from it."""
+    """The fault that was computed first, of those of all ranks; the others may follow from it."""
     order = [*KNOWN.values(), "logsumexp", "loss"]
-    there = [f for f in faults if f is not None]
-    return min(there, key=lambda f: (order.index(f.what) if f.what in order else len(order), f.rank), default=None)
+    found = [f for f in faults if f is not None]
+    return min(found, key=lambda f: (order.index(f.what) if f.what in order else len(order), f.rank), default=None)

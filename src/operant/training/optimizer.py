@@ -13,27 +13,27 @@ from operant.types import OperantError
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """How the weights move."""
+    """Options of the optimizer and its learning rate."""
 
     lr: float = 1e-5
     schedule: str = "constant"
     """constant | linear (to 0) | cosine (to 0)."""
     warmup: float = 0.0
-    """Share of the run over which the rate rises to its peak, from where the schedule begins."""
+    """Share of the run in which the rate rises to its peak; the schedule starts after it."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     eps_placement: str = "torch"
-    """torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as OpenAI's code had."""
+    """torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as in OpenAI's code."""
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
     states: str = "float32"
-    """float32, or 8bit: Adam's two moments in a byte each, 2 bytes a trained weight in place of 8; slower."""
+    """float32, or 8bit: each of Adam's two moments in one byte, 2 bytes per trained weight instead of 8, but slower."""
 
     def __post_init__(self) -> None:
         checks = [
-            ("lr", 0 <= self.lr <= 10, "in [0, 10]: it is about what Adam moves every weight by"),
+            ("lr", 0 <= self.lr <= 10, "in [0, 10]: Adam changes every weight by about this much"),
             ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
-            # What has no gradient yet is moved by 0 / (0 + eps).
+            # A weight whose gradients were all 0 changes by 0 / (0 + eps).
             ("eps", self.eps >= 1e-30, "at least 1e-30"),
             ("weight_decay", 0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0, "in [0, 1 / lr]"),
             ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm >= 1e-20, "at least 1e-20, or none"),
@@ -52,9 +52,9 @@ class OptimizerOptions:
 
 
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """AdamW over what is trainable; vectors and biases are not decayed. Weights below float32 get float32 masters."""
-    moved = [p for p in policy.parameters() if p.requires_grad]
-    matrices, vectors = [p for p in moved if p.ndim > 1], [p for p in moved if p.ndim <= 1]
+    """AdamW of the trainable weights, without decay of vectors and biases; 16-bit weights get float32 masters."""
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [
         {"params": params, "weight_decay": decay}
         for params, decay in ((matrices, options.weight_decay), (vectors, 0.0))
@@ -67,8 +67,8 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
 def rate(options: OptimizerOptions, step: int, total: int | None) -> float:
     """The learning rate of a step, counted from 0, in a run of `total` steps.
 
-    It rises over the first W = ceil(warmup * total) steps as (step + 1) / (W + 1), is at its peak at step W, and the
-    schedule runs from there to the end. No step before the end has a rate of 0.
+    It rises over the first W = ceil(warmup * total) steps as (step + 1) / (W + 1) and has its peak at step W, where
+    the schedule begins. The rate is above 0 in every step before the end.
     """
     if total is None:
         return options.lr
@@ -81,7 +81,7 @@ def rate(options: OptimizerOptions, step: int, total: int | None) -> float:
 
 
 def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink: float = 1.0) -> None:
-    """One step at the rate `options.lr` with the gradients times `shrink`.
+    """Make an optimizer step at the rate `options.lr`, with the gradients times `shrink`.
 
     The tensorflow placement of epsilon is the torch one with eps / sqrt(1 - beta2^t).
     """

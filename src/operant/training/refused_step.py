@@ -1,15 +1,15 @@
-"""A refused step as a folder: what `operant replay` needs to repeat it in another process.
+"""A refused step as a folder, from which `operant replay` repeats it in another process.
 
-    refused/step-00012/tensors.safetensors   the batch as it went in, and the weights that are trained
-                       state.json            what was not finite and where, the options, the model's name
+    refused/step-00012/tensors.safetensors   the batch before the step, and the trained weights
+                       state.json            the fault and its place, the options, the name of the model
                        manifest.json         sizes and hashes
 
-It may hold NaN and infinity, which are what it is about. Nothing in it is unpickled.
+Its tensors may contain NaN and infinity. Nothing in it is unpickled.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from operant.training.scoring import Bootstraps
 from operant.types import Batch, Choices, OperantError
 
 KEPT = 3
-"""How many bundles of a run are kept, the newest."""
+"""The number of bundles that a run keeps: the newest ones."""
 IN_A_ROW = 3
-"""A run ends after so many refused steps in a row."""
+"""The number of refused steps in a row after which a run ends."""
 SCHEMA = 1
 
 
@@ -37,57 +37,61 @@ class RefusedStep:
     """observe: found before the update. update: found in an optimizer step, which ended the update."""
     fault: NonFinite
     parts: list[tuple[Batch, Bootstraps]]
-    """By rank: the batch as collated, or the minibatch, and the states to bootstrap from."""
+    """For each rank: the collated batch or the minibatch, and the states to bootstrap from."""
     sampling: Sampling
     coef: float
     tokens: int
     """The token budget of one forward and backward pass."""
     whole: bool = True
-    """Whether no weight has moved: no optimizer step came before it in its training step."""
+    """Whether no weight has changed: no optimizer step came before it in its training step."""
 
     def message(self) -> str:
         where = "before the update" if self.stage == "observe" else "in the update"
-        kept = "nothing has changed" if self.whole else "the optimizer steps before it stand"
-        return f"a step was refused, {where}: {self.fault.message()}; {kept}"
+        effect = "nothing has changed" if self.whole else "the optimizer steps before it stand"
+        return f"a step was refused, {where}: {self.fault.message()}; {effect}"
 
 
 def refuse(
-    stage: str, fault: NonFinite | None, batch: Batch, bootstraps: Bootstraps, *, tokenizer: Any, **more: Any
+    stage: str, fault: NonFinite | None, batch: Batch, bootstraps: Bootstraps, *, tokenizer: Any, **remaining: Any
 ) -> RefusedStep | None:
-    """The refused step that all ranks agree on; None where no rank found NaN or infinity. Every rank must call."""
+    """The refused step that all ranks agree on; None if no rank found NaN or infinity. Every rank must call.
+
+    remaining: `sampling`, `coef`, `tokens` and, for an update, `whole` of the refused step.
+    """
     rank = distributed.rank()
-    met = first(distributed.gathered(None if fault is None else located(fault, batch, tokenizer, rank)))
-    if met is None and stage == "observe":
+    found = first(distributed.gathered(None if fault is None else located(fault, batch, tokenizer, rank)))
+    if found is None and stage == "observe":
         return None
     parts = distributed.gathered((batch.to("cpu"), dict(bootstraps)))
-    # Each rank's own gradient may be finite, and their sum infinite.
-    return RefusedStep(stage, met or NonFinite("gradient norm", "not finite"), parts, **more)
+    # The gradient of every rank may be finite, and their sum infinite.
+    return RefusedStep(stage, found or NonFinite("gradient norm", "not finite"), parts, **remaining)
 
 
-def name(given: Any) -> str | None:
-    """A model's name, which another process can load; for an object, its class in angle brackets."""
-    return given if given is None else str(given) if isinstance(given, (str, Path)) else f"<{type(given).__name__}>"
+def name(model: Any) -> str | None:
+    """The name of a model, which another process can load; for a Python object, its class in angle brackets."""
+    return model if model is None else str(model) if isinstance(model, (str, Path)) else f"<{type(model).__name__}>"
 
 
 def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, Any], weights: Any) -> Path:
-    """Write the bundle whole, in place of an older one of that name. `about`: algorithm, options, names of the models.
+    """Write the bundle atomically, in place of an older one of that name.
 
-    Raises: OperantError without a refusal, or where the disk refuses.
+    about: algorithm, options and names of the models.
+    Raises: OperantError if no step was refused, or the disk refuses.
     """
     if refusal is None:
-        raise OperantError("the last step was not refused: there is nothing to write a bundle of")
+        raise OperantError("the last step was not refused, so there is no bundle to write")
     path, bag = Path(path), NamedTensors(finite=False)
-    held = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
-    held |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
-    held["parts"] = [(_plain(batch), ends) for batch, ends in refusal.parts]
-    content = encode({"refusal": held, "about": dict(about), "weights": weights}, "bundle", bag)
-    told = {"schema": SCHEMA, "kind": "refused", "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    plain = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
+    plain |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
+    plain["parts"] = [(_plain_batch(batch), bootstraps) for batch, bootstraps in refusal.parts]
+    content = encode({"refusal": plain, "about": dict(about), "weights": weights}, "bundle", bag)
+    header = {"schema": SCHEMA, "kind": "refused", "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     temporary = path.with_name(f".{path.name}.tmp")
     with atomic_io.explained(path):
         atomic_io.mkdir(path.parent)
         for old in (temporary, path):
             atomic_io.remove_tree(old)
-        write_folder(temporary, bag, content, told | {"made_by": machine.about()})
+        write_folder(temporary, bag, content, header | {"made_by": machine.about()})
         atomic_io.rename(temporary, path)
         atomic_io.sync_folder(path.parent)
     return path
@@ -97,36 +101,36 @@ def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
     """The refused step, `about`, and the trained weights. Raises: OperantError for a damaged bundle."""
     path = Path(path)
     if not (path / manifest.NAME).exists():
-        raise OperantError(f"{path} is no bundle of a refused step: they lie in a run's refused/, as step-00012")
+        raise OperantError(
+            f"{path} is no bundle of a refused step: bundles are folders in refused/ of a run, such as step-00012"
+        )
     if wrong := manifest.problem(path):
         raise OperantError(f"{path} is damaged: {wrong}; it cannot be replayed")
     try:
         with atomic_io.explained(path, "read"):
-            told, (content, tensors) = manifest.read(path), read_folder(path)
-        if told.get("kind") != "refused" or told.get("schema") != SCHEMA:
-            raise OperantError(f"{path} is no bundle of a refused step that this operant reads")
-        held = decode(content, tensors)
-        return _refusal(held["refusal"]), held["about"], held["weights"]
+            header, (content, tensors) = manifest.read(path), read_folder(path)
+        if header.get("kind") != "refused" or header.get("schema") != SCHEMA:
+            raise OperantError(f"{path} is no bundle of a refused step that this version of operant can read")
+        bundle = decode(content, tensors)
+        return _refused_step(bundle["refusal"]), bundle["about"], bundle["weights"]
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, OperantError):
             raise
         raise OperantError(f"{path} is damaged: {error}; it cannot be replayed") from error
 
 
-def _plain(batch: Batch) -> dict[str, Any]:
-    held = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return held | {"choices": None if batch.choices is None else asdict(batch.choices)}
+def _plain_batch(batch: Batch) -> dict[str, Any]:
+    plain = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return plain | {"choices": None if batch.choices is None else asdict(batch.choices)}
 
 
-def _batch(held: dict[str, Any]) -> Batch:
-    choices = held.get("choices")
-    return Batch(**held | {"choices": None if choices is None else Choices(**choices)})
-
-
-def _refusal(held: dict[str, Any]) -> RefusedStep:
-    parts = [(_batch(batch), ends) for batch, ends in held["parts"]]
-    made = RefusedStep(**held | {"parts": parts, "fault": NonFinite(**held["fault"])})
-    return replace(made, sampling=Sampling(**held["sampling"]))
+def _refused_step(plain: dict[str, Any]) -> RefusedStep:
+    parts = []
+    for batch, bootstraps in plain["parts"]:
+        choices = None if batch.get("choices") is None else Choices(**batch["choices"])
+        parts.append((Batch(**batch | {"choices": choices}), bootstraps))
+    fault, sampling = NonFinite(**plain["fault"]), Sampling(**plain["sampling"])
+    return RefusedStep(**plain | {"parts": parts, "fault": fault, "sampling": sampling})
 
 
 def keep(path: Path, put: Callable[[Path], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Score a batch before its update: log-probs, values and reference log-probs that decoding did not keep, and KL."""
+"""Score a batch before its update: add the log-probs, values and reference log-probs that are missing, and KL."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,14 +25,14 @@ def score_batch(
 ) -> Batch:
     """Add missing log-probs, values and reference log-probs, and the per-token KL that is charged in the reward.
 
-    `rescore`: make a forward pass of the policy even where decoding kept everything.
+    rescore: make a forward pass of the policy even if decoding stored all of its numbers.
     Raises: OperantError for a row that does not fit into the model's context, or a reply of probability 0.
     """
     reading = layout.sources(batch) if policy.encoder_decoder else ~batch.actions & batch.mask
     lengths = zip(reading.sum(1).tolist(), batch.mask.sum(1).tolist(), strict=True)
     for row, (prompt, length) in enumerate(lengths):
         if (why := policy.misfit(prompt, length - prompt)) is not None:
-            raise OperantError(f"row {row} {why}: shorten them; nothing is cut in silence")
+            raise OperantError(f"row {row} {why}: shorten it, because rows are not cut silently")
     batch = with_trunk_states(batch, policy, micro_tokens)
     exact = kl.exact if reference is not None else ()
     lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
@@ -40,7 +40,7 @@ def score_batch(
         out = forward_batch(batch, policy, sampling, micro_tokens, reference if exact else None)
         known = batch.logprobs is not None and not rescore
         if batch.logprobs is None:
-            _check_possible(batch, out)
+            _check_probabilities(batch, out)
         batch = batch.with_(
             logprobs=batch.logprobs if known else out.logprobs,
             raw_logprobs=out.raw_logprobs,
@@ -59,7 +59,7 @@ def score_batch(
 
 
 def with_trunk_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
-    """Add the cached hidden states of a frozen trunk; without them where they would exceed `model.states_gb`."""
+    """Add the cached hidden states of a frozen trunk, unless they would exceed `model.states_gb`."""
     width = policy.head.weight.shape[1] * policy.head.weight.element_size()
     if (
         policy.trunk is None
@@ -89,7 +89,10 @@ def charge_kl(batch: Batch, coef: float, *, direct: bool = False) -> Batch:
 def forward_batch(
     batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int, against: Policy | None = None
 ) -> Outputs:
-    """One forward pass over the whole batch, in micro-batches; detached."""
+    """Run one forward pass over the whole batch, in micro-batches.
+
+    against: the model to which exact KL is measured.
+    """
     pieces: list[tuple[list[int], Outputs]] = []
     for rows in cut(batch, units(batch), micro_tokens, packed=policy.packs(batch)):
         part = batch.rows(torch.tensor(rows))
@@ -116,11 +119,14 @@ def forward_batch(
 
 
 Bootstraps = dict[int, tuple[list[int], list[int]]]
-"""By episode that was cut: the prompt, and the reply so far (empty where a prompt follows), whose value it is given."""
+"""For each episode that was cut: the prompt and the reply so far of the state whose value is added to its rewards."""
 
 
 def bootstrap_prompts(rollouts: list[Rollout], *, lengths_too: bool = False) -> Bootstraps:
-    """The state whose value stands for what would have followed, of each episode that did not end by itself."""
+    """The state at the end of each episode that was cut, whose value stands for the rewards that would have followed.
+
+    lengths_too: also of replies that hit their length limit.
+    """
     found: Bootstraps = {}
     for i, rollout in enumerate(rollouts):
         last, after = rollout.turns[-1], None
@@ -137,35 +143,39 @@ def bootstrap_prompts(rollouts: list[Rollout], *, lengths_too: bool = False) -> 
 def with_bootstraps(
     batch: Batch, after: Mapping[int, Sequence[list[int]]], policy: Policy, micro_tokens: int = 8192
 ) -> Batch:
-    """Add the critic's value of the state after these prompts and replies, by episode."""
+    """Add the critic's value of the state at the end of each episode that was cut."""
     if not after:
         return batch
-    start = int(policy.encoder_decoder)  # a decoder begins with a token of its own
+    start = int(policy.encoder_decoder)  # the decoder's start token
     for prompt, reply in after.values():
         if (why := policy.misfit(len(prompt), len(reply) + start)) is not None:
             raise OperantError(
-                f"an episode was cut, and the state behind it is valued: its prompt {why}; shorten it, or count cut "
-                "replies as ended (on_length=ended)"
+                f"an episode was cut, and the critic evaluates the state after it: its prompt {why}; shorten it, "
+                "or count cut replies as ended (on_length=ended)"
             )
-    # The value before a token that is never looked at.
+    # The value of a state is that of the token after it; the model does not see this 0.
     rows = Batch.given([prompt for prompt, _ in after.values()], [[*reply, 0] for _, reply in after.values()])
     values, last = rows.rewards.new_zeros(len(rows)), rows.mask.sum(1) - 1
     for some in cut(rows, units(rows), micro_tokens, packed=policy.packs(rows)):
         index = torch.tensor(some)
         found = policy.values(rows.rows(index))
-        assert found is not None  # asked for where there is a critic
+        assert found is not None  # there are bootstraps only with a critic
         values[index] = found.cpu()[torch.arange(len(some)), last[index]].to(values)
     known = batch.bootstrap.clone()
     known[torch.tensor(list(after), device=known.device)] = values.to(known)
     return batch.with_(bootstrap=known)
 
 
-def _check_possible(batch: Batch, out: Outputs) -> None:
-    """Refuse replies from elsewhere with a token of probability 0: the caller has to mend them."""
+def _check_probabilities(batch: Batch, out: Outputs) -> None:
+    """Refuse replies from elsewhere that contain a token of probability 0.
+
+    Raises: OperantError.
+    """
     bad = ((out.logprobs == -torch.inf) & out.logsumexp.isfinite() & batch.actions).nonzero()
     if len(bad):
         row, column = bad[0].tolist()
         raise OperantError(
-            f"row {row} has token {int(batch.tokens[row, column])} at column {column}, which the policy could not have "
-            "said: it is banned, or a stop token before min_tokens; leave that reply out, or declare how it was sampled"
+            f"row {row} has token {int(batch.tokens[row, column])} at column {column}, which the policy cannot "
+            "generate: it is banned, or a stop token before min_tokens; leave that reply out, or declare how it was "
+            "sampled"
         )

@@ -1,4 +1,4 @@
-"""Which replies a step trains on, and with what score."""
+"""Select the replies of a step, and process their scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class TrainingBatch:
 
     rollouts: list[Rollout]
     scores: list[Any]
-    """One a rollout: penalised, scaled and clipped, as it is trained on."""
+    """One for each rollout: penalised, scaled and clipped, for training."""
     raw_scores: list[Total]
-    """One for each rollout that was offered, as the reward returned it."""
+    """One for each rollout that was passed in, as the reward returned it."""
     places: list[int]
-    """The index of each rollout among all that were offered."""
+    """The index of each rollout among those that were passed in."""
     tally: Tally
     """The metrics of the scores."""
 
@@ -38,20 +38,22 @@ def select(
 ) -> TrainingBatch:
     """Penalise, scale and clip the scores, update `moments` with them, and leave out replies without a score.
 
-    What a world has paid stands in the turns, and `scores` are added to it. `drop_lengths`: replies that ended by their
-    length limit are left out as well. Every rank must call.
-    Raises: OperantError, on every rank, where scores and rollouts differ in number, a score is NaN or infinite, or no
-    reply is left on any rank.
+    The scores are added to the rewards that an environment paid, which are stored in the turns. Every rank must call.
+    drop_lengths: also leave out replies that hit their length limit.
+    Raises: OperantError on every rank if scores and rollouts differ in number, a score is NaN or infinite, or no reply
+    is left on any rank.
     """
-    raw = distributed.together(lambda: _checked(rollouts, scores))
+    raw = distributed.together(lambda: _finite_scores(rollouts, scores))
     trained = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
     places = [i for i in scored if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
-        raise OperantError("no reply is left to learn from: all abstained, or were dropped by on_length='drop'")
+        raise OperantError(
+            "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop'"
+        )
     raw_totals = [x for x in totals(raw, rollouts) if x is not None]
-    whole = totals(trained, rollouts)
-    used_totals = [x for i in places if (x := whole[i]) is not None]
+    trained_totals = totals(trained, rollouts)
+    used_totals = [x for i in places if (x := trained_totals[i]) is not None]
     groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
     tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups)
     tally.add("rollout/dropped", len(scored) - len(places), len(rollouts))
@@ -59,20 +61,21 @@ def select(
 
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:
-    """All demonstrations, which have no scores. Raises: OperantError, on every rank, where there are none."""
+    """Select all demonstrations, which have no scores. Raises: OperantError on every rank if there are none."""
     if not distributed.total_float(float(len(rollouts))):
-        raise OperantError("no replies to learn from: the lists are empty")
+        raise OperantError("no replies to train on: the lists are empty")
     count = len(rollouts)
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
 
 
-def _checked(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
+def _finite_scores(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
     if len(rollouts) != len(scores):
         raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
     return [_finite(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]
 
 
 def _finite(score: Any, rollout: Rollout) -> Total:
+    """The score as a number, one number per action token, or None. Raises: OperantError for anything else."""
     if score is None:
         return None
     plain = score.tolist() if hasattr(score, "tolist") else score

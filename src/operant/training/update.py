@@ -1,13 +1,14 @@
-"""Descend on a batch: epochs, minibatches, micro-batches.
+"""Train on a batch: epochs, minibatches, micro-batches.
 
-Minibatches are cut first (units in the order of a hash), over all ranks; then each rank takes the units that it holds;
-then micro-batches bound its memory. Weights are known for the whole minibatch before the first backward, and gradients
-are summed, so neither micro-batches nor padding nor ranks change what the optimizer sees.
+The units of all ranks, in the order of a hash, are first cut into minibatches. Each rank then takes its own units of a
+minibatch, and cuts them into micro-batches to bound its memory. The weights of a minibatch are computed before its
+first backward pass, and gradients are summed, so micro-batches, padding and ranks do not change the optimizer step.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,8 +20,8 @@ from operant.rollouts.collate import token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.training.find_nonfinite import RefusedUpdate, first_fault
-from operant.training.gradient_norms import Watch
-from operant.training.microbatch import Budget, accumulate
+from operant.training.gradient_norms import NormRecorder
+from operant.training.microbatch import TokenBudget, accumulate
 from operant.training.objective import FAULTS, Objective
 from operant.training.optimizer import OptimizerOptions, apply
 from operant.types import Batch, OperantError
@@ -28,20 +29,20 @@ from operant.types import Batch, OperantError
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How often a batch is used, and in what pieces."""
+    """How often a batch is used, and how it is cut."""
 
     epochs: int = 4
     minibatch: int | None = None
-    """Units (episodes, pairs) an optimizer step, over all ranks; None: the whole batch."""
+    """Units (episodes, pairs) per optimizer step, over all ranks; None: the whole batch."""
     micro_tokens: int = 8192
-    """Tokens of one forward and backward pass, padding (where rows are padded) included. Bounds memory, changes no
+    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
     number."""
     micro_batch: str = "auto"
-    """auto: where memory runs out, micro_tokens is halved and the optimizer step made anew. fixed: that is an error."""
+    """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
     target_kl: float | None = None
-    """Stop the update once the epoch's mean KL(old || new) a token is above this."""
+    """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
     ratio_threshold: float | None = None
-    """Refuse an optimizer step whose mean ratio is above this (TRL: 10)."""
+    """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatch", "micro_tokens"):
@@ -55,12 +56,17 @@ class UpdateOptions:
         if self.micro_batch not in ("auto", "fixed"):
             raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
 
-    def budget(self) -> Budget:
-        return Budget(self.micro_tokens, fixed=self.micro_batch == "fixed")
+    def budget(self) -> TokenBudget:
+        return TokenBudget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 
-Updated = tuple[Tally, RefusedUpdate | None]
-"""The metrics of an update, and the optimizer step that ended it, where one was refused."""
+class UpdateResult(NamedTuple):
+    """The outcome of an update, on this rank."""
+
+    tally: Tally
+    """The metrics of all minibatches."""
+    refused: RefusedUpdate | None
+    """The optimizer step that ended the update because of NaN or infinity."""
 
 
 def update(
@@ -76,87 +82,95 @@ def update(
     step: int = 0,
     places: Sequence[int | None] = (),
     detailed: bool = False,
-    budget: Budget | None = None,
-) -> Updated:
-    """Epochs over the batch; returns the metrics of all minibatches, of this rank.
+    budget: TokenBudget | None = None,
+) -> UpdateResult:
+    """Train for some epochs on the batch.
 
-    An optimizer step with a log-prob, logsumexp, value, loss or gradient that is not finite is not made, on any rank,
-    and ends the update.
-    `places`: where each episode stands among those of all ranks, which decides its minibatches; without, they are
-    counted round robin over the ranks. `detailed`: look at every gradient, weight and update (`blocks.Watch`).
+    If a log-prob, logsumexp, value, loss or gradient is NaN or infinite on any rank, that optimizer step is not made on
+    any rank, and the update ends.
+    places: the index of each episode among those of all ranks, which decides its minibatches. If empty, episodes are
+    numbered round robin over the ranks. detailed: measure every gradient, weight and change (`NormRecorder`).
     """
-    tally, first = Tally(), True
+    tally = Tally()
     for name in ("update/steps", "update/epochs"):
-        tally.add(name, 0.0, 0.0)  # none is a number, too
-    watch = Watch(policy, tally, detailed=detailed)
-    held = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
-    numbers = _numbers([int(batch.episodes[rows[0]]) for rows in held], places)
+        tally.add(name, 0.0, 0.0)  # so that the metric is 0 if there are none
+    recorder = NormRecorder(policy, tally, detailed=detailed)
+    rows_of_units = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
+    numbers = _numbers([int(batch.episodes[rows[0]]) for rows in rows_of_units], places)
     budget = budget or options.budget()
-    together = distributed.Together(policy, idle=policy.critic is not None)  # its output head says nothing
+    together = distributed.GradientSum(policy, idle=policy.critic is not None)  # the critic's output head is not used
+    first = True
     for epoch in range(options.epochs):
-        so_far = Tally()
-        for mine in _cut(numbers, options.minibatch, seed, step, epoch):
-            whole = _minibatch(batch, [row for u in mine for row in held[u]], objective)
+        of_epoch = Tally()
+        for chosen in _minibatches(numbers, options.minibatch, seed, step, epoch):
+            minibatch = _weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
-                collect.of_advantages(tally, whole)
-            seen, first = accumulate(together, whole, objective, sampling, budget, gap=first), False
-            norms = _norms(watch.held)
-            if not _finite(seen, norms):
+                collect.of_advantages(tally, minibatch)
+            measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
+            first = False
+            norms = _gradient_norms(recorder.parameters)
+            if not _all_finite(measured, norms):
                 optimizer.zero_grad()
-                fault = first_fault(policy, whole, objective, sampling, budget.tokens)
-                seen.sums.pop("loss/total", None)
-                moved = tally.sums["update/steps"][0] > 0
-                return _ended(tally.merge(seen), watch, refused=True), RefusedUpdate(
-                    fault, whole, budget.tokens, not moved
-                )
-            so_far.merge(seen)
-            if _too_far(so_far, options.target_kl):
+                fault = first_fault(policy, minibatch, objective, sampling, budget.tokens)
+                unmoved = tally.sums["update/steps"][0] == 0
+                refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
+                return UpdateResult(_without_step(tally, measured, recorder, refused=True), refused)
+            of_epoch.merge(measured)
+            if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
                 optimizer.zero_grad()
-                seen.sums.pop("loss/total", None)
-                return _ended(tally.merge(seen), watch, early=True), None
-            _apply(watch, norms, optimizer, options, optimizer_options, seen)
-            tally.merge(seen)
+                return UpdateResult(_without_step(tally, measured, recorder, early=True), None)
+            _clip_and_step(recorder, norms, optimizer, options, optimizer_options, measured)
+            tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
-    return _ended(tally, watch), None
+    return UpdateResult(_finish(tally, recorder), None)
 
 
-UPDATES: dict[str, Callable[..., Updated]] = {"gradient": update}
-"""Rules of update by name. Each takes the arguments of `update`."""
+UPDATES: dict[str, Callable[..., UpdateResult]] = {"gradient": update}
+"""Update rules by name. Each takes the arguments of `update`."""
 
 
-def _ended(tally: Tally, watch: Watch, *, early: bool = False, refused: bool = False) -> Tally:
+def _without_step(
+    tally: Tally, measured: Tally, recorder: NormRecorder, *, early: bool = False, refused: bool = False
+) -> Tally:
+    """The metrics of an update that ended with a minibatch without an optimizer step; its loss is not one of them."""
+    measured.sums.pop("loss/total", None)
+    return _finish(tally.merge(measured), recorder, early=early, refused=refused)
+
+
+def _finish(tally: Tally, recorder: NormRecorder, *, early: bool = False, refused: bool = False) -> Tally:
+    """Add how the update ended, and the norms of the weights."""
     tally.add("update/early_stopped", float(early))
     tally.add("update/refused", float(refused) / distributed.world(), 0.0)
-    watch.weights()
+    recorder.weights()
     return tally
 
 
-def _finite(seen: Tally, norms: Mapping[str, float]) -> bool:
-    """Whether every rank's numbers are."""
-    faults, _ = seen.sums.pop(FAULTS, (0.0, 0.0))
+def _all_finite(measured: Tally, norms: Mapping[str, float]) -> bool:
+    """Whether the sums and gradient norms of every rank are finite."""
+    faults, _ = measured.sums.pop(FAULTS, (0.0, 0.0))
     return not distributed.largest(int(faults > 0 or not math.isfinite(math.hypot(*norms.values()))))
 
 
 def _numbers(episodes: Sequence[int], places: Sequence[int | None]) -> list[int]:
-    """Of each unit, by its first episode: where it stands among the units of all ranks, each a number of its own."""
-    given = [places[e] for e in episodes] if places else [None] * len(episodes)
-    everyone = [n for part in distributed.gathered(given) for n in part]
-    if None in everyone or len(set(everyone)) < len(everyone):  # from elsewhere, or from several calls
-        return [distributed.rank() + distributed.world() * u for u in range(len(episodes))]
-    return [n for n in given if n is not None]
+    """A number for each unit, unique over all ranks: the place of its first episode, if places are known and unique."""
+    own = [places[e] for e in episodes] if places else [None] * len(episodes)
+    of_all_ranks = [n for part in distributed.gathered(own) for n in part]
+    if None in of_all_ranks or len(set(of_all_ranks)) < len(of_all_ranks):  # from elsewhere, or from several calls
+        return [distributed.rank() + distributed.world() * unit for unit in range(len(episodes))]
+    return [n for n in own if n is not None]
 
 
-def _cut(numbers: Sequence[int], size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """This rank's units of each minibatch, which are cut from the units of all."""
-    everyone = [n for part in distributed.gathered(list(numbers)) for n in part]
-    order = sorted(everyone, key=lambda n: (counter(seed, step, epoch, n), n))
+def _minibatches(numbers: Sequence[int], size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
+    """The indices of this rank's units in each minibatch, which is cut from the shuffled units of all ranks."""
+    of_all_ranks = [n for part in distributed.gathered(list(numbers)) for n in part]
+    order = sorted(of_all_ranks, key=lambda n: (counter(seed, step, epoch, n), n))
     size = size or len(order)
-    local = {n: u for u, n in enumerate(numbers)}
+    local = {n: unit for unit, n in enumerate(numbers)}
     return [[local[n] for n in order[i : i + size] if n in local] for i in range(0, len(order), size)]
 
 
-def _minibatch(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
-    """The rows, with weights over all ranks; a rank without any takes part with a row of weight 0."""
+def _weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
+    """The rows, with token weights over all ranks. A rank without rows takes part with one row of weight 0."""
     part = batch.rows(torch.tensor(rows or [0]))
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if objective.whiten is not None and part.advantages is not None:
@@ -164,48 +178,42 @@ def _minibatch(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch
     return part.with_(weights=token_weights(counted, objective.per, objective.horizon))
 
 
-def _too_far(so_far: Tally, limit: float | None) -> bool:
+def _mean_exceeds(tally: Tally, metric: str, limit: float | None) -> bool:
+    """Whether the mean of a metric over all ranks is above the limit; False for None, as for a metric of no rank."""
     if limit is None:
         return False
-    total, count = so_far.sums.get("policy/old_new_k3", (0.0, 0.0))
+    total, count = tally.sums.get(metric, (0.0, 0.0))
     return distributed.total_float(total) / max(distributed.total_float(count), 1.0) > limit
 
 
-def _apply(
-    watch: Watch,
+def _clip_and_step(
+    recorder: NormRecorder,
     norms: dict[str, float],
     optimizer: torch.optim.Optimizer,
     options: UpdateOptions,
     optimizer_options: OptimizerOptions,
-    seen: Tally,
+    measured: Tally,
 ) -> None:
-    """Clip and step; a ratio beyond its threshold never reaches the weights."""
+    """Clip the gradients and make the optimizer step, unless the mean ratio is above its threshold."""
     norm, bound = math.hypot(*norms.values()), optimizer_options.max_grad_norm or float("inf")
-    skipped = _ratio_beyond(seen, options.ratio_threshold)
-    loss, _ = seen.sums.pop("loss/total", (0.0, 0.0))
+    skipped = _mean_exceeds(measured, "policy/ratio_mean", options.ratio_threshold)
+    loss, _ = measured.sums.pop("loss/total", (0.0, 0.0))
     if not skipped:
-        watch.gradients(norms)
-        seen.add("update/grad_norm", norm)
-        seen.add("update/grad_norm_clipped", min(norm, bound))
-        seen.add("update/steps", 1.0 / distributed.world(), 0.0)  # every rank takes the same ones
-        seen.add("loss/total", loss, 1.0 / distributed.world())  # of every rank a share of one loss
+        recorder.gradients(norms)
+        measured.add("update/grad_norm", norm)
+        measured.add("update/grad_norm_clipped", min(norm, bound))
+        measured.add("update/steps", 1.0 / distributed.world(), 0.0)  # all ranks make the same steps
+        measured.add("loss/total", loss, 1.0 / distributed.world())  # the loss is the sum of the ranks' parts
         apply(optimizer, optimizer_options, shrink=min(1.0, bound / (norm + 1e-6)))
-    seen.add("policy/skipped_steps", float(skipped))
+    measured.add("policy/skipped_steps", float(skipped))
     optimizer.zero_grad()
 
 
-def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
-    """The length of each gradient, in float32 at least; all leave the device at once."""
-    held = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    if not held:
+def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
+    """The norm of each gradient, in float32 or wider; all norms leave the device in one transfer."""
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    if not gradients:
         return {}
-    wide = {torch.promote_types(g.dtype, torch.float32) for g in held.values()}
-    found = torch._foreach_norm(list(held.values()), dtype=max(wide, key=lambda kind: kind.itemsize))
-    return dict(zip(held, torch.stack(found).tolist(), strict=True))
-
-
-def _ratio_beyond(seen: Tally, threshold: float | None) -> bool:
-    if threshold is None or "policy/ratio_mean" not in seen.sums:
-        return False
-    total, count = seen.sums["policy/ratio_mean"]
-    return distributed.total_float(total) / max(distributed.total_float(count), 1.0) > threshold
+    wide = {torch.promote_types(g.dtype, torch.float32) for g in gradients.values()}
+    norms = torch._foreach_norm(list(gradients.values()), dtype=max(wide, key=lambda kind: kind.itemsize))
+    return dict(zip(gradients, torch.stack(norms).tolist(), strict=True))
