@@ -187,7 +187,7 @@ def test_two_ways_of_sampling_are_not_one_step():
     """Each reply carries what it was sampled with: the step scores with that, and with one at a time."""
     learner = Learner(lm(), max_tokens=6, watch_every=0)
     cold, warm = learner.generate([[5, 6]] * 4, temperature=0.5), learner.generate([[5, 6]] * 4, temperature=2.0)
-    with pytest.raises(OperantError, match=r"temperature=0.5.*temperature=2.0.*a step of each"):
+    with pytest.raises(OperantError, match=r"temperature=0.5.*temperature=2.0.*a step for each"):
         learner.step(cold + warm, [0.0, 1.0] * 4)
     assert learner.step(cold, [0.0, 1.0, 0.5, 0.2])["rollout/logprob_gap"] < 1e-4
     assert learner.generate([[5]], max_new_tokens=3)[0].sampling.max_tokens == 3
