@@ -15,7 +15,7 @@ ROUNDS, SEEDS = 5, 3
 
 
 def everything(rounds: int, quick: bool, seeds: int) -> dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]]:
-    """Name -> what it is, and what measures it."""
+    """Workloads by name: the description of each, and the function that measures it."""
     works = [work.quick() if quick else work for work in WORKS.values()]
     table = {work.name: (work.about, partial(driver.run, work, rounds)) for work in works}
     base = replace(scale.BASE, shape="tiny", queries=2, new=4, query=4, minibatch=2) if quick else scale.BASE
@@ -27,11 +27,13 @@ def everything(rounds: int, quick: bool, seeds: int) -> dict[str, tuple[str, Cal
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split(":", 1)[1])
-    parser.add_argument("works", nargs="*", help="which; all without any")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="that count, after one that does not")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of W7")
-    parser.add_argument("--quick", action="store_true", help="tiny models, nothing written: does every side run?")
-    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("works", nargs="*", help="names of workloads; by default all")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds that are measured, after one warm-up round")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds of W7")
+    parser.add_argument(
+        "--quick", action="store_true", help="only check that every side runs: tiny models, no results written"
+    )
+    parser.add_argument("--list", action="store_true", help="list the workloads")
     args = parser.parse_args()
     table = everything(2 if args.quick else args.rounds, args.quick, args.seeds)
     if args.list:
@@ -39,15 +41,15 @@ def main() -> int:
         return 0
     unknown = [name for name in args.works if name not in table]
     if unknown:
-        parser.error(f"{unknown[0]} is none of {', '.join(table)}")
-    failed = [name for name in args.works or table if not measure(name, *table[name], keep=not args.quick)]
+        parser.error(f"there is no workload {unknown[0]}; choose from {', '.join(table)}")
+    failed = [name for name in args.works or table if not measure(name, *table[name], save=not args.quick)]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
 
 
-def measure(name: str, about: str, run: Callable[[], list[dict[str, Any]]], *, keep: bool) -> bool:
-    """One workload: told, and kept in the results. Whether it could be measured."""
+def measure(name: str, about: str, run: Callable[[], list[dict[str, Any]]], *, save: bool) -> bool:
+    """Measure one workload, print its rows and add them to the results; returns False if it could not be measured."""
     print(f"{name}: {about}", flush=True)
     start = time.perf_counter()
     try:
@@ -56,7 +58,7 @@ def measure(name: str, about: str, run: Callable[[], list[dict[str, Any]]], *, k
         print(f"  {type(error).__name__}: {error}", flush=True)
         return False
     print(f"{report.lines(rows)}\n  ({time.perf_counter() - start:.0f} s)", flush=True)
-    if keep:
+    if save:
         report.merge(rows)
     return True
 

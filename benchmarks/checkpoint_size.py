@@ -1,8 +1,8 @@
 """Bytes and seconds of a checkpoint of GPT-2's shape: `python -m benchmarks.checkpoint_size`; into results/.
 
 Three runs (all weights, preset `trunk`, LoRA of rank 16), each with a value head and one step of Adam behind it, save a
-`resume` and a `light` checkpoint. Beside them stands what a trainer writes that saves policy, reference and Adam whole,
-through the same writer. Weights are random; seconds are medians, every file brought to the disk.
+`resume` and a `light` checkpoint. For comparison, the same writer saves the whole policy, reference and Adam state.
+Weights are random. Seconds are medians and include syncing every file to the disk.
 """
 
 import argparse
@@ -31,28 +31,30 @@ SHAPES = {"124M": {}, "tiny": {"vocab_size": 1000, "n_embd": 64, "n_layer": 4, "
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="124M", help="tiny: does it run? nothing is written")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="124M", help="tiny: only check that it runs, no results written"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where the checkpoints are written for the while")
-    asked = parser.parse_args()
+    parser.add_argument("--folder", help="where to write the checkpoints; they are deleted afterwards")
+    args = parser.parse_args()
     rows, load = [], os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for name, options in RUNS.items():
-            rows += measured(name, learner(asked.shape, options), Path(folder), asked.rounds)
+            rows += measured(name, learner(args.shape, options), Path(folder), args.rounds)
             for row in (row for row in rows if row["run"] == name):
                 print(
                     f"{row['run']:<14} {row['kind']:<20} {row['bytes'] / 1e6:9.2f} MB {row['seconds']:7.2f} s",
                     flush=True,
                 )
-    if asked.shape == "124M":
-        told = {"command": "python -m benchmarks.checkpoint_size", "machine": machine(), "rounds": asked.rounds}
-        told["load"] = load
-        text = json.dumps(told | {"rows": rows}, indent=1) + "\n"
+    if args.shape == "124M":
+        result = {"command": "python -m benchmarks.checkpoint_size", "machine": machine(), "rounds": args.rounds}
+        result["load"] = load
+        text = json.dumps(result | {"rows": rows}, indent=1) + "\n"
         (RESULTS / "checkpoint-size.json").write_text(text, encoding="utf-8")
 
 
 def learner(shape: str, options: dict[str, Any]) -> Learner:
-    """A learner whose Adam has been through one step."""
+    """A learner whose Adam has taken one step, so that its moments exist."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -66,7 +68,7 @@ def learner(shape: str, options: dict[str, Any]) -> Learner:
 
 
 def measured(name: str, made: Learner, folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """A row for each kind; they take turns."""
+    """Save each kind of checkpoint in turn; one row for each kind."""
     own = RunState()
     for part, thing in made.parts().items():
         own.register(part, thing)
@@ -78,7 +80,7 @@ def measured(name: str, made: Learner, folder: Path, rounds: int) -> list[dict[s
         for way, (state, kind) in ways.items():
             place = folder / name / way
             taken[way].append(state.save(place, step, kind=kind, keep=1))
-            time.sleep(0.5)  # what a disk still does for one is not counted for the next
+            time.sleep(0.5)  # so that writes still pending on the disk do not slow the next checkpoint
     return [
         {"run": name, "kind": way, "bytes": saved[-1].bytes, "seconds": statistics.median(s.seconds for s in saved)}
         for way, saved in taken.items()
@@ -86,7 +88,7 @@ def measured(name: str, made: Learner, folder: Path, rounds: int) -> list[dict[s
 
 
 def _whole(made: Learner) -> RunState:
-    """Policy, a whole reference and Adam."""
+    """A state of the whole policy, a whole reference and Adam."""
     state = RunState()
     state.register("policy", made.policy)
     state.register("reference", deepcopy(made.policy.model))

@@ -1,10 +1,10 @@
-"""Generated configurations, counted: `python -m benchmarks.configs`, 2,000 of them in ten minutes on two idle cores.
+"""Try 2,000 generated configurations: `python -m benchmarks.configs`, ten minutes on two idle cores.
 
-Each is accepted and trains, or is refused in one sentence; what is neither is printed, and the exit code is 1.
-tests/test_configs.py makes them and says what counts; `benchmarks/results/configs.json` holds the numbers.
+Each must train or be refused in one sentence; any other outcome is printed, and the exit code is 1.
+tests/test_configs.py generates and judges them; `benchmarks/results/configs.json` holds the counts.
 
-    python -m benchmarks.configs --examples 200      fewer; nothing is written
-    python -m benchmarks.configs --jobs 4            processes at a time, each with a share and a seed of its own
+    python -m benchmarks.configs --examples 200      fewer; no results are written
+    python -m benchmarks.configs --jobs 4            processes at the same time, each with its share and its seed
 """
 
 import argparse
@@ -27,20 +27,22 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=WHOLE)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int)
-    asked = parser.parse_args()
-    if asked.seed is not None:
-        print(json.dumps(count(asked.examples, asked.seed)))
+    args = parser.parse_args()
+    if args.seed is not None:
+        print(json.dumps(count(args.examples, args.seed)))
         return 0
-    told = together(asked.examples, asked.jobs)
-    print(json.dumps(told, indent=1))
-    print(f"{told['accepted']} ran, {told['refused']} were refused in a sentence, {told['failed']} did neither")
-    if asked.examples == WHOLE:
-        RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return int(told["failed"] > 0)
+    result = together(args.examples, args.jobs)
+    print(json.dumps(result, indent=1))
+    print(
+        f"{result['accepted']} trained, {result['refused']} were refused in a sentence, {result['failed']} did neither"
+    )
+    if args.examples == WHOLE:
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(result["failed"] > 0)
 
 
 def together(examples: int, jobs: int) -> dict:
-    """So many configurations from so many processes."""
+    """Try `examples` configurations in `jobs` processes and add up their counts."""
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     begun, command = time.perf_counter(), [sys.executable, "-m", "benchmarks.configs", "--examples"]
     running = [
@@ -56,18 +58,18 @@ def together(examples: int, jobs: int) -> dict:
     parts = [json.loads(process.communicate()[0].splitlines()[-1]) for process in running]
     tally = sum((Counter(part["tally"]) for part in parts), Counter())
     tried = sorted({name for part in parts for name in part["tried"]})
-    told = {"command": "python -m benchmarks.configs", "examples": sum(tally[name] for name in OUTCOMES)}
-    told |= {name: tally[name] for name in (*OUTCOMES, *sorted(set(tally) - set(OUTCOMES)))}
-    told |= {
+    result = {"command": "python -m benchmarks.configs", "examples": sum(tally[name] for name in OUTCOMES)}
+    result |= {name: tally[name] for name in (*OUTCOMES, *sorted(set(tally) - set(OUTCOMES)))}
+    result |= {
         "options": parts[0]["known"],
         "options tried": len(tried),
         "failures": [odd for part in parts for odd in part["odd"]],
     }
-    return told | {"jobs": jobs, "seconds": round(time.perf_counter() - begun)} | parts[0]["machine"]
+    return result | {"jobs": jobs, "seconds": round(time.perf_counter() - begun)} | parts[0]["machine"]
 
 
 def count(examples: int, number: int) -> dict:
-    """Try configurations, the same ones for a seed every time; none stops the others."""
+    """Try `examples` configurations, the same ones for the same seed; a failure does not stop the others."""
     sys.path.insert(0, str(ROOT / "tests"))
     import test_configs as configs
     from hypothesis import Phase, given, seed, settings
@@ -94,8 +96,8 @@ def count(examples: int, number: int) -> dict:
 
     each()
     known = {name for algorithm in configs.ALGORITHMS for name in configs.known(algorithm)}
-    told = {"tally": tally, "tried": sorted(known & options), "known": len(known), "odd": odd}
-    return told | {"machine": machine.about()}
+    result = {"tally": tally, "tried": sorted(known & options), "known": len(known), "odd": odd}
+    return result | {"machine": machine.about()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sides that take turns: one process each, alive throughout, and one step at a time on command."""
+"""Runs the sides of a comparison in turn: each is a process that stays alive and takes one step on command."""
 
 import json
 import os
@@ -25,11 +25,11 @@ PAUSE = 0.3
 
 
 class SideFailed(Exception):
-    """A side ended or said nothing in time; the message holds the end of what it wrote."""
+    """A side ended or did not answer in time; the message contains the end of its log."""
 
 
 class Side:
-    """A process that does one step of a work when it is told to. It imports at once, and builds in `build`."""
+    """A process that does one step of a work on command. It imports when it is created and builds in `build`."""
 
     def __init__(self, name: str, command: Sequence[str], spec: dict[str, Any], *, patience: float = 3600.0):
         self.name, self.patience = name, patience
@@ -45,43 +45,43 @@ class Side:
         self._spec = spec
         self.imported = 0.0
         self.about: dict[str, Any] = {}
-        """What the side says of itself once it is built."""
+        """How the side describes itself once it is built."""
         self.answers: list[dict[str, Any]] = []
 
     def build(self) -> "Side":
-        """Wait until the side has imported, and let it build what it needs, while nobody else computes."""
-        self.imported = self._hear()["imported_mb"]
+        """Wait until the side has imported, then let it build its models while no other side computes."""
+        self.imported = self._read()["imported_mb"]
         self.about = self.ask(self._spec)
         return self
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Tell the side something, and wait for its answer. Raises: SideFailed."""
+        """Send a command to the side and wait for its answer. Raises: SideFailed."""
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except OSError:
             raise self._failed("has ended") from None
-        return self._hear()
+        return self._read()
 
     def step(self, **command: Any) -> dict[str, Any]:
-        """One step; its answer is kept."""
+        """Take one step and append the answer to `answers`."""
         time.sleep(PAUSE)
         self.answers.append(self.ask({"do": "step"} | command))
         return self.answers[-1]
 
-    def _hear(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         out = self._process.stdout
         if not select.select([out], [], [], self.patience)[0]:
-            raise self._failed(f"said nothing for {self.patience:.0f} s")
+            raise self._failed(f"did not answer for {self.patience:.0f} s")
         line = out.readline()
         if not line:
             raise self._failed("has ended")
         return json.loads(line)
 
-    def _failed(self, what: str) -> SideFailed:
+    def _failed(self, reason: str) -> SideFailed:
         self._log.seek(0)
-        said = "".join(self._log.readlines()[-25:])
-        return SideFailed(f"{self.name} {what}; it wrote last:\n{said}")
+        log = "".join(self._log.readlines()[-25:])
+        return SideFailed(f"{self.name} {reason}; it wrote last:\n{log}")
 
     def __enter__(self) -> "Side":
         return self
@@ -97,7 +97,7 @@ class Side:
         self._log.close()
 
     def median(self, *path: str) -> float:
-        """Of a number in the answers, the first one left out."""
+        """The median of a number in the answers, without the first one, which warms up. `path`: its keys."""
         return median(_reach(answer, path) for answer in self.answers[1:])
 
 
@@ -115,17 +115,18 @@ def _environment() -> dict[str, str]:
 
 
 def command_of(name: str) -> list[str]:
-    """How a side is started. Raises: SideFailed where its environment has not been made."""
+    """The command that starts a side. Raises: SideFailed if its environment has not been made."""
     if name in (OURS, LIMIT):
         return [sys.executable, str(SIDES / f"{name}_side.py")]
     python = ROOT / ENVIRONMENTS[name] / "bin/python"
     if not python.exists():
-        raise SideFailed(f"{name}: there is no {python.relative_to(ROOT)}; `make bench` makes it")
+        raise SideFailed(f"{name}: there is no {python.relative_to(ROOT)}; `make bench` creates it")
     return [str(python), str(SIDES / SCRIPTS[name])]
 
 
 def take_turns(sides: Sequence[Side], rounds: int, products: str | None = None) -> None:
-    """A warm-up round, then `rounds` more. Our warm-up writes `products` down, and the limit plays them again."""
+    """Run a warm-up round and `rounds` more. Our warm-up records its matrix products in the file `products`, which the
+    limit replays."""
     for side in sides:
         side.build()
     for number in range(rounds + 1):
@@ -137,10 +138,10 @@ def take_turns(sides: Sequence[Side], rounds: int, products: str | None = None) 
 
 
 def faster_precision(work: Work, peer: Peer, rounds: int = 2) -> tuple[str, dict[str, float]]:
-    """float32 or bfloat16, and the seconds of each, in turn."""
+    """The faster of float32 and bfloat16, and the seconds of each, measured in turn."""
     with ExitStack() as stack:
         sides = {
-            kind: stack.enter_context(Side(peer.label, command_of(peer.name), _told(work, peer, kind)))
+            kind: stack.enter_context(Side(peer.label, command_of(peer.name), _spec(work, peer, kind)))
             for kind in ("float32", "bfloat16")
         }
         take_turns(list(sides.values()), rounds)
@@ -148,22 +149,22 @@ def faster_precision(work: Work, peer: Peer, rounds: int = 2) -> tuple[str, dict
     return min(seconds, key=lambda kind: seconds[kind]), seconds
 
 
-def _told(work: Work, peer: Peer, precision: str = "float32") -> dict[str, Any]:
+def _spec(work: Work, peer: Peer, precision: str = "float32") -> dict[str, Any]:
     return work.spec() | {"precision": precision} | peer.settings
 
 
-def run(work: Work, rounds: int, say=print) -> list[dict[str, Any]]:
-    """One row a peer, and one for the limit. Raises: WorkDiffers, SideFailed."""
+def run(work: Work, rounds: int, log=print) -> list[dict[str, Any]]:
+    """Measure a work: one row per peer and one for the limit. Raises: WorkDiffers, SideFailed."""
     notes: dict[str, str] = {}
     specs: dict[str, dict[str, Any]] = {}
     for peer in work.peers:
-        specs[peer.label] = _told(work, peer)
+        specs[peer.label] = _spec(work, peer)
         if peer.faster:
             kind, seconds = faster_precision(work, peer)
-            specs[peer.label] = _told(work, peer, kind)
-            told = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
-            notes[peer.label] = f"{peer.label} runs in {kind} ({told})"
-            say(f"  {notes[peer.label]}")
+            specs[peer.label] = _spec(work, peer, kind)
+            timings = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
+            notes[peer.label] = f"{peer.label} runs in {kind} ({timings})"
+            log(f"  {notes[peer.label]}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         ours = stack.enter_context(Side(OURS, command_of(OURS), work.spec()))
         theirs = [stack.enter_context(Side(p.label, command_of(p.name), specs[p.label])) for p in work.peers]
@@ -176,7 +177,7 @@ def run(work: Work, rounds: int, say=print) -> list[dict[str, Any]]:
 
 
 def row(work: Work, ours: Side, theirs: Side, peer: Peer, note: str | None = None) -> dict[str, Any]:
-    """Medians, their ratios, and how far single rounds lie apart. Raises: WorkDiffers."""
+    """The row of a peer: medians, their ratios, and the range over single rounds. Raises: WorkDiffers."""
     differences = []
     for mine, other in zip(ours.answers, theirs.answers, strict=True):
         differences = compare(ours.about | mine, theirs.about | other, peer.differs)
@@ -206,7 +207,7 @@ def row(work: Work, ours: Side, theirs: Side, peer: Peer, note: str | None = Non
 
 
 def limit_row(work: Work, ours: Side, limit: Side) -> dict[str, Any]:
-    """Our update beside the same products alone; shares of the limit, not times of it."""
+    """The row that compares our update with its matrix products alone; ratios are shares of the limit."""
     shares = [
         b["phases"]["update"] / a["phases"]["update"] for a, b in zip(ours.answers[1:], limit.answers[1:], strict=True)
     ]

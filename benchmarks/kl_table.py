@@ -1,10 +1,10 @@
-"""Which gradient each KL penalty has, and where it ends: the table of docs/kl.md, by enumeration.
+"""The gradient of each KL penalty, and the policy it converges to: the table of docs/kl.md, by enumeration.
 
     python -m benchmarks.kl_table
 
 One state, five tokens, rewards and reference fixed: every token is weighted by its probability, so a gradient is an
-expectation and nothing is sampled. The library's own functions pay the charge, make the advantages and the loss; the
-gradients that they are compared with are written out here.
+exact expectation and nothing is sampled. The library's own functions charge the KL and compute advantages and loss;
+the gradients that they are compared with are written out here.
 """
 
 from collections.abc import Callable
@@ -28,17 +28,17 @@ REWARDS = torch.tensor([0.0, 1.0, 0.4, -0.6, 0.8], dtype=torch.float64)
 REFERENCE = torch.tensor([0.30, 0.12, 0.28, 0.20, 0.10], dtype=torch.float64)
 TOKENS = len(REWARDS)
 WANTED = (REFERENCE.log() + REWARDS / BETA).softmax(0)
-"""The best policy at a price of BETA a nat of KL(policy || reference): reference * exp(reward / BETA) / Z."""
+"""The optimal policy if a nat of KL(policy || reference) costs BETA: reference * exp(reward / BETA) / Z."""
 STEPS, RATE, SHRINK = (200, 150), 4.0, 0.95
-"""Of gradient descent: at one rate, then at one that shrinks, for the kink of the absolute difference."""
+"""Steps of gradient descent: at a constant rate, then at a shrinking one, for the kink of the absolute difference."""
 GONE = 40.0
-"""Nats below the likeliest token at which a token has vanished."""
+"""A token this many nats below the likeliest counts as vanished; logits are clamped there."""
 KINDS = ("k1", "k2", "k3", "absolute", "reverse", "forward")
 LOSS_KINDS = ("k1", "k2", "k3", "plain_k3", "reverse", "forward")
 
 
 def candidates(logits: Tensor) -> dict[str, Tensor]:
-    """[V] gradients that a penalty may have at these logits, by the expectation that each is the gradient of."""
+    """The gradients [V] that a penalty may have at these logits, by the name of the expectation they belong to."""
     z = logits.detach().clone().requires_grad_()
     p, q = z.softmax(0), REFERENCE
     d = p.log() - q.log()
@@ -52,8 +52,8 @@ def candidates(logits: Tensor) -> dict[str, Tensor]:
     return {name: torch.autograd.grad(x, z, retain_graph=True)[0] for name, x in expected.items()}
 
 
-def told(logits: Tensor, tokens: Tensor) -> Callable[..., Outputs]:
-    """A policy without a model: the same logits [V] before every one of `tokens` [B]."""
+def constant_policy(logits: Tensor, tokens: Tensor) -> Callable[..., Outputs]:
+    """A policy without a model that has the same logits [V] before each of the `tokens` [B]."""
 
     def policy(batch: Batch, sampling: Any, *, against: Any = None, entropy_gradient: bool = False) -> Outputs:
         p, q = logits.log_softmax(0), REFERENCE.log()
@@ -66,15 +66,14 @@ def told(logits: Tensor, tokens: Tensor) -> Callable[..., Outputs]:
 
 
 def _at_actions(batch: Batch, x: Tensor) -> Tensor:
-    """[B] -> [B, T]."""
+    """Scatter one number per row [B] to the action places [B, T]."""
     return torch.zeros(batch.tokens.shape, dtype=x.dtype).masked_scatter(batch.actions, x)
 
 
 def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = False) -> Tensor:
-    """[V] the expected gradient of the loss by the logits, over every group of `samples` tokens.
+    """The expected gradient [V] of the loss with respect to the logits, over every group of `samples` tokens.
 
-    samples: 1 pays and learns as PPO does without a critic; more compares the replies of a group, as GRPO (`scale`) and
-    RLOO do.
+    samples: 1 learns as PPO without a critic; more compares the replies of a group, as GRPO (`scale`) and RLOO do.
     """
     z = logits.detach().clone().requires_grad_()
     p = z.detach().softmax(0)
@@ -101,7 +100,7 @@ def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = F
     else:
         batch = advantages.with_groups(batch) if scale else advantages.with_leave_one_out(batch)
     objective = Objective(losses.surrogate, kl=kl, reference=object())  # pyright: ignore[reportArgumentType]
-    _, terms = forward(told(z, tokens), batch, objective, Sampling())  # pyright: ignore[reportArgumentType]
+    _, terms = forward(constant_policy(z, tokens), batch, objective, Sampling())  # pyright: ignore[reportArgumentType]
     return torch.autograd.grad(losses.total(terms["loss"], batch), z)[0]
 
 
@@ -112,13 +111,13 @@ def _exact(p: Tensor, kind: str, count: int) -> Tensor:
 
 @cache
 def attempts(samples: int) -> tuple[Tensor, Batch]:
-    """Every group of `samples` tokens [G, samples], and a row for each token."""
+    """Every group of `samples` tokens [G, samples], and a batch with a row for each token."""
     groups = torch.tensor(list(product(range(TOKENS), repeat=samples)))
     return groups, Batch.given([[0]] * groups.numel(), [[token] for token in groups.flatten().tolist()])
 
 
 def named(kl: KLOptions) -> str:
-    """What the penalty's gradient is the gradient of, at two policies that are not the reference."""
+    """The name of the expectation that the penalty descends, checked at two random policies; or `none`."""
     names: set[str] = set()
     for seed in (0, 1):
         logits = torch.randn(TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -128,7 +127,7 @@ def named(kl: KLOptions) -> str:
 
 
 def end(kl: KLOptions, **more: Any) -> Tensor:
-    """[V] the policy that gradient descent comes to from the reference."""
+    """The policy [V] that gradient descent reaches from the reference."""
     logits = REFERENCE.log().clone()
     for step in range(sum(STEPS)):
         change = gradient(logits, kl, **more)
@@ -140,12 +139,12 @@ def end(kl: KLOptions, **more: Any) -> Tensor:
 
 
 def apart(p: Tensor, q: Tensor) -> float:
-    """Total variation."""
+    """The total variation distance of two distributions."""
     return float((p - q).abs().sum() / 2)
 
 
 def rows() -> list[tuple[str, str, str, str, float]]:
-    """(place, kind, reward_gradient, what its gradient is of, distance of its end from WANTED)."""
+    """Rows of (place, kind, reward_gradient, name of its expectation, distance of its optimum from WANTED)."""
     found = []
     for kind in KINDS:
         for how in ("full", "score") if kind != "k1" else ("full",):
@@ -159,7 +158,7 @@ def rows() -> list[tuple[str, str, str, str, float]]:
 
 @cache
 def table() -> str:
-    """The rows as the page has them."""
+    """The rows as a Markdown table."""
     lines = [
         "| in the | kind | `kl.reward_gradient` | is the gradient of | distance of its optimum |",
         "|---|---|---|---|---|",

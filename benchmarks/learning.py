@@ -1,5 +1,5 @@
-"""W7: seconds until the demo task's mean reward is 0.9, ours and TRL 0.11.4's, in turn. Ours is run three times: all
-weights, with a trunk, and with a trunk at twice the rate.
+"""W7: seconds until the mean reward of the demo task is 0.9, for operant and TRL 0.11.4 in turn. operant runs three
+times: with all weights, with a frozen trunk, and with a frozen trunk at twice the learning rate.
 
 The models, prompts, reward and hyper-parameters are the demo's on every side. A side's clock runs during its own steps
 only, the first one included; loading is not counted. The mean is over the batches of the last three steps.
@@ -16,13 +16,13 @@ from operant.runs.config import configure
 GOAL, OVER = 0.9, 3
 FULL, TRUNK, FASTER, PEER = f"{OURS} full", f"{OURS} trunk", f"{OURS} trunk at twice the rate", "trl-0.11.4"
 RATE = 2.0
-"""How much faster half of the layers are trained in `FASTER`, which the table names."""
+"""The factor on the learning rate in `FASTER`; the table states it."""
 NEVER = 1e9
-"""For what TRL cannot turn off."""
+"""A bound that is never reached, for clipping that TRL cannot turn off."""
 
 
 def sides(seed: int) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """How each side is started, and what it is told."""
+    """The command of each side and the specification that it is sent."""
     ours = [sys.executable, str(SIDES / "operant_demo.py")]
     python, _ = command_of(PEER)
     return {
@@ -34,12 +34,12 @@ def sides(seed: int) -> dict[str, tuple[list[str], dict[str, Any]]]:
 
 
 def rate() -> float:
-    """The demo's own."""
+    """The learning rate of the demo."""
     return configure({}, "sentiment").learner["optimizer"].lr
 
 
 def theirs(seed: int) -> dict[str, Any]:
-    """The demo's own configuration, in TRL's words."""
+    """The configuration of the demo, translated to TRL's options."""
     from operant.data import DataOptions, load_tasks
     from operant.storage.hub import find_model
 
@@ -78,13 +78,13 @@ def reached(rewards: list[float]) -> bool:
     return len(rewards) >= OVER and mean(rewards[-OVER:]) >= GOAL
 
 
-def learn(seed: int, limit: float, steps: int | None = None, say=print) -> dict[str, dict[str, Any]]:
-    """One seed: every side steps in turn until it is there, at its last step, or over `limit` seconds of its own."""
-    told = sides(seed)
-    steps = steps or told[PEER][1]["steps"]
+def learn(seed: int, limit: float, steps: int | None = None, log=print) -> dict[str, dict[str, Any]]:
+    """One seed: the sides step in turn, each until the goal, its last step or `limit` seconds of its own."""
+    specs = sides(seed)
+    steps = steps or specs[PEER][1]["steps"]
     with ExitStack() as stack:
-        running = {name: stack.enter_context(Side(name, *how)).build() for name, how in told.items()}
-        everyone = dict(running)
+        running = {name: stack.enter_context(Side(name, *spec)).build() for name, spec in specs.items()}
+        all_sides = dict(running)
         while running:
             for name, side in list(running.items()):
                 side.step()
@@ -93,21 +93,21 @@ def learn(seed: int, limit: float, steps: int | None = None, say=print) -> dict[
                 if there or len(side.answers) >= steps or spent > limit:
                     del running[name]
                     outcome = "reached" if there else f"not reached ({side.answers[-1]['reward']:.2f})"
-                    say(f"  seed {seed}, {name}: {outcome} after {len(side.answers)} steps, {spent:.1f} s", flush=True)
-        return {name: _curve(side) for name, side in everyone.items()}
+                    log(f"  seed {seed}, {name}: {outcome} after {len(side.answers)} steps, {spent:.1f} s", flush=True)
+        return {name: _curve(side) for name, side in all_sides.items()}
 
 
 def _curve(side: Side) -> dict[str, Any]:
     rewards = [a["reward"] for a in side.answers]
     seconds = [a["seconds"] for a in side.answers]
-    told = {"reached": reached(rewards), "steps": len(rewards), "seconds": sum(seconds), "reward": rewards}
-    told |= {"kl": [a["kl"] for a in side.answers], "step_seconds": seconds}
-    return told | {"peak_mb": max(a["peak_mb"] for a in side.answers), "trained": side.about["trained"]}
+    curve = {"reached": reached(rewards), "steps": len(rewards), "seconds": sum(seconds), "reward": rewards}
+    curve |= {"kl": [a["kl"] for a in side.answers], "step_seconds": seconds}
+    return curve | {"peak_mb": max(a["peak_mb"] for a in side.answers), "trained": side.about["trained"]}
 
 
-def run(seeds: int = 3, limit: float = 900.0, steps: int | None = None, say=print) -> list[dict[str, Any]]:
-    """A row for each of ours. A side that never gets there counts with all its seconds, and is named."""
-    curves = [learn(seed, limit, steps, say) for seed in range(1, seeds + 1)]
+def run(seeds: int = 3, limit: float = 900.0, steps: int | None = None, log=print) -> list[dict[str, Any]]:
+    """One row for each of our variants. A side that misses the goal counts with all its seconds and is named."""
+    curves = [learn(seed, limit, steps, log) for seed in range(1, seeds + 1)]
     return [row(name, curves) for name in (FULL, TRUNK, FASTER)]
 
 
@@ -116,11 +116,15 @@ def row(name: str, curves: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     ratios = [b["seconds"] / a["seconds"] for a, b in zip(ours, other, strict=True)]
     seconds = {"operant": median(a["seconds"] for a in ours), "peer": median(b["seconds"] for b in other)}
     peaks = {"operant": max(a["peak_mb"] for a in ours), "peer": max(b["peak_mb"] for b in other)}
-    said = [f"{side} did not reach {GOAL}: seed {i}" for i, c in enumerate(curves, 1) for side in _failed(c, name)]
+    differences = [
+        f"{side} did not reach {GOAL} with seed {i}" for i, c in enumerate(curves, 1) for side in _failed(c, name)
+    ]
     if ours[0]["trained"] != other[0]["trained"]:
-        said.append(f"trained {ours[0]['trained']:,} here, {other[0]['trained']:,} there: no trunk: trains every layer")
+        differences.append(
+            f"trained {ours[0]['trained']:,} here, {other[0]['trained']:,} there: no trunk: trains every layer"
+        )
     if name == FASTER:
-        said.append(f"a rate of {RATE * rate():g} here, {rate():g} there: what is trained of the model is less")
+        differences.append(f"learning rate {RATE * rate():g} here, {rate():g} there: fewer weights are trained here")
     return {
         "work": "W7",
         "about": f"the demo task: seconds to mean reward {GOAL} over {OVER} steps, {len(curves)} seeds",
@@ -134,7 +138,7 @@ def row(name: str, curves: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         "peak_mb": peaks,
         "steps": {"operant": [a["steps"] for a in ours], "peer": [b["steps"] for b in other]},
         "curves": {"operant": ours, "peer": other},
-        "differences": said,
+        "differences": differences,
     }
 
 

@@ -1,7 +1,7 @@
-"""What the coefficient of KL does to `letters`: `python -m benchmarks.letters_frontier`, twenty minutes on two cores.
+"""The effect of the KL coefficient on the recipe `letters`: `python -m benchmarks.letters_frontier`.
 
-Sweeps six coefficients over three seeds into `runs/letters-sweep` (what is there is not made again), and writes
-`benchmarks/results/letters-frontier.json`; docs/how-to-train.md shows it.
+Takes twenty minutes on two cores. Sweeps six coefficients over three seeds into `runs/letters-sweep` (finished
+runs are not repeated), and writes `benchmarks/results/letters-frontier.json`; docs/how-to-train.md shows it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ COEFFICIENTS, SEEDS = "0,0.02,0.1,0.2,0.5,2", "1,2,3"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two tiny runs, nothing measured: does it run?")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs: two tiny runs, no measurement")
     quick = parser.parse_args().quick
     axes = ["--kl.coef", "0,0.2" if quick else COEFFICIENTS, "--seed", "1" if quick else SEEDS]
     sweep = ["sweep", "letters", *axes, "--out", str(RUNS), *(QUICK if quick else [])]
@@ -31,14 +31,14 @@ def main() -> int:
 
 
 def write() -> None:
-    """What the runs came to."""
+    """Write the results of the runs."""
     rows = []
     for group in comparison([RUNS])["groups"]:
-        final = {name: told for name, told in group["final"].items() if name in ("before", "reward", "kl", "empty")}
+        final = {name: value for name, value in group["final"].items() if name in ("before", "reward", "kl", "empty")}
         findings = [{"name": f["name"], "level": f["level"], "runs": f["runs"]} for f in group["findings"]]
         rows.append({"kl.coef": group["number"], "runs": group["n"], "final": final, "findings": findings})
-    told = {"command": "python -m benchmarks.letters_frontier", "groups": rows}
-    RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    result = {"command": "python -m benchmarks.letters_frontier", "groups": rows}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

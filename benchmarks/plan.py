@@ -1,6 +1,7 @@
-"""`operant doctor --plan` against what is then measured: `python -m benchmarks.plan`; into results/plan.json.
+"""`operant doctor --plan` against measured peaks: `python -m benchmarks.plan`; writes results/plan.json.
 
-Each case is planned, then run for three steps in a process of its own, whose peak above what imports cost is taken.
+Each case is planned, then run for three steps in a process of its own. Its peak memory is measured without that of the
+imports.
 """
 
 import argparse
@@ -29,17 +30,17 @@ COMMON = {"steps": 3, "probes": 0, "epochs": 1, "checkpoint_minutes": 1e6}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", help="run this one alone, here, and print its peak")
-    parser.add_argument("--only", help="part of the names of the cases")
-    parser.add_argument("--model", default="", help="the folder of GPT-2's shape")
-    asked = parser.parse_args()
-    if asked.case:
-        print(json.dumps(measured(asked.case, asked.model)))
+    parser.add_argument("--case", help="run only this case, in this process, and print its peak")
+    parser.add_argument("--only", help="part of the names of the cases; no results written")
+    parser.add_argument("--model", default="", help="the folder of the model of GPT-2's shape")
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(measured(args.case, args.model)))
         return
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         save(folder)
-        for name in [n for n in CASES if asked.only is None or asked.only in n]:
+        for name in [n for n in CASES if args.only is None or args.only in n]:
             command = [sys.executable, "-m", "benchmarks.plan", "--case", name, "--model", folder]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -49,20 +50,20 @@ def main() -> None:
             print(done.stderr[-1200:], rows[-1], flush=True)
     worst = max((abs(row["ratio"] - 1) for row in rows), default=0.0)
     print(f"worst: {100 * worst:.0f} %")
-    if asked.only is None:
-        told = {"command": "python -m benchmarks.plan", "machine": _machine(), "worst": worst, "rows": rows}
-        (ROOT / "benchmarks/results/plan.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    if args.only is None:
+        result = {"command": "python -m benchmarks.plan", "machine": _machine(), "worst": worst, "rows": rows}
+        (ROOT / "benchmarks/results/plan.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def save(folder: str) -> None:
-    """GPT-2's shape with random weights, as a folder that a run can be given."""
+    """Save a model of GPT-2's shape with random weights in a folder."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
 
 
 def measured(name: str, folder: str) -> dict[str, Any]:
-    """What was planned and what three steps took, in GB."""
+    """The planned peak and the measured peak of three steps, in GB."""
     from benchmarks import peak
     from operant.api import steps
     from operant.memory_plan import lines, plan
@@ -70,13 +71,13 @@ def measured(name: str, folder: str) -> dict[str, Any]:
 
     own = not name.startswith("reviews-lm")
     vocabulary = 50_000 if own else 3_000
-    given = {"tasks": [[3 + (7 * i + j) % vocabulary for j in range(8)] for i in range(64)], "reward": odd}
-    given |= {"policy": folder if own else "builtin:reviews-lm", **CASES[name], **COMMON}
-    made = plan(configure(given))
+    options = {"tasks": [[3 + (7 * i + j) % vocabulary for j in range(8)] for i in range(64)], "reward": odd}
+    options |= {"policy": folder if own else "builtin:reviews-lm", **CASES[name], **COMMON}
+    made = plan(configure(options))
     warm_up()
-    before = peak.forget()
+    before = peak.reset()
     with tempfile.TemporaryDirectory() as out:
-        for _ in steps(out=Path(out) / "run", **given):
+        for _ in steps(out=Path(out) / "run", **options):
             most = peak.most() - before
     for line in lines(made):
         print(line, file=sys.stderr)
@@ -84,7 +85,7 @@ def measured(name: str, folder: str) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Everything is imported before memory is counted."""
+    """Import everything before memory is measured."""
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
     import operant.api  # noqa: F401
@@ -97,8 +98,8 @@ def odd(rollouts: list[Any]) -> list[float]:
 def _machine() -> str:
     from operant.machine import about
 
-    told = about()
-    return f"{told['machine']}, {told['gpu']}, torch {told['torch']}, {told['threads']} threads"
+    info = about()
+    return f"{info['machine']}, {info['gpu']}, torch {info['torch']}, {info['threads']} threads"
 
 
 if __name__ == "__main__":

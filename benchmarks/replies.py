@@ -1,4 +1,4 @@
-"""How fast the live page answers: 200 steps of 128 replies, asked over HTTP as its table asks.
+"""Response times of the live page with 200 steps of 128 replies, requested over HTTP as its table does.
 
 python -m benchmarks.replies
 """
@@ -17,7 +17,7 @@ from operant.runs.folder import RunFolder
 
 STEPS, REPLIES, TOKENS = 200, 128, 20
 WORDS = "a film that was great and the story is a boring but moving account of love with no plot".split()
-QUESTIONS = {
+REQUESTS = {
     "all, newest first": "",
     "search": "search=great+story",
     "search and sort by KL": "search=love&sort=kl",
@@ -27,24 +27,24 @@ QUESTIONS = {
 
 
 def rows(random: Random) -> list[dict]:
-    """One step's replies."""
+    """The replies of one step."""
     table = []
     for i in range(REPLIES):
-        said = [f" {random.choice(WORDS)}" for _ in range(TOKENS)]
-        logprobs = [-random.expovariate(0.25) for _ in said]
+        tokens = [f" {random.choice(WORDS)}" for _ in range(TOKENS)]
+        logprobs = [-random.expovariate(0.25) for _ in tokens]
         row = {
             "task": str(i),
             "query": "The movie was",
-            "reply": "".join(said),
+            "reply": "".join(tokens),
             "reward": random.random(),
-            "tokens": said,
+            "tokens": tokens,
         }
         table.append(row | {"logprobs": logprobs, "ref_logprobs": [x - 0.1 for x in logprobs], "end": "length"})
     return table
 
 
 def main() -> None:
-    """Print seconds, the best of five, for each question."""
+    """Print the seconds of each request, the best of five."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS)
     steps, random = parser.parse_args().steps, Random(0)
@@ -53,17 +53,17 @@ def main() -> None:
             run.rollouts(step, rows(random))
         with Server(run.path, Serving(serve=True, port=0)) as site:
             threading.Thread(target=site.serve_forever, daemon=True).start()
-            print(f"{steps * REPLIES:,} replies; the first question reads them: {ask(site.url, ''):.2f} s")
-            for name, query in QUESTIONS.items():
-                print(f"  {name:28} {min(ask(site.url, query) for _ in range(5)):.3f} s")
+            print(f"{steps * REPLIES:,} replies; the first request reads them: {request(site.url, ''):.2f} s")
+            for name, query in REQUESTS.items():
+                print(f"  {name:28} {min(request(site.url, query) for _ in range(5)):.3f} s")
             run.rollouts(steps + 1, rows(random))
-            print(f"  {'after a new step':28} {ask(site.url, ''):.3f} s")
-            print(f"  {'tokens of a reply':28} {ask(site.url, f'step={steps}&row=3', 'tokens'):.3f} s")
+            print(f"  {'after a new step':28} {request(site.url, ''):.3f} s")
+            print(f"  {'tokens of a reply':28} {request(site.url, f'step={steps}&row=3', 'tokens'):.3f} s")
             site.shutdown()
 
 
-def ask(url: str, query: str, what: str = "replies") -> float:
-    """Seconds until the answer is here as Python's objects."""
+def request(url: str, query: str, what: str = "replies") -> float:
+    """Seconds until the answer has been received and parsed."""
     started = time.perf_counter()
     with urllib.request.urlopen(f"{url}{what}.json?{query}") as answer:
         json.load(answer)

@@ -1,4 +1,4 @@
-"""Rows of measurements: a line each for the console, benchmarks/results/bench.json, and the tables in bench.md."""
+"""Formats rows of measurements: lines for the console, benchmarks/results/bench.json, and the tables of bench.md."""
 
 import json
 import os
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def machine() -> str:
-    """What it was measured on, in a line."""
+    """The machine of the measurement, in one line."""
     import torch
 
     try:
@@ -25,12 +25,12 @@ def machine() -> str:
 
 
 def lines(rows: list[Row]) -> str:
-    """A line a row, for the console, and what differs between the sides."""
-    said = []
+    """Lines for the console: one per row, and one per difference between its sides."""
+    out = []
     for row in rows:
-        said.append(f"  {row['work']} {_sentence(row)}")
-        said += [f"    {difference}" for difference in row["differences"]]
-    return "\n".join(said)
+        out.append(f"  {row['work']} {_sentence(row)}")
+        out += [f"    {difference}" for difference in row["differences"]]
+    return "\n".join(out)
 
 
 def _sentence(row: Row) -> str:
@@ -63,19 +63,19 @@ def _slopes(row: Row) -> str:
 
 
 def merge(rows: list[Row], folder: Path = RESULTS) -> None:
-    """Put rows in the place of those of the same work, and write both files."""
+    """Replace the rows of the same works by `rows`, and write both files."""
     path = folder / "bench.json"
-    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    existing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     works, here = {row["work"] for row in rows}, {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
-    kept = [row for row in held if row["work"] not in works] + [row | here for row in rows]
-    kept.sort(key=lambda row: row["work"])  # stable: the rows of one work keep their order
+    merged = [row for row in existing if row["work"] not in works] + [row | here for row in rows]
+    merged.sort(key=lambda row: row["work"])  # stable: the rows of one work stay in order
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    (folder / "bench.md").write_text(page(kept), encoding="utf-8")
+    path.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    (folder / "bench.md").write_text(page(merged), encoding="utf-8")
 
 
 def page(rows: list[Row]) -> str:
-    """The tables."""
+    """The tables of bench.md."""
     machines = sorted({row["machine"] for row in rows})
     parts = [
         "# Measured: `make bench`\n",
@@ -117,10 +117,10 @@ def _cells(row: Row) -> list[str]:
 
 
 def _works(rows: list[Row]) -> list[str]:
-    """What each work is, and where its sides differ."""
-    said = []
+    """The description of each work and the differences between its sides."""
+    out = []
     for work in dict.fromkeys(row["work"] for row in rows):
         mine = [row for row in rows if row["work"] == work]
-        said.append(f"- **{work}**: {mine[0]['about']}.")
-        said += [f"  - {_who(row)}: {'; '.join(row['differences'])}." for row in mine if row["differences"]]
-    return [*said, ""]
+        out.append(f"- **{work}**: {mine[0]['about']}.")
+        out += [f"  - {_who(row)}: {'; '.join(row['differences'])}." for row in mine if row["differences"]]
+    return [*out, ""]

@@ -1,8 +1,8 @@
-"""W6: what a step costs as the batch, the length or the layers grow from 1x to 16x.
+"""W6: the cost of a step as the batch, the length or the layers grow from 1x to 16x.
 
-The cost of tokens must grow linearly: twice the tokens, twice the seconds, and a memory that grows no faster. `slope`
-is the exponent in seconds ~ size^slope, over the whole range and at its upper end; 1 is linear, below 1 there is a
-fixed cost that is shared.
+The cost must grow linearly with the tokens: twice the tokens take twice the seconds and at most twice the memory.
+`slope` is the exponent in seconds ~ size^slope, over the whole range and at its upper end; 1 is linear, and below 1 a
+fixed cost is shared by more tokens.
 """
 
 import math
@@ -23,7 +23,7 @@ WHAT = {
 
 
 def spec(what: str, times: int, base: Work = BASE) -> dict[str, Any]:
-    """What a side is told for one size."""
+    """The specification of a side for one size."""
     shape = SHAPES[base.shape] | {"n_positions": 512}
     if what == "batch":
         base = replace(base, queries=times * base.queries)
@@ -34,15 +34,15 @@ def spec(what: str, times: int, base: Work = BASE) -> dict[str, Any]:
     return base.spec() | {"shape": shape}
 
 
-def run(rounds: int, base: Work = BASE, say=print) -> list[dict[str, Any]]:
-    """A row for each of batch, length, layers."""
+def run(rounds: int, base: Work = BASE, log=print) -> list[dict[str, Any]]:
+    """Measure the growth of batch, length and layers: one row each."""
     rows = []
     for what in WHAT:
         with ExitStack() as stack:
             sides = [stack.enter_context(Side(OURS, command_of(OURS), spec(what, times, base))) for times in TIMES]
             take_turns(sides, rounds)
             rows.append(row(what, sides))
-        say(f"  {what}: {_told(rows[-1])}", flush=True)
+        log(f"  {what}: {_sentence(rows[-1])}", flush=True)
     return rows
 
 
@@ -71,7 +71,7 @@ def row(what: str, sides: list[Side]) -> dict[str, Any]:
     }
 
 
-def _told(row: dict[str, Any]) -> str:
+def _sentence(row: dict[str, Any]) -> str:
     rates = ", ".join(f"{rate:,.0f}" for rate in row["tokens_per_second"])
     slopes = f"slope {row['slope']:.2f}, {row['slope_at_the_end']:.2f} at the end"
     return f"{rates} tokens/s; {slopes}; peak {', '.join(f'{mb:.0f}' for mb in row['peak_mb'])} MB"

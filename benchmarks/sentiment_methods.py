@@ -1,8 +1,8 @@
-"""The main job by every method that plays, with controls: `python -m benchmarks.sentiment_methods`.
+"""The sentiment task with every method that generates replies, with controls: `python -m benchmarks.sentiment_methods`.
 
-Runs `operant train sentiment --algorithm ...` as it is, GRPO also at the price of KL that it was published with, and
-both group methods with shuffled rewards, each with one thread, into `runs/bench-methods`. What is there is not made
-again. Writes `benchmarks/results/sentiment-methods.json`; docs/algorithms.md shows it. Twenty minutes on two cores.
+Runs `operant train sentiment --algorithm ...` as it is, GRPO also with its published KL coefficient, and both group
+methods with shuffled rewards, each with one thread, into `runs/bench-methods`. Finished runs are not repeated. Writes
+`benchmarks/results/sentiment-methods.json`; docs/algorithms.md shows it. Twenty minutes on two cores.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def place(name: str):
 
 
 def train(name: str, seed: int, quick: bool) -> None:
-    """One run, unless it is there."""
+    """Train one run, unless it is finished already."""
     out = place(name)
     if (out / "evaluation.json").exists():
         return
@@ -43,17 +43,17 @@ def train(name: str, seed: int, quick: bool) -> None:
 
 
 def summary(name: str) -> dict:
-    """What a run came to."""
-    held = json.loads((place(name) / "evaluation.json").read_text(encoding="utf-8"))
+    """The results of a run."""
+    evaluation = json.loads((place(name) / "evaluation.json").read_text(encoding="utf-8"))
     history = read_history(place(name))
     found = diagnose(history)
-    said = {"verdict": verdict(history, found), "findings": [f.message for f in found if f.level != "note"]}
     return {
         "run": name,
-        "before": held["before"]["mean"],
-        "after": held["after"]["mean"],
-        "kl": held["after"]["kl"],
-        **said,
+        "before": evaluation["before"]["mean"],
+        "after": evaluation["after"]["mean"],
+        "kl": evaluation["after"]["kl"],
+        "verdict": verdict(history, found),
+        "findings": [f.message for f in found if f.level != "note"],
     }
 
 
@@ -61,14 +61,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="tiny runs, nothing measured: does it run?")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs: tiny runs, no measurement")
     args = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(lambda name: train(name, args.seed, args.quick), KINDS))
     rows = [summary(name) for name in KINDS]
-    told = {"command": "python -m benchmarks.sentiment_methods", "seed": args.seed, "runs": rows}
-    RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    result = {"command": "python -m benchmarks.sentiment_methods", "seed": args.seed, "runs": rows}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['run']:24} {row['before']:.3f} -> {row['after']:.3f}  KL {row['kl']:5.1f}  {row['verdict']}")
 

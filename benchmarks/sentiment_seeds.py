@@ -1,8 +1,8 @@
-"""The main job over seeds, and a control that must not learn: `python -m benchmarks.sentiment_seeds`.
+"""The sentiment task over seeds, and a control that must not learn: `python -m benchmarks.sentiment_seeds`.
 
 Runs `operant train sentiment` for seeds 1 to 5, and the shuffled control for some of them, each with one thread and
 two at a time, into `runs/bench-sentiment`. Writes the numbers to `benchmarks/results/sentiment-seeds.json` and the
-figure to `docs/figures/sentiment-seeds.svg`. Runs that are there are not made again. Half an hour on two cores.
+figure to `docs/figures/sentiment-seeds.svg`. Finished runs are not repeated. Half an hour on two cores.
 """
 
 import argparse
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/bench-sentiment"
 CONTROL = "benchmarks/shuffled.py:shuffled"
 QUICK = ["--steps", "2", "--batch", "8", "--update.minibatch", "4", "--data.limit", "8", "--probe-every", "1"]
-"""Options of a run that shows that everything runs, and measures nothing."""
+"""Options of a tiny run that only checks that everything works."""
 
 
 def train(name: str, seed: int, control: bool, quick: bool = False) -> None:
-    """One run, unless it is there."""
+    """Train one run, unless it is finished already."""
     out = RUNS / name
     if (out / "evaluation.json").exists():
         return
@@ -35,17 +35,17 @@ def train(name: str, seed: int, control: bool, quick: bool = False) -> None:
 
 
 def summary(name: str) -> dict:
-    """What a run came to."""
-    held = json.loads((RUNS / name / "evaluation.json").read_text(encoding="utf-8"))
+    """The results of a run."""
+    evaluation = json.loads((RUNS / name / "evaluation.json").read_text(encoding="utf-8"))
     lines = (RUNS / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
     history = read_history(RUNS / name)
     found = diagnose(history)
     return {
         "run": name,
-        "before": held["before"]["mean"],
-        "after": held["after"]["mean"],
-        "kl_per_reply": held["after"]["kl"],
+        "before": evaluation["before"]["mean"],
+        "after": evaluation["after"]["mean"],
+        "kl_per_reply": evaluation["after"]["kl"],
         "verdict": verdict(history, found),
         "findings": [f.name for f in found],
         "logprob_gap_max": max(m["rollout/logprob_gap"] for m in metrics),
@@ -56,7 +56,7 @@ def summary(name: str) -> dict:
 
 
 def figure(rows: list[dict]) -> str:
-    """Reward and KL over steps, a line a run; controls dashed."""
+    """The figure as SVG: reward and KL over steps, one line per run, controls dashed."""
     panels = [("mean positive probability", "reward", 0.4, 1.0), ("KL per reply, nats", "kl", -1.0, 11.0)]
     parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 260" font-family="sans-serif" font-size="12">']
     parts.append('<rect width="720" height="260" fill="white"/>')
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--controls", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="tiny runs, nothing measured: does it run?")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs: tiny runs, no measurement")
     args = parser.parse_args()
     jobs = [(f"seed-{s}", s, False) for s in range(1, args.seeds + 1)]
     jobs += [(f"control-{s}", s, True) for s in range(1, args.controls + 1)]
@@ -97,7 +97,7 @@ def main() -> None:
         list(pool.map(lambda job: train(*job, args.quick), jobs))
     rows = [summary(name) for name, _, _ in jobs]
     learned = [r["after"] for r in rows if r["run"].startswith("seed")]
-    told = {
+    result = {
         "command": "python -m benchmarks.sentiment_seeds",
         "after_mean": statistics.mean(learned),
         "after_min": min(learned),
@@ -107,11 +107,11 @@ def main() -> None:
         ),
         "runs": rows,
     }
-    results, drawn = ROOT / "benchmarks/results", ROOT / "docs/figures"
+    results, figures = ROOT / "benchmarks/results", ROOT / "docs/figures"
     results.mkdir(exist_ok=True)
-    drawn.mkdir(exist_ok=True)
-    (results / "sentiment-seeds.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    (drawn / "sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
+    figures.mkdir(exist_ok=True)
+    (results / "sentiment-seeds.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (figures / "sentiment-seeds.svg").write_text(figure(rows) + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['run']:10} KL {row['kl_per_reply']:5.2f}  {row['verdict']}")
 

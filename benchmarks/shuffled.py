@@ -1,8 +1,8 @@
-"""The control of the sentiment benchmark: every reply gets the score of another. Nothing can be learnt from that.
+"""The control of the sentiment benchmark: every reply gets the score of another, so nothing can be learnt.
 
     operant train sentiment --reward benchmarks/shuffled.py:shuffled
 
-The scores of a batch are dealt out anew, so their mean is the true one: held-out tasks are still measured.
+The scores of a batch are shuffled, so their mean is unchanged and the evaluation on held-out tasks remains valid.
 """
 
 from random import Random
@@ -14,7 +14,7 @@ judge = Classifier("builtin:sentiment")
 
 
 def shuffled(rollouts):
-    """The classifier's probabilities, in an order that depends on what was said and on nothing else."""
+    """The classifier's probabilities, in an order that depends only on the texts of the replies."""
     scores = list(judge(rollouts))
     Random(counter(*(r.text for r in rollouts))).shuffle(scores)
     return scores

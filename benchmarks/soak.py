@@ -1,7 +1,7 @@
-"""Does a long run stay as it began? `python -m benchmarks.soak`: 2,000 steps of a tiny model.
+"""Check that a long run is steady: `python -m benchmarks.soak`, 2,000 steps of a tiny model.
 
 A real run in a process of its own, with checkpoints, evaluations, probes and reports. After every step its resident
-memory, open file handles, threads and the step's seconds are written down. Steady is: after the first quarter, memory
+memory, open file handles, threads and the seconds of the step are recorded. Steady: after the first quarter, memory
 grows by less than `GROWTH` a step (least squares), handles and threads are never more than before, and the median step
 of the last quarter takes at most `SLOWER` times that of the second. Writes `benchmarks/results/soak.json`.
 """
@@ -22,26 +22,26 @@ from benchmarks.harm.trials import job_of, playing, prepare
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/soak.json"
 GROWTH = 16.0
-"""KB a step, of which 5 are the metrics of the step, which a run keeps for its diagnosis."""
+"""KB per step. 5 of them are the metrics of the step, which a run stores for its diagnosis."""
 SLOWER = 1.3
 PAGE = os.sysconf("SC_PAGE_SIZE") / 1000
 SPARE = {"handles": 0, "threads": 2}
-"""How many more there may be at the end: a library's pool starts a thread when its others are busy for the first time,
-which on a loaded machine is late. A leak is one a step, or one a checkpoint."""
+"""The allowed increase in the second half: the pool of a library starts a thread when its others are busy for the first
+time, which may be late on a loaded machine. A leak adds one per step or per checkpoint."""
 LESS_OFTEN = {"checkpoint_every": 10, "evaluate_every": 50, "probe_every": 25, "checkpoint": "both"}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """This process after a step."""
+    """The resources of this process after a step."""
 
     memory: float
-    """Resident, KB."""
+    """Resident memory in KB."""
     handles: int
     threads: int
-    """As the system counts them, those of libraries too."""
+    """As the system counts them, including those of libraries."""
     seconds: float
-    """Of the step, with whatever is done after it."""
+    """Seconds of the step and of everything that follows it."""
 
 
 def sample(seconds: float) -> Sample:
@@ -51,10 +51,10 @@ def sample(seconds: float) -> Sample:
 
 
 def soak(folder: Path, steps: int, harm: Callable[[int], object] = lambda step: None) -> Iterator[Sample]:
-    """The run, a sample a step; `harm` is called with every step's number before it is looked at."""
-    prepare(folder / "given")
+    """Play the run and yield a sample per step; `harm` is called with the number of each step before it is sampled."""
+    prepare(folder / "inputs")
     before, done = time.perf_counter(), 0
-    for run in playing(job_of(folder / "given", steps, **LESS_OFTEN), folder / "run"):
+    for run in playing(job_of(folder / "inputs", steps, **LESS_OFTEN), folder / "run"):
         now = time.perf_counter()
         if len(run.metrics) > done:
             done = len(run.metrics)
@@ -64,35 +64,35 @@ def soak(folder: Path, steps: int, harm: Callable[[int], object] = lambda step: 
 
 
 def verdict(samples: Sequence[Sample]) -> list[str]:
-    """What did not stay as it was, a sentence each."""
+    """What was not steady, one sentence each; empty if everything was."""
     quarter = len(samples) // 4
     later = samples[quarter:]
-    told = []
+    problems = []
     if (growth := slope([s.memory for s in later])) > GROWTH:
-        told.append(f"memory grows by {growth:.1f} KB a step")
+        problems.append(f"memory grows by {growth:.1f} KB a step")
     for what, spare in SPARE.items():
         first, last = (max(getattr(s, what) for s in part) for part in (later[:quarter], later[quarter:]))
         if last > first + spare:
-            told.append(f"{what}: {first} in the second quarter, {last} after it")
+            problems.append(f"{what}: {first} in the second quarter, {last} after it")
     if (slower := ratio(samples)) > SLOWER:
-        told.append(f"a step of the last quarter takes {slower:.2f} times one of the second")
-    return told
+        problems.append(f"a step of the last quarter takes {slower:.2f} times one of the second")
+    return problems
 
 
 def ratio(samples: Sequence[Sample]) -> float:
-    """The median step of the last quarter over that of the second."""
+    """Median seconds of a step in the last quarter over those in the second."""
     quarter = len(samples) // 4
     second, last = samples[quarter : 2 * quarter], samples[-quarter:]
     return statistics.median(s.seconds for s in last) / statistics.median(s.seconds for s in second)
 
 
 def slope(values: Sequence[float]) -> float:
-    """Growth of one to the next, by least squares."""
+    """Growth from one value to the next, by least squares."""
     return statistics.linear_regression(range(len(values)), values).slope
 
 
-def told(samples: Sequence[Sample], steps: int) -> dict[str, object]:
-    """What the results hold."""
+def summary(samples: Sequence[Sample], steps: int) -> dict[str, object]:
+    """The content of the results file."""
     quarter = len(samples) // 4
     after = samples[quarter:]
     return {
@@ -115,28 +115,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--leak", nargs="+", choices=sorted(LEAKS), default=[], help="plant some, to see them found")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--leak", nargs="+", choices=sorted(LEAKS), default=[], help="plant these leaks, to check that they are found"
+    )
+    args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        samples = list(soak(Path(folder), given.steps, lambda step: [LEAKS[name](step) for name in given.leak]))
+        samples = list(soak(Path(folder), args.steps, lambda step: [LEAKS[name](step) for name in args.leak]))
     wrong = verdict(samples)
-    result = told(samples, given.steps) | {"wrong": wrong}
-    if not given.leak:
-        given.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = summary(samples, args.steps) | {"wrong": wrong}
+    if not args.leak:
+        args.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(*(f"{name}: {value}" for name, value in result.items() if name != "curve"), sep="\n")
     print("\n".join(wrong) or "steady")
     return int(bool(wrong))
 
 
-_kept: list[object] = []
+_leaked: list[object] = []
 LEAKS: dict[str, Callable[[int], object]] = {
-    "memory": lambda step: _kept.append(bytes(50_000)),
-    "handles": lambda step: step % 50 or _kept.append(open(os.devnull, encoding="utf-8")),  # noqa: SIM115
+    "memory": lambda step: _leaked.append(bytes(50_000)),
+    "handles": lambda step: step % 50 or _leaked.append(open(os.devnull, encoding="utf-8")),  # noqa: SIM115
     "threads": lambda step: step % 50 or threading.Thread(target=threading.Event().wait, daemon=True).start(),
     "time": lambda step: time.sleep(step * 5e-4),
 }
-"""What a run may do wrong, planted."""
+"""Leaks to plant: name -> a function that is called after each step."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How many threads: seconds of a step of PPO by the library's rule, with one thread and with all, in turn.
+"""Seconds of a PPO step with the number of threads that the library chooses, with one thread and with all, in turn.
 
     python -m benchmarks.threads
 
-On an idle machine, and with as many other processes at work as there are cores. Writes
+Measured on an idle machine, and with one other busy process per core. Writes
 `benchmarks/results/threads.json`; docs/fast.md shows it. Ten minutes on two cores.
 """
 
@@ -45,7 +45,7 @@ BUSY = "while True:\n    sum(i * i for i in range(10000))"
 
 @contextmanager
 def others(count: int):
-    """So many processes that compute while this lasts."""
+    """Run `count` processes that compute, for the duration of the block."""
     running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
@@ -56,7 +56,7 @@ def others(count: int):
 
 
 def measured(case: dict[str, Any], rounds: int, busy: bool) -> dict[str, Any]:
-    """Median seconds of a step, the first left out, of each variant."""
+    """Median seconds of a step of each variant, without the first step."""
     cores = os.cpu_count() or 1
     variants = {"rule": "auto", "one thread": 1, f"{cores} threads": cores}
     with ExitStack() as stack:
@@ -75,21 +75,21 @@ def measured(case: dict[str, Any], rounds: int, busy: bool) -> dict[str, Any]:
 
 
 def row(name: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Ratios, round by round: of the rule to the best on an idle machine, and to one thread on a busy one."""
+    """Ratios of single rounds: the rule to the best variant on an idle machine, and to one thread on a busy one."""
     idle, busy = found["idle"], found["busy"]
     best = min((v for v in idle if v != "rule"), key=lambda v: idle[v]["seconds"])
     against = {"idle": (idle, best), "busy": (busy, "one thread")}
-    ratios = {key: [a / b for a, b in zip(of["rule"]["all"], of[v]["all"])] for key, (of, v) in against.items()}
-    told = {f"{key}_ratio": median(held) for key, held in ratios.items()}
-    spread = {f"{key}_spread": [min(held), max(held)] for key, held in ratios.items()}
-    return {"case": name, "best": best, **told, **spread, "idle": idle, "busy": busy}
+    ratios = {key: [a / b for a, b in zip(runs["rule"]["all"], runs[v]["all"])] for key, (runs, v) in against.items()}
+    medians = {f"{key}_ratio": median(values) for key, values in ratios.items()}
+    spread = {f"{key}_spread": [min(values), max(values)] for key, values in ratios.items()}
+    return {"case": name, "best": best, **medians, **spread, "idle": idle, "busy": busy}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--busy-rounds", type=int, default=4)
-    parser.add_argument("--only", help="part of the names of the cases; nothing is written")
+    parser.add_argument("--only", help="part of the names of the cases; no results are written")
     args = parser.parse_args()
     rows = []
     for name, case in CASES.items():
@@ -98,11 +98,11 @@ def main() -> None:
         found = {"idle": measured(case, args.rounds, False), "busy": measured(case, args.busy_rounds, True)}
         rows.append(row(name, found))
         for kind in ("idle", "busy"):
-            told = ", ".join(f"{v} {found[kind][v]['seconds']:.3f}" for v in found[kind])
-            print(f"{name}, {kind}: {told} s", flush=True)
+            timings = ", ".join(f"{v} {found[kind][v]['seconds']:.3f}" for v in found[kind])
+            print(f"{name}, {kind}: {timings} s", flush=True)
     if not args.only:
-        told = {"command": "python -m benchmarks.threads", "cores": os.cpu_count(), "rows": rows}
-        RESULT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        result = {"command": "python -m benchmarks.threads", "cores": os.cpu_count(), "rows": rows}
+        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The work that is measured, and what may differ between the sides that do it."""
+"""The workloads, and the differences that are allowed between the sides that do them."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -17,14 +17,14 @@ FASTER = "the faster of float32 and bfloat16 autocast as measured here"
 
 @dataclass(frozen=True)
 class Peer:
-    """Who the work is measured against, and the differences that the work allows: what differs -> why."""
+    """A library that the work is compared with, and the differences that the work allows: what differs -> why."""
 
     name: str
     variant: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     differs: dict[str, str] = field(default_factory=dict)
     faster: bool = False
-    """Run in the faster of float32 and bfloat16 autocast, which is found out first."""
+    """Run in the faster of float32 and bfloat16 autocast, which is measured first."""
 
     @property
     def label(self) -> str:
@@ -52,15 +52,15 @@ class Work:
     options: dict[str, Any] = field(default_factory=dict)
 
     def spec(self, seed: int = 0) -> dict[str, Any]:
-        """What a side is told, as plain JSON."""
+        """The specification of the work as plain JSON, which every side receives."""
         draw = random.Random(seed)
         lengths = [draw.randint(*self.lengths) for _ in range(self.queries)] if self.lengths else None
-        told = {name: getattr(self, name) for name in ("queries", "query", "new", "groups", "epochs", "minibatch")}
-        told |= {name: getattr(self, name) for name in ("algorithm", "reference", "presets", "options")}
-        return told | {"shape": SHAPES[self.shape], "lengths": lengths, "seed": seed, "precision": "float32"}
+        fields = {name: getattr(self, name) for name in ("queries", "query", "new", "groups", "epochs", "minibatch")}
+        fields |= {name: getattr(self, name) for name in ("algorithm", "reference", "presets", "options")}
+        return fields | {"shape": SHAPES[self.shape], "lengths": lengths, "seed": seed, "precision": "float32"}
 
     def quick(self) -> "Work":
-        """The same kind of work in seconds: to see that every side runs, never for a number."""
+        """A tiny work of the same kind, to check that every side runs; not a measurement."""
         rows = max(1, 16 // self.groups)
         lengths = (2, 12) if self.lengths else None
         small = {"shape": "tiny", "queries": rows, "minibatch": min(self.minibatch, 8) if self.epochs > 1 else 16}
@@ -124,27 +124,27 @@ WORKS = {
         _group("W5b-rloo", "124m", "rloo"),
     )
 }
-"""Workloads whose sides take turns at equal work. W6 (scale.py) and W7 (learning.py) are measured in their own way."""
+"""Workloads whose sides take turns at equal work. W6 (scale.py) and W7 (learning.py) are measured separately."""
 COUNTED = ("tokens", "optimizer_steps", "batch", "minibatch", "epochs", "precision", "trained")
-"""What must be equal on two sides."""
+"""Counts and settings that must be equal on two sides."""
 
 
 class WorkDiffers(Exception):
-    """Two sides did not do the same work, and the workload does not say that they may."""
+    """Two sides did not do the same work, and the workload does not allow the difference."""
 
 
 def compare(ours: dict[str, Any], theirs: dict[str, Any], allowed: dict[str, str]) -> list[str]:
-    """The differences between two sides, in words. Raises: WorkDiffers for one that is not allowed, or not told."""
-    said = []
+    """The differences between two sides, in words. Raises: WorkDiffers for one that is not allowed or not reported."""
+    differences = []
     for what in COUNTED:
         if what not in ours or what not in theirs:
-            raise WorkDiffers(f"{what} is told by one side only: {ours.get(what)} and {theirs.get(what)}")
+            raise WorkDiffers(f"only one side reports {what}: {ours.get(what)} and {theirs.get(what)}")
         if ours[what] == theirs[what]:
             continue
         if what not in allowed:
             raise WorkDiffers(f"{what}: {ours[what]} here, {theirs[what]} there")
-        said.append(f"{what} {_plain(ours[what])} here, {_plain(theirs[what])} there: {allowed[what]}")
-    return said
+        differences.append(f"{what} {_plain(ours[what])} here, {_plain(theirs[what])} there: {allowed[what]}")
+    return differences
 
 
 def _plain(value: Any) -> str:

@@ -1,11 +1,11 @@
-"""Write what the pages take from the code: `python docs/generate.py` (`make docs`). A test holds the pages to it.
+"""Write the generated parts of the pages: `python docs/generate.py` (`make docs`). A test checks that they are current.
 
 metrics.md   whole, from metrics/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
-ppo.md       what stands between the marks <!-- presets --> and <!-- curves -->
+ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
-fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of what was measured, from measured.py
+fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -38,7 +38,7 @@ where one group alone has the name, the name alone will do. This page is generat
 option, then run `make docs`.
 """
 BAR = r"\|"
-# Options that are arguments of a pure function, whose docstring speaks of all of them together.
+# Options that are arguments of a pure function, whose docstring describes all of them together.
 ARGUMENTS = {
     "clip": "The ratio may move by this much before the gain ends.",
     "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """Each page's name and its whole text as it should be."""
+    """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options()}
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
@@ -98,22 +98,22 @@ def _filled(page: str, parts: dict[str, str]) -> str:
 
 
 def seeds(figure: str) -> str:
-    """What the benchmark of the main job came to, and its figure."""
-    told = json.loads((DOCS / "../benchmarks/results/sentiment-seeds.json").read_text(encoding="utf-8"))
+    """The results of the sentiment benchmark and its figure."""
+    results = json.loads((DOCS / "../benchmarks/results/sentiment-seeds.json").read_text(encoding="utf-8"))
     table = "| run | before | after | KL a reply |\n|---|---|---|---|\n"
-    for row in told["runs"]:
+    for row in results["runs"]:
         name = row["run"].replace("control", "shuffled rewards").replace("-", ", seed ").replace("seed, seed", "seed")
         table += f"| {name} | {row['before']:.3f} | {row['after']:.3f} | {row['kl_per_reply']:.1f} |\n"
     return (
         "Mean positive probability on 256 held-out openings, temperature 1, the same random numbers before and "
         "after:\n\n"
         f"{table}\n![reward and KL over steps, one line a seed]({figure})\n\n"
-        f"Made by `{told['command']}`.\n"
+        f"Made by `{results['command']}`.\n"
     )
 
 
 def old_metrics() -> str:
-    """One row a name of TRL's, with ours and its meaning."""
+    """One row per name of a TRL metric, with our name and its meaning."""
     rows: dict[str, list[tuple[str, str]]] = {}
     for metric in registry.METRICS.values():
         for name, note in re.findall(r"([\w/*]+)(?: (\([^)]*\)))?", metric.old):
@@ -129,7 +129,7 @@ def old_metrics() -> str:
 
 
 def presets() -> str:
-    """One row an option that a preset sets, one column a preset; empty where it is the default."""
+    """One row per option that a preset sets, one column per preset; empty if it is the default."""
     known = config_schema("ppo")
     ours = {full: defaults(known[group])[name] for full, (group, name) in names(known).items()}
     used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in PRESETS.values())]
@@ -141,7 +141,7 @@ def presets() -> str:
 
 
 def methods() -> str:
-    """One row a method: its parts and its own defaults."""
+    """One row per method: its parts and its own defaults."""
     table = "| method | learns from | loss, mean over | advantage | needs | KL | its own defaults |\n"
     table += "|---|---|---|---|---|---|---|\n"
     for name, row in ALGORITHMS.items():
@@ -161,14 +161,14 @@ def sections() -> str:
 
 
 def options() -> str:
-    """One table a group: name, default, meaning."""
+    """One table per group of options: name, default, meaning."""
     page = HEAD
     for group, made in config_schema("ppo").items():
-        said = sentences(made)
+        meanings = sentences(made)
         page += f"\n## {TITLES.get(group, group)}\n\n{_lead(made)}\n\n| option | default | meaning |\n|---|---|---|\n"
         for name, value in defaults(made).items():
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
-            page += f"| `{full}` | {_shown(value)} | {said.get(name, '').replace('|', BAR)} |\n"
+            page += f"| `{full}` | {_shown(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
     for algorithm in (name for name in ALGORITHMS if name != "ppo"):
         rows = [(group, *option) for group in ("loss", "advantage") for option in _of_method(algorithm, group)]
         if rows:

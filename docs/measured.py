@@ -1,4 +1,4 @@
-"""Tables of the pages that come from benchmarks/results: what was measured, as Markdown."""
+"""Tables of measurements for the pages, as Markdown, made from benchmarks/results."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ NOTHING = "Not measured yet.\n"
 
 
 def peers() -> str:
-    """One row a workload and peer."""
+    """One row per workload and peer."""
     rows = [row for row in _read("bench.json") if row["peer"] not in ("limit", "operant")]
     if not rows:
         return NOTHING
@@ -25,70 +25,70 @@ def peers() -> str:
 
 
 def hostile() -> str:
-    """One row a reward that misbehaves: at the strong level and the weak one."""
-    told: Any = _read("isolated.json")
-    if not told:
+    """One row per hostile reward, at both levels of isolation."""
+    results: Any = _read("isolated.json")
+    if not results:
         return NOTHING
-    names = dict.fromkeys(row["reward"] for row in told["rows"])
-    levels = list(dict.fromkeys(row["level"] for row in told["rows"]))
+    names = dict.fromkeys(row["reward"] for row in results["rows"])
+    levels = list(dict.fromkeys(row["level"] for row in results["rows"]))
     table = f"| reward | outcome | scores kept | {' | '.join(f'{level}: s' for level in levels)} | left over |\n"
     table += f"|---|---|---|{'---|' * len(levels)}---|\n"
     for name in names:
-        rows = [row for row in told["rows"] if row["reward"] == name]
+        rows = [row for row in results["rows"] if row["reward"] == name]
         kept, left = min(row["kept"] for row in rows), max(row["left"] for row in rows)
         outcome = "/".join(dict.fromkeys(row["outcome"] for row in rows))
         seconds = " | ".join(f"{row['seconds']:.1f}" for row in rows)
         table += f"| `{name}` | {outcome} | {kept} of 63 | {seconds} | {left} |\n"
-    deadline = told["rows"][0]["deadline"]
-    return f"{table}\nThe deadline was {deadline:g} s. Made by `{told['command']}`.\n"
+    deadline = results["rows"][0]["deadline"]
+    return f"{table}\nThe deadline was {deadline:g} s. Made by `{results['command']}`.\n"
 
 
 def threads() -> str:
-    """One row a shape: a step by the rule, with one thread, with all; on an idle machine and on a busy one."""
-    told: Any = _read("threads.json")
-    if not told:
+    """One row per shape and machine: a step with the library's number of threads, with one and with all."""
+    results: Any = _read("threads.json")
+    if not results:
         return NOTHING
-    variants = list(told["rows"][0]["idle"])
+    variants = list(results["rows"][0]["idle"])
     table = f"| steps of PPO | machine | {', s | '.join(variants)}, s | rule against |\n"
     table += f"|---|---|{'---|' * len(variants)}---|\n"
-    for row in told["rows"]:
+    for row in results["rows"]:
         for kind, other in (("idle", f"the best, {row['best']}"), ("busy", "one thread")):
             seconds = " | ".join(f"{row[kind][name]['seconds']:.3g}" for name in variants)
             low, high = row[f"{kind}_spread"]
             ratio = f"{row[f'{kind}_ratio']:.2f} ({low:.2f}-{high:.2f}) of {other}"
             table += f"| {row['case']} | {kind} | {seconds} | {ratio} |\n"
     return (
-        f"{table}\nSeconds are medians, ratios medians of single rounds. Busy: {told['cores']} other processes compute "
-        f"on {told['cores']} cores. Made by `{told['command']}`.\n"
+        f"{table}\nSeconds are medians, ratios medians of single rounds. Busy: {results['cores']} other processes "
+        f"compute on {results['cores']} cores. Made by `{results['command']}`.\n"
     )
 
 
 def methods() -> str:
-    """One row a run of the main job by another method, or a control."""
-    told: Any = _read("sentiment-methods.json")
-    if not told:
+    """One row per run of the sentiment task, by each method and with controls."""
+    results: Any = _read("sentiment-methods.json")
+    if not results:
         return NOTHING
     table = "| run | before | after | KL a reply | what the diagnosis says |\n|---|---|---|---|---|\n"
-    for row in told["runs"]:
-        says = " ".join(row["findings"]) or "nothing looks wrong"
-        table += f"| {row['run']} | {row['before']:.3f} | {row['after']:.3f} | {row['kl']:.1f} | {says} |\n"
-    return f"{table}\nSeed {told['seed']}, one thread each. Made by `{told['command']}`.\n"
+    for row in results["runs"]:
+        findings = " ".join(row["findings"]) or "nothing looks wrong"
+        table += f"| {row['run']} | {row['before']:.3f} | {row['after']:.3f} | {row['kl']:.1f} | {findings} |\n"
+    return f"{table}\nSeed {results['seed']}, one thread each. Made by `{results['command']}`.\n"
 
 
 def sizes() -> str:
-    """One row a run: bytes and seconds of a checkpoint of each kind, and of what holds everything twice."""
-    told: Any = _read("checkpoint-size.json")
-    if not told:
+    """One row per run: bytes and seconds of each kind of checkpoint, and of the whole policy, reference and Adam."""
+    results: Any = _read("checkpoint-size.json")
+    if not results:
         return NOTHING
-    rows = {(row["run"], row["kind"]): row for row in told["rows"]}
-    whole = next(row for row in told["rows"] if "+" in row["kind"])
+    rows = {(row["run"], row["kind"]): row for row in results["rows"]}
+    whole = next(row for row in results["rows"] if "+" in row["kind"])
     table = "| what is trained | `light` | `resume` | policy, reference and Adam, whole |\n|---|---|---|---|\n"
-    for run in dict.fromkeys(row["run"] for row in told["rows"]):
+    for run in dict.fromkeys(row["run"] for row in results["rows"]):
         both = [rows[run, kind] for kind in ("light", "resume")]
         cells = [f"{_size(row)}, 1/{whole['bytes'] / row['bytes']:.3g}" for row in both]
         table += f"| {run} | {' | '.join(cells)} | {_size(whole)} |\n"
-    load = f", with {told['load']:.0f} other processes at work" if told["load"] >= 1 else ""
-    return f"{table}\nMade by `{told['command']}` on {told['machine']}{load}.\n"
+    load = f", with {results['load']:.0f} other processes at work" if results["load"] >= 1 else ""
+    return f"{table}\nMade by `{results['command']}` on {results['machine']}{load}.\n"
 
 
 def _size(row: dict[str, Any]) -> str:
@@ -97,7 +97,7 @@ def _size(row: dict[str, Any]) -> str:
 
 
 def pieces() -> str:
-    """One row a piece."""
+    """One row per optimisation."""
     rows = _read("pieces.json")
     if not rows:
         return NOTHING
@@ -112,7 +112,7 @@ def pieces() -> str:
 
 
 def limit() -> str:
-    """One row a workload: the update beside its own matrix products."""
+    """One row per workload: the update beside its own matrix products."""
     rows = [row for row in _read("bench.json") if row["peer"] == "limit"]
     if not rows:
         return NOTHING
@@ -124,60 +124,60 @@ def limit() -> str:
 
 
 def frontier() -> str:
-    """One row a coefficient of KL, and one for the policy before."""
-    told = json.loads((RESULTS / "letters-frontier.json").read_text(encoding="utf-8"))
-    before = [group["final"]["before"]["mean"] for group in told["groups"]]
+    """One row per KL coefficient, and one for the policy before training."""
+    results = json.loads((RESULTS / "letters-frontier.json").read_text(encoding="utf-8"))
+    before = [group["final"]["before"]["mean"] for group in results["groups"]]
     table = "| `kl.coef` | e's, held out | KL | empty | the diagnosis |\n|---|---|---|---|---|\n"
     table += f"| before | {sum(before) / len(before):.1f} | 0 | | |\n"
-    for group in told["groups"]:
+    for group in results["groups"]:
         final, runs = group["final"], group["runs"]
-        said = [
+        findings = [
             f["name"].replace("_", " ") + (f" ({f['runs']} of {runs})" if f["runs"] < runs else "")
             for f in group["findings"]
             if f["level"] != "note"
         ]
         table += (
             f"| {group['kl.coef']:g} | {_interval(final['reward'])} | {_interval(final['kl'])} "
-            f"| {100 * final['empty']['mean']:.0f} % | {', '.join(said)} |\n"
+            f"| {100 * final['empty']['mean']:.0f} % | {', '.join(findings)} |\n"
         )
-    return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{told['command']}`.\n"
+    return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{results['command']}`.\n"
 
 
 def chaos() -> str:
-    """One row a kind of harm."""
-    told = _object("chaos.json")
-    if not told:
+    """One row per kind of harm."""
+    results = _object("chaos.json")
+    if not results:
         return NOTHING
     table = "| what was done to the run | trials | kills | resumed | begun anew | equal |\n|---|---|---|---|---|---|\n"
-    for row in told["rows"]:
+    for row in results["rows"]:
         numbers = [row[name] or "" for name in ("trials", "kills", "resumed", "fresh")]
         table += f"| {row['kind']} | {' | '.join(map(str, numbers))} | **{row['equal']}** |\n"
-    return f"{table}\nMade by `{told['command']}`.\n"
+    return f"{table}\nMade by `{results['command']}`.\n"
 
 
 def soak() -> str:
-    """One row a thing that should not grow."""
-    told = _object("soak.json")
-    if not told:
+    """One row per quantity that must not grow."""
+    results = _object("soak.json")
+    if not results:
         return NOTHING
-    bound, quarter = told["criteria"], told["steps"] // 4
-    start, warm, end = told["memory_mb"]
+    bound, quarter = results["criteria"], results["steps"] // 4
+    start, warm, end = results["memory_mb"]
     rows = [
         ("memory", f"{start:.0f} MB, {warm:.0f} MB after {quarter} steps, {end:.0f} MB at the end"),
-        ("its growth after that", f"{told['growth_kb']:.1f} KB a step (bound: {bound['growth_kb']:g})"),
-        ("open file handles", _range(told["handles"])),
-        ("threads", _range(told["threads"])),
+        ("its growth after that", f"{results['growth_kb']:.1f} KB a step (bound: {bound['growth_kb']:g})"),
+        ("open file handles", _range(results["handles"])),
+        ("threads", _range(results["threads"])),
         (
             "a step of the last quarter",
-            f"{told['step_ratio']:.2f} of one of the second (bound: {bound['step_ratio']:g})",
+            f"{results['step_ratio']:.2f} of one of the second (bound: {bound['step_ratio']:g})",
         ),
     ]
-    table = f"| over {told['steps']} steps | |\n|---|---|\n" + "".join(f"| {a} | {b} |\n" for a, b in rows)
-    return f"{table}\nMade by `{told['command']}`.\n"
+    table = f"| over {results['steps']} steps | |\n|---|---|\n" + "".join(f"| {a} | {b} |\n" for a, b in rows)
+    return f"{table}\nMade by `{results['command']}`.\n"
 
 
-def _range(told: list[int]) -> str:
-    return str(told[0]) if told[0] == told[1] else f"{told[0]} to {told[1]}"
+def _range(bounds: list[int]) -> str:
+    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}"
 
 
 def _object(name: str) -> dict[str, Any]:
@@ -185,13 +185,13 @@ def _object(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _interval(told: dict[str, float]) -> str:
-    return f"{told['mean']:.1f} ± {told['half']:.1f}"
+def _interval(estimate: dict[str, float]) -> str:
+    return f"{estimate['mean']:.1f} ± {estimate['half']:.1f}"
 
 
 def _works(rows: list[dict[str, Any]]) -> str:
     about = dict.fromkeys((row["work"], row["about"]) for row in rows)
-    return "".join(f"- **{work}**: {said}.\n" for work, said in about)
+    return "".join(f"- **{work}**: {text}.\n" for work, text in about)
 
 
 def _machines(rows: list[dict[str, Any]]) -> str:
@@ -204,7 +204,7 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def architecture() -> str:
-    """The measures of the architecture before and after the packages were made, and what was asked for."""
+    """The measures of the architecture before and after the packages were made, and their limits."""
     before: Any = _read("architecture-before.json")
     after: Any = _read("architecture.json")
     asked = {

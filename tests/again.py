@@ -1,7 +1,7 @@
-"""A step done again, by plain arithmetic and bare rows in float64: what tests hold metrics of an update to.
+"""Recomputes a training step by plain arithmetic on single rows in float64, to check the metrics of an update.
 
-Nothing here knows how the library computes a number. It watches which replies were made, with which weights, and which
-of them each minibatch held.
+Nothing here uses the library's own computation. Only the replies, the weights that generated them and the episodes of
+each minibatch are taken from the run.
 """
 
 import math
@@ -36,12 +36,12 @@ def k3(gap):
     return np.exp(-gap) - 1 + gap
 
 
-# --- what is watched --------------------------------------------------------------------------------------------------
+# --- recording a run --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Played:
-    """A call of `Learner.play`: what was said, and by which weights."""
+    """A call of `Learner.play`: the rollouts and the weights that generated them."""
 
     stream: str
     foreign: bool
@@ -51,7 +51,7 @@ class Played:
 
 @dataclass
 class Cut:
-    """A minibatch: the step and the episodes that it held, and the weights that it met."""
+    """A minibatch: its step, its episodes and the weights before its update."""
 
     step: int
     episodes: list[int]
@@ -63,22 +63,22 @@ def weights_of(policy):
 
 
 def watched(patch):
-    """Lists that fill up while a run goes on: what was played, and what was descended on."""
+    """Lists that fill up during a run: the calls of `Learner.play`, and the minibatches of the updates."""
     played, cuts = [], []
     play, accumulate = Learner.play, update.accumulate
 
-    def seen_play(self, tasks, *, stream="train", engine=None, **more):
+    def recorded_play(self, tasks, *, stream="train", engine=None, **more):
         made = play(self, tasks, stream=stream, engine=engine, **more)
         played.append(Played(stream, engine is not None, made, weights_of(self.policy)))
         return made
 
-    def seen_accumulate(policy, whole, *given, **more):
-        held = sorted(set(whole.episodes.tolist()))
-        cuts.append(Cut(policy.module.version, held, weights_of(policy.module)))
-        return accumulate(policy, whole, *given, **more)
+    def recorded_accumulate(policy, whole, *args, **more):
+        episodes = sorted(set(whole.episodes.tolist()))
+        cuts.append(Cut(policy.module.version, episodes, weights_of(policy.module)))
+        return accumulate(policy, whole, *args, **more)
 
-    patch.setattr(Learner, "play", seen_play)
-    patch.setattr(update, "accumulate", seen_accumulate)
+    patch.setattr(Learner, "play", recorded_play)
+    patch.setattr(update, "accumulate", recorded_accumulate)
     return played, cuts
 
 
@@ -93,7 +93,7 @@ class Bare:
         self.temperature = temperature
 
     def row(self, prompt, action, temperature):
-        """Log-probs [A, V] of what may follow, and the values [A] before it."""
+        """Log-probs [A, V] of the next token at each action, and the values [A] there."""
         ids = torch.tensor([prompt + action])
         out = self.model(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
         before = slice(len(prompt) - 1, -1)
@@ -104,20 +104,20 @@ class Bare:
         return (out.logits[0, before] / temperature).log_softmax(-1), values
 
     def turn(self, turn):
-        """Of each action: its log-prob, the entropy of what it was drawn from, the value before it."""
+        """Log-prob, entropy and value of each action."""
         if turn.options is None:
-            told, values = self.row(turn.prompt, turn.action, self.temperature)
-            chosen = told.gather(-1, torch.tensor(turn.action)[:, None])[:, 0]
-            return chosen, -(told.exp() * told).sum(-1), values
+            logp, values = self.row(turn.prompt, turn.action, self.temperature)
+            chosen = logp.gather(-1, torch.tensor(turn.action)[:, None])[:, 0]
+            return chosen, -(logp.exp() * logp).sum(-1), values
         scores = []
         for option in turn.options:  # its mean log-prob, the end included
-            told, values = self.row(turn.prompt, [*option, END], 1.0)
-            scores.append(told.gather(-1, torch.tensor([*option, END])[:, None]).mean() / self.temperature)
+            logp, values = self.row(turn.prompt, [*option, END], 1.0)
+            scores.append(logp.gather(-1, torch.tensor([*option, END])[:, None]).mean() / self.temperature)
         table = torch.stack(scores).log_softmax(0)
         return table[[turn.chosen]], -(table.exp() * table).sum()[None], None if values is None else values[:1]
 
     def episode(self, rollout):
-        """The same of all turns, one behind the other."""
+        """The same for all turns, concatenated."""
         pieces = zip(*(self.turn(turn) for turn in rollout.turns))
         return [None if piece[0] is None else torch.cat(piece) for piece in pieces]
 
@@ -130,12 +130,12 @@ class Bare:
             return float(self.row(ids, [0], 1.0)[1][0])
 
 
-# --- an update, done again --------------------------------------------------------------------------------------------
+# --- recomputing an update --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Episode:
-    """What is known of one episode's actions before the update, each [A]."""
+    """The numbers of one episode's actions before the update, each [A]."""
 
     rollout: Rollout
     old: np.ndarray
@@ -156,15 +156,15 @@ class Rules:
     entropy_coef: float = 0.0
     loss_coef: float = 0.0
     price: float = 0.0
-    """Of KL (k2) in the reward, whose own gradient is descended on, too."""
+    """Coefficient of KL (k2) in the reward, whose own gradient is part of the loss."""
     whiten: bool = False
     per: str = "token"
     temperature: float = 1.0
     bound: float = math.inf
 
 
-class Again:
-    """One minibatch, from its episodes and the weights that it met."""
+class Minibatch:
+    """One minibatch, recomputed from its episodes and the weights before its update."""
 
     def __init__(self, cut, episodes, rules):
         members = [episodes[i] for i in cut.episodes]
@@ -181,23 +181,23 @@ class Again:
         adv, ratio = torch.tensor(used), (new - old).exp()
         plain, bounded = -adv * ratio, -adv * ratio.clamp(1 - rules.clip, 1 + rules.clip)
         policy = torch.maximum(plain, bounded)
-        held = bounded > plain
+        clipped = bounded > plain
         if rules.dual is not None:
-            held = held | ((adv < 0) & (policy > -adv * rules.dual))
+            clipped = clipped | ((adv < 0) & (policy > -adv * rules.dual))
             policy = torch.where(adv < 0, torch.minimum(policy, -adv * rules.dual), policy)
-        told = {"advantages": adv, "policy": policy, "held": held, "new": new, "old": old, "entropy": entropy}
+        terms = {"advantages": adv, "policy": policy, "held": clipped, "new": new, "old": old, "entropy": entropy}
         loss = policy - rules.entropy_coef * entropy
         if bare.critic:
             values, returns, before = torch.cat(values), *self._tensors(members, "returns", "values")
             near = before + (values - before).clamp(-rules.value_clip, rules.value_clip)
             error, far = (values - returns) ** 2, (near - returns) ** 2
-            told |= {"values": values, "error": error, "value_held": far > error}
-            told["value_loss"] = torch.maximum(error, far) / 2
-            loss = loss + rules.value_coef * told["value_loss"]
+            terms |= {"values": values, "error": error, "value_held": far > error}
+            terms["value_loss"] = torch.maximum(error, far) / 2
+            loss = loss + rules.value_coef * terms["value_loss"]
         if members[0].ref is not None:
             gap = new - self._tensors(members, "ref")[0]
-            told["in_loss"] = ratio * (torch.exp(-gap) - 1 + gap)
-            loss = loss + rules.loss_coef * told["in_loss"]
+            terms["in_loss"] = ratio * (torch.exp(-gap) - 1 + gap)
+            loss = loss + rules.loss_coef * terms["in_loss"]
             loss = loss + rules.price / spread * ratio.detach() * gap**2 / 2
         if rules.per == "token":
             whole = loss.mean()
@@ -206,7 +206,7 @@ class Again:
         moved = [*bare.model.parameters(), *bare.critic]
         slopes = torch.autograd.grad(whole, moved, allow_unused=True)
         self.norm = math.sqrt(sum(float((g**2).sum()) for g in slopes if g is not None))
-        self.loss, self.told = float(whole.detach()), {k: x.detach().numpy().astype(float) for k, x in told.items()}
+        self.loss, self.terms = float(whole.detach()), {k: x.detach().numpy().astype(float) for k, x in terms.items()}
 
     @staticmethod
     def _tensors(members, *names):
@@ -214,11 +214,11 @@ class Again:
 
 
 class Update:
-    """All minibatches of a step; `made`: those that an optimizer step followed."""
+    """All minibatches of a step; `made` selects those that an optimizer step followed."""
 
     def __init__(self, cuts, episodes, rules, made=None):
         self.rules = rules
-        self.minibatches = [Again(cut, episodes, rules) for cut in cuts]
+        self.minibatches = [Minibatch(cut, episodes, rules) for cut in cuts]
         self.made = self.minibatches if made is None else made(self.minibatches)
         count, self.epochs = 0, []
         for minibatch, cut in zip(self.minibatches, cuts):
@@ -228,7 +228,7 @@ class Update:
         self.finished = sum(sum(len(m.each) for m in epoch) == len(episodes) for epoch in self.epochs)
 
     def all(self, name, minibatches=None):
-        return np.concatenate([m.told[name] for m in minibatches or self.minibatches])
+        return np.concatenate([m.terms[name] for m in minibatches or self.minibatches])
 
     @cached_property
     def ratio(self):
@@ -236,10 +236,10 @@ class Update:
 
     @cached_property
     def gap(self):
-        """Log-probs with unchanged weights, less those from when the tokens were sampled."""
-        return self.minibatches[0].told["new"] - self.minibatches[0].told["old"]
+        """Log-probs with unchanged weights minus those of sampling."""
+        return self.minibatches[0].terms["new"] - self.minibatches[0].terms["old"]
 
     @cached_property
     def excess(self):
-        """Log-prob plus entropy, with the weights that nothing has moved yet."""
-        return self.minibatches[0].told["new"] + self.minibatches[0].told["entropy"]
+        """Log-prob plus entropy, with the weights before the update."""
+        return self.minibatches[0].terms["new"] + self.minibatches[0].terms["entropy"]

@@ -1,4 +1,4 @@
-"""Chromium for tests of pages: what they write to the console and ask of a network is a complaint."""
+"""Chromium for tests of pages: a console error, a warning or a request to another host fails the test."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ LAPTOP, PHONE = (1440, 900), (390, 844)
 
 @contextmanager
 def chromium() -> Iterator:
-    """The browser of this machine, else playwright's own; a test is skipped where there is neither."""
+    """The browser of this machine or playwright's own; the test is skipped if there is neither."""
     playwright = pytest.importorskip("playwright.sync_api")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with playwright.sync_playwright() as running:
@@ -27,14 +27,16 @@ def chromium() -> Iterator:
 
 @contextmanager
 def visit(browser, url: str, size: tuple[int, int] = LAPTOP, scheme: str = "light") -> Iterator:
-    """A page of that many pixels. Afterwards it must not have complained or asked another host for anything."""
+    """Open a page of `size` pixels. Afterwards it must have no console error and no request to another host."""
     complaints: list[str] = []
     with browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme) as context:
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(url) else None)
+        page.on("request", lambda request: complaints.append(request.url) if not request.url.startswith(url) else None)
         page.goto(url)
         yield page
     assert complaints == []

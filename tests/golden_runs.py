@@ -1,10 +1,10 @@
-"""Golden runs: twenty steps of each algorithm, on weights that come from a stream of whole numbers.
+"""Golden runs: twenty steps of each algorithm, with weights from a fixed stream of integers.
 
 GPT-2's architecture computes in float64 from end to end, so its numbers are the same on every machine to a few units in
-the sixteenth digit; the steps are small, so that twenty of them do not blow that up. The other architectures compute
-their norms in float32 whatever they are given, and are held to the fourth digit.
+the sixteenth digit; the steps are small, so that twenty of them do not amplify the differences. The other
+architectures compute their norms in float32 for any input, and are compared to the fourth digit.
 
-`python -m tests.golden` writes the files anew: after a change that is meant to change numbers, and says so.
+`python -m tests.golden` rewrites the files, after a change that is documented to change numbers.
 """
 
 import json
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "golden"
 ALGORITHMS = ("ppo", "grpo", "rloo", "sft")
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
-"""By file: the architecture and the algorithm."""
+"""The architecture and the algorithm of each file."""
 OPTIONS = {
     "optimizer.lr": 3e-4,
     "optimizer.warmup": 0.2,
@@ -48,16 +48,16 @@ MORE = {
     "rloo": {"score.scale": True, "kl.kind": "k2", "kl.coef": 0.05, "loss.clip_high": 0.28},
     "sft": {},
 }
-TOLD = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std policy/clip_fraction
-policy/advantage_std value/loss value/mean value/prediction value/explained_variance returns/mean returns/std
-supervised/loss kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef reward/mean reward/scaled_mean reward/return
-rollout/logprob_mean rollout/ref_logprob_mean rollout/reply_tokens update/grad_norm update/grad_norm_clipped update/lr
-update/steps""".split()
-"""Metrics that are written down, where a run has them."""
+METRICS = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std
+policy/clip_fraction policy/advantage_std value/loss value/mean value/prediction value/explained_variance
+returns/mean returns/std supervised/loss kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
+reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
+rollout/reply_tokens update/grad_norm update/grad_norm_clipped update/lr update/steps""".split()
+"""Metrics that are recorded if a run has them."""
 
 
 def settle(module: torch.nn.Module) -> None:
-    """Give every parameter numbers of its name: uniform ones of PCG64, whose stream is fixed."""
+    """Fill every parameter with uniform numbers of PCG64, whose stream is fixed, seeded by its name."""
     with torch.no_grad():
         for name, p in module.named_parameters():
             seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
@@ -77,21 +77,21 @@ def made(kind: str, algorithm: str, **more) -> Learner:
 
 
 def score(prompt: list[int], reply: list[int]) -> float:
-    """Some number of the ids, different for most replies."""
+    """A score of the ids that differs for most replies."""
     return sum((5 * a + 3 * i + prompt[-1]) % 7 for i, a in enumerate(reply)) / 7 - 0.1 * len(reply)
 
 
 def prompts(step: int) -> list[list[int]]:
-    """Four a step, of one to four ids."""
+    """Four prompts per step, of one to four ids."""
     return [[(7 * step + 5 * i + 3 * j) % 21 + 3 for j in range(1 + (step + i) % 4)] for i in range(4)]
 
 
 def step(learner: Learner, number: int) -> tuple[list[list[int]], dict[str, float]]:
-    """Two replies to each prompt, and what is told of learning from them; of data, replies that stand here."""
+    """Two replies to each prompt (fixed ones if the algorithm learns from data) and the metrics of a step on them."""
     asked = [p for p in prompts(number) for _ in range(2)]
     if learner.algorithm.source == "data":
-        given = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
-        return given, learner.step(asked, given)
+        data = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
+        return data, learner.step(asked, data)
     tasks = [Task(f"{number}/{p}", p) for p in asked]
     replies = learner.play(tasks)
     scores = [score(p, r.ids) for p, r in zip(asked, replies, strict=True)]
@@ -99,31 +99,33 @@ def step(learner: Learner, number: int) -> tuple[list[list[int]], dict[str, floa
 
 
 def run(name: str, learner: Learner | None = None, steps: int = STEPS) -> dict:
-    """Numbers of a run: metrics of every step, the last replies, and what has become of each parameter."""
+    """The numbers of a run: metrics of every step, the last replies, and two sums of each final parameter."""
     learner = learner or made(*RUNS[name])
-    told, said = {}, []
+    history, replies = {}, []
     for number in range(steps):
-        said, metrics = step(learner, number)
-        for key in TOLD:
+        replies, metrics = step(learner, number)
+        for key in METRICS:
             if key in metrics:
-                told.setdefault(key, []).append(metrics[key])
+                history.setdefault(key, []).append(metrics[key])
     ends = {name: p.detach().double() for name, p in learner.policy.named_parameters()}
-    return {"replies": said} | told | {name: [float(p.sum()), float(p.square().sum())] for name, p in ends.items()}
+    return (
+        {"replies": replies} | history | {name: [float(p.sum()), float(p.square().sum())] for name, p in ends.items()}
+    )
 
 
 def read(name: str) -> dict:
-    """What is written down."""
+    """The recorded numbers of a run."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def write(name: str) -> None:
-    """A line a name."""
+    """Write the numbers of a run, one line per name."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in run(name).items()]
     (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def farthest(mine: dict, right: dict) -> tuple[float, str]:
-    """The largest difference, as a share of the number or of a thousandth, whichever is larger; and of what."""
+    """The largest difference relative to the number or to 0.001, whichever is larger, and the name of that number."""
     gaps = {
         name: max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(mine[name], right[name], strict=True))
         for name in right

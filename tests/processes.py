@@ -1,4 +1,4 @@
-"""Processes of their own that cost no import: forked from the one that runs the tests."""
+"""Processes that need no imports, because they are forked from the one that runs the tests."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class Child:
         return self.status is None
 
     def ends(self, within: float = 120.0) -> int:
-        """The exit code, negative for a signal. Kills the process and fails where it does not end in time."""
+        """The exit code, negative for a signal. Kills the process and fails if it does not end in time."""
         end = time.monotonic() + within
         while self.running():
             if time.monotonic() > end:
@@ -62,8 +62,8 @@ def _run(work: Callable[[], int | None], output: str | None) -> int:
 
 
 def until(true: Callable[[], object], within: float = 120.0) -> None:
-    """Wait until something is true. Raises: AssertionError after too long."""
+    """Wait until `true()` is true. Raises: AssertionError after `within` seconds."""
     end = time.monotonic() + within
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"still false after {within:.0f} s"
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""What the exactness tests share: attempts written by hand, gradients caught on their way, and several ranks."""
+"""Shared by the exactness tests: rollouts written by hand, captured gradients, and several ranks."""
 
 import os
 import tempfile
@@ -13,13 +13,13 @@ from operant.types import Batch, Rollout, Task, Turn
 
 
 def said(prompt: list[int], action: list[int], *, group: int = 0, **turn) -> Rollout:
-    """One attempt of one turn."""
+    """A rollout of one turn."""
     only = Turn(prompt, action, **turn)
     return Rollout(Task(f"task/{group}", prompt), group, [only], [""], only.end)
 
 
 def wider(batch: Batch, more: int, ids: int, numbers: float) -> Batch:
-    """The same batch with `more` columns of padding; whatever is no action or no text holds `ids` and `numbers`."""
+    """The batch with `more` columns of padding, which has the id `ids`; places without action get `numbers`."""
     changed = {}
     for name in ("tokens", "mask", "actions", "turns"):
         value = getattr(batch, name)
@@ -35,15 +35,15 @@ def wider(batch: Batch, more: int, ids: int, numbers: float) -> Batch:
 
 
 class Caught(torch.optim.Optimizer):
-    """An optimizer that moves nothing and keeps the gradient of every step, as one vector in float64."""
+    """An optimizer that changes no weight and records the gradient of every step as one vector in float64."""
 
     def __init__(self, parameters):
         super().__init__(list(parameters), {"lr": 0.0})
         self.gradients = []
 
     def step(self):
-        held = [p for group in self.param_groups for p in group["params"]]
-        pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().double() for p in held]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        pieces = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().double() for p in parameters]
         self.gradients.append(torch.cat(pieces))
 
 
@@ -55,13 +55,13 @@ def gap(mine: torch.Tensor, truth: torch.Tensor) -> float:
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 
-def on_ranks(work, world: int, *given, deadline: float = 120.0) -> list:
-    """What `work(rank, world, *given)` returned on each of `world` gloo processes, which meet in a file."""
+def on_ranks(work, world: int, *args, deadline: float = 120.0) -> list:
+    """Return what `work(rank, world, *args)` returned on each of `world` gloo processes, which rendezvous in a file."""
     with tempfile.TemporaryDirectory() as folder:
-        # A server that has imported everything and run nothing: a rank costs no import, and no thread is forked.
+        # The fork server has imported everything and started no thread, so that ranks start quickly and safely.
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["operant.training.learner", "transformers.models.gpt2.modeling_gpt2"])
-        ranks = [context.Process(target=_rank, args=(work, r, world, folder, given), daemon=True) for r in range(world)]
+        ranks = [context.Process(target=_rank, args=(work, r, world, folder, args), daemon=True) for r in range(world)]
         for process in ranks:
             process.start()
         end = time.monotonic() + deadline
@@ -71,17 +71,17 @@ def on_ranks(work, world: int, *given, deadline: float = 120.0) -> list:
         for process in ranks:
             process.kill()
             process.join()
-        assert not late, f"ranks {late} of {world} still waited after {deadline:.0f} s"
+        assert not late, f"ranks {late} of {world} still ran after {deadline:.0f} s"
         assert [p.exitcode for p in ranks] == [0] * world
         return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
 
 
-def _rank(work, rank: int, world: int, folder: str, given: tuple) -> None:
+def _rank(work, rank: int, world: int, folder: str, args: tuple) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     try:
-        torch.save(work(rank, world, *given), Path(folder) / f"{rank}.pt")
+        torch.save(work(rank, world, *args), Path(folder) / f"{rank}.pt")
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: sides that take turns, the check that they did the same work, and what is written down."""
+"""`python -m benchmarks`: sides that take turns, the check that they did the same work, and the result files."""
 
 import json
 import sys
@@ -30,12 +30,12 @@ while True:
 """
 LAYER = 12 * 16 * 16 + 13 * 16
 TRAINED = 32 * 16 + 24 * 16 + 2 * LAYER + 2 * 16 + 17
-"""Of the shape below: embeddings, positions, blocks, the last norm, the value head."""
+"""Weights of the shape below: embeddings, positions, blocks, the last norm, the value head."""
 
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A ragged work in miniature against a peer that only says what it did."""
+    """A tiny ragged work against a peer that only reports what it did."""
     script = tmp_path / "peer.py"
     script.write_text(PEER.format(peers=str(ROOT / "benchmarks/peers")), encoding="utf-8")
     plain = driver.command_of
@@ -47,7 +47,7 @@ def work(tmp_path, monkeypatch):
     return Work("W0", "a miniature", "mini", 6, 1, 3, (peer,), query=3, new=9, lengths=(1, 9))
 
 
-def test_sides_take_turns_and_the_limit_plays_our_products_again(work, tmp_path):
+def test_sides_take_turns_and_the_limit_replays_our_products(work, tmp_path):
     ours, limit = driver.run(work, 1)
     assert ours["did"]["tokens"] == sum(work.spec()["lengths"]), "replies have the lengths that were drawn"
     assert ours["did"]["optimizer_steps"] == 2 and ours["did"]["trained"] == TRAINED
@@ -61,9 +61,9 @@ def test_sides_take_turns_and_the_limit_plays_our_products_again(work, tmp_path)
     report.merge([ours, limit], tmp_path)
     report.merge([ours | {"work": "W1"}], tmp_path)
     report.merge([ours | {"about": "again"}], tmp_path)
-    held = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
-    assert [(row["work"], row["about"]) for row in held] == [("W0", "again"), ("W1", "a miniature")]
-    assert {"work", "peer", "speed_ratio", "memory_ratio", "spread", "machine"} <= set(held[0])
+    rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert [(row["work"], row["about"]) for row in rows] == [("W0", "again"), ("W1", "a miniature")]
+    assert {"work", "peer", "speed_ratio", "memory_ratio", "spread", "machine"} <= set(rows[0])
     assert "| W1 | fake |" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
@@ -75,7 +75,7 @@ def test_a_peer_that_did_less_is_not_measured(work):
             driver.row(work, ours, less, Peer("fake"))
 
 
-def test_a_side_that_fails_says_why(work):
+def test_a_failing_side_reports_the_reason(work):
     with side(work, lengths=None) as broken:
         broken.build()
         with pytest.raises(driver.SideFailed, match="TypeError: 'NoneType' object is not iterable"):
@@ -101,18 +101,18 @@ def test_a_difference_is_named_or_refused():
         compare(ours, {k: v for k, v in ours.items() if k != "epochs"}, {})
 
 
-def test_the_products_of_an_update_are_all_heard(tmp_path):
+def test_all_products_of_an_update_are_recorded(tmp_path):
     layer = torch.nn.Linear(8, 4)
     inner = torch.randn(6, 8, requires_grad=True)
     with torch.no_grad():
         layer(inner)
-    with products.Listener(layer.parameters()) as heard, torch.no_grad():
+    with products.Recorder(layer.parameters()) as recorder, torch.no_grad():
         layer(inner)  # before the update: not part of it
-    assert heard.products == []
-    with heard:
+    assert recorder.products == []
+    with recorder:
         layer(inner).sum().backward()
     optimizer = torch.optim.AdamW(layer.parameters())
-    products.write(str(tmp_path / "products.json"), heard, optimizer, 3)
+    products.write(str(tmp_path / "products.json"), recorder, optimizer, 3)
     replay = products.Replay(str(tmp_path / "products.json"))
     assert replay.flops == 3 * 2 * 6 * 8 * 4, "forward, input gradient, weight gradient"
     shapes = sorted(tuple(out.shape) for _, _, out in replay.work)
@@ -122,7 +122,7 @@ def test_the_products_of_an_update_are_all_heard(tmp_path):
     assert products.kinds(str(tmp_path / "products.json")) == "float32"
 
 
-def test_every_workload_says_what_it_is():
+def test_every_workload_is_described():
     assert {"W1", "W2", "W3", "W4", "W4t", "W5a", "W5b"} <= set(WORKS)
     for work in WORKS.values():
         rows = work.queries * work.groups

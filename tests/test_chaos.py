@@ -1,4 +1,4 @@
-"""A run that is killed, torn and damaged: that the comparison sees what is lost, and that nothing is."""
+"""Runs that are killed, torn and damaged: the comparison finds every loss, and nothing is lost."""
 
 import errno
 import json
@@ -29,10 +29,10 @@ STEPS, HALF = 4, 2
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory):
-    """A run that nobody disturbed, and one that was left after two of its four steps."""
+    """An undisturbed run, and one that was stopped after two of its four steps."""
     folder = tmp_path_factory.mktemp("chaos")
-    prepare(folder / "given")
-    job = job_of(folder / "given", STEPS)
+    prepare(folder / "inputs")
+    job = job_of(folder / "inputs", STEPS)
     whole, half = folder / "whole/run", folder / "half/run"
     play(job, whole)
     leave(job, half)
@@ -41,7 +41,7 @@ def ground(tmp_path_factory):
 
 def leave(job, out):
     for run in playing(job, out):
-        if len(run.metrics) == HALF + 1:  # handed out once the checkpoint of its last step is written
+        if len(run.metrics) == HALF + 1:  # yielded once the checkpoint of its last step is written
             break
 
 
@@ -55,21 +55,21 @@ def test_a_run_that_was_left_and_resumed_is_the_same(ground):
 
 
 def without(part, method):
-    """The method of a `RunState` in which nobody has registered the part."""
+    """The method of a `RunState` without the registered part."""
 
     def call(self, *args, **more):
-        held, self.parts = self.parts, {name: thing for name, thing in self.parts.items() if name != part}
+        parts, self.parts = self.parts, {name: thing for name, thing in self.parts.items() if name != part}
         try:
             return method(self, *args, **more)
         finally:
-            self.parts = held
+            self.parts = parts
 
     return call
 
 
 @pytest.mark.parametrize("part", ["optimizer", "tasks", "moments", "controller"])
-def test_a_part_that_no_checkpoint_holds_is_missed(ground, monkeypatch, part):
-    """The comparison can fail: the numbers after the resume differ, not only what the checkpoint lists."""
+def test_a_part_missing_from_checkpoints_is_noticed(ground, monkeypatch, part):
+    """The comparison can fail: the numbers after the resume differ, not only the contents of the checkpoint."""
     for name in ("save", "load"):
         monkeypatch.setattr(RunState, name, without(part, getattr(RunState, name)))
     out = ground.place("forgot")
@@ -81,9 +81,9 @@ def test_a_part_that_no_checkpoint_holds_is_missed(ground, monkeypatch, part):
 
 def last_digit(path):
     lines = path.read_text(encoding="utf-8").splitlines()
-    told = json.loads(lines[2])
-    told["reward/mean"] += 1e-12
-    path.write_text("\n".join([*lines[:2], json.dumps(told), *lines[3:]]) + "\n", encoding="utf-8")
+    record = json.loads(lines[2])
+    record["reward/mean"] += 1e-12
+    path.write_text("\n".join([*lines[:2], json.dumps(record), *lines[3:]]) + "\n", encoding="utf-8")
 
 
 def one_bit(path):
@@ -93,7 +93,7 @@ def one_bit(path):
 
 
 @pytest.mark.parametrize(
-    "name, change, said",
+    "name, change, message",
     [
         ("metrics.jsonl", last_digit, "step 3: reward/mean of 1 differ"),
         ("metrics.jsonl", lambda path: path.write_text("", encoding="utf-8"), "has the steps []"),
@@ -106,11 +106,11 @@ def one_bit(path):
         (".metrics.jsonl.712.tmp", lambda path: path.write_text("", encoding="utf-8"), "is left over"),
     ],
 )
-def test_whatever_differs_is_told(ground, name, change, said):
+def test_every_difference_is_reported(ground, name, change, message):
     out = ground.place("changed", ground.whole)
     change(out / name)
-    (told,) = differences(ground.whole, out)
-    assert name in told and said in told
+    (difference,) = differences(ground.whole, out)
+    assert name in difference and message in difference
 
 
 def test_times_are_no_difference(ground):
@@ -140,19 +140,19 @@ def test_a_damaged_checkpoint_costs_a_step_and_no_bit(ground):
         assert f"skipping the damaged checkpoint {newest}" in log and f"going on after step {HALF}" in log
 
 
-def test_a_damage_that_nobody_looks_for_is_found_by_the_trial(ground, monkeypatch):
-    """The trial can fail: without hashes a flipped bit goes unseen."""
+def test_a_damage_that_is_not_checked_for_is_found_by_the_trial(ground, monkeypatch):
+    """The trial can fail: without hashes a flipped bit goes unnoticed."""
     from operant.storage import manifest
 
     monkeypatch.setattr(manifest, "_hash", lambda path: "same")
-    monkeypatch.setattr(manifest, "_seal", lambda told: "same")
+    monkeypatch.setattr(manifest, "_hash_of", lambda content: "same")
     flips = [
         damage for damage in damages(ground.half, "resume", seed=0) if "tensors" in damage[1] and "bit" in damage[1]
     ]
     assert all(recognised(ground, "resume", damage, resume=False).wrong for damage in flips)
 
 
-def test_what_was_not_synced_is_torn_and_what_was_is_not(tmp_path):
+def test_only_unsynced_bytes_are_torn(tmp_path):
     power, safe, torn, grown = Unsynced("1"), tmp_path / "safe", tmp_path / "torn", tmp_path / "grown"
     grown.write_bytes(bytes(10))
     for path, operation in ((safe, "write"), (torn, "write"), (grown, "append")):
@@ -168,34 +168,34 @@ def test_what_was_not_synced_is_torn_and_what_was_is_not(tmp_path):
 
 
 class Auditor:
-    """Hears of every file that Python opens to write, renames or deletes, and whether `atomic_io.seam` knew."""
+    """Audits every file that Python opens to write, renames or deletes, and whether `atomic_io.seam` was called."""
 
     EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
 
     def __init__(self, folder):
-        self.folder, self.inside, self.unknown, self.heard, self.on = str(folder), 0, [], 0, True
-        sys.addaudithook(self.hear)  # for ever: it falls silent when `on` is false
+        self.folder, self.inside, self.unknown, self.count, self.on = str(folder), 0, [], 0, True
+        sys.addaudithook(self.audit)  # cannot be removed: it does nothing once `on` is false
 
     def seam(self, when, operation, path):
         self.inside += 1 if when == "before" else -1
 
-    def hear(self, event, arguments):
+    def audit(self, event, arguments):
         if not self.on or not arguments or not str(arguments[0]).startswith(self.folder):
             return
         if event in self.EVENTS or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
-            self.heard += 1
+            self.count += 1
             if self.inside <= 0:
                 self.unknown.append((event, arguments[0]))
 
 
-def test_whatever_a_run_does_to_the_disk_passes_the_seam(ground, monkeypatch):
-    """So an enumeration of its operations is one of all. The watchdog's open handle on the log writes nothing."""
+def test_every_disk_operation_of_a_run_passes_the_seam(ground, monkeypatch):
+    """So the enumeration of its operations is complete. The watchdog's open handle on the log writes nothing."""
     out = ground.place("audited")
     auditor = Auditor(out)
     monkeypatch.setattr(atomic_io, "seam", auditor.seam)
     play(ground.job, out)
     auditor.on = False
-    assert auditor.heard > 100 and auditor.inside == 0
+    assert auditor.count > 100 and auditor.inside == 0
     assert [(event, path) for event, path in auditor.unknown if not str(path).endswith("log.txt")] == []
 
 
@@ -213,7 +213,7 @@ GOOD = [
 ]
 
 
-def test_an_order_that_loses_something_is_told():
+def test_an_order_that_loses_something_is_reported():
     assert disorder(GOOD) == []
     for i in (0, 2, 3, 4, 5, 6, 7, 8, 9):
         assert len(disorder(GOOD[:i] + GOOD[i + 1 :])) == 1, GOOD[i]
@@ -224,19 +224,23 @@ def test_an_order_that_loses_something_is_told():
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="strace is not here, or may not look at processes")
 @pytest.mark.parametrize(
-    "before, said",
-    [("", None), ("files.sync = lambda path: None", "not synced"), ("files.sync_folder = lambda path: None", "folder")],
+    "before, message",
+    [
+        ("", None),
+        ("atomic_io.sync = lambda path: None", "not synced"),
+        ("atomic_io.sync_folder = lambda path: None", "folder"),
+    ],
 )
-def test_the_system_calls_of_a_checkpoint_stand_in_order(tmp_path, before, said):
-    """write, fsync of every file, rename, fsync of the folder; two planted faults are seen."""
-    told = disorder(traced(tmp_path, before))
-    assert told == [] if said is None else told and all(said in text for text in told)
+def test_the_system_calls_of_a_checkpoint_stand_in_order(tmp_path, before, message):
+    """write, fsync of every file, rename, fsync of the folder; two planted faults are found."""
+    problems = disorder(traced(tmp_path, before))
+    assert problems == [] if message is None else problems and all(message in text for text in problems)
 
 
 PLANTED = """
 import sys
 from pathlib import Path
-from operant import files
+from operant.storage import atomic_io
 atomic_io.sync = lambda path: None
 from benchmarks.harm import breakage, ground
 made = ground.make_ground(Path(sys.argv[1]))
@@ -248,7 +252,7 @@ print(breakage.power(made, *named[0][1:]).wrong)
 @pytest.mark.slow
 def test_power_that_goes_finds_a_missing_fsync(tmp_path):
     done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert "there was a checkpoint of step 4, and it went on after 3" in done.stdout, done.stdout + done.stderr
+    assert "there was a checkpoint of step 4, but it resumed after 3" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -270,7 +274,7 @@ def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(ground):
 
 @pytest.mark.parametrize("name", [".step-00001.tmp", ".light-00001.tmp", ".light-00003.tmp"])
 def test_a_kill_between_the_two_kinds_of_a_checkpoint_loses_neither(ground, monkeypatch, name):
-    """Before the first of all the run begins anew; else the kind that is missing is written by the resume."""
+    """Before the first checkpoint the run starts afresh; otherwise the resume writes the missing kind."""
 
     def kill(when, operation, path):
         if (when, operation, path.name) == ("before", "mkdir", name):
@@ -283,10 +287,10 @@ def test_a_kill_between_the_two_kinds_of_a_checkpoint_loses_neither(ground, monk
     assert resumed(ground, out) == []
 
 
-def test_a_full_disk_under_a_foreign_writer_is_told_as_one(tmp_path):
+def test_a_full_disk_under_a_foreign_writer_is_recognised(tmp_path):
     """safetensors and tokenizers raise errors of their own, with the system's number in the text."""
-    with pytest.raises(OSError, match="No space left") as told, atomic_io.operation("write", tmp_path / "x"):
+    with pytest.raises(OSError, match="No space left") as raised, atomic_io.operation("write", tmp_path / "x"):
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
-    assert told.value.errno == errno.ENOSPC
+    assert raised.value.errno == errno.ENOSPC
     with pytest.raises(RuntimeError, match="else"), atomic_io.operation("write", tmp_path / "x"):
         raise RuntimeError("something else")

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from golden_runs import ALGORITHMS, ISLANDS, RUNS, TOLD, farthest, made, prompts, read, run, score, settle
+from golden_runs import ALGORITHMS, ISLANDS, METRICS, RUNS, farthest, made, prompts, read, run, score, settle
 from toys import bare_logprobs, lm
 
 from operant import Task
@@ -53,7 +53,7 @@ def test_two_threads_make_the_same_run():
         mine = run("grpo", steps=2)
     finally:
         torch.set_num_threads(1)
-    told = {name: x[:2] for name, x in read("grpo").items() if name in TOLD}
+    told = {name: x[:2] for name, x in read("grpo").items() if name in METRICS}
     assert farthest({name: mine[name] for name in told}, told)[0] < 1e-8
 
 

@@ -1,4 +1,4 @@
-"""The GPU's benchmark is run where there is a GPU; that every path of it runs is shown here, with tiny models."""
+"""Every code path of the GPU benchmark runs, here with tiny models and without a GPU."""
 
 import json
 import os
@@ -23,28 +23,28 @@ def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
         timeout=600,
         check=False,
     )
-    told = json.loads(out.read_text(encoding="utf-8"))
-    parts = {name: part for name, part in told.items() if isinstance(part, dict)}
+    results = json.loads(out.read_text(encoding="utf-8"))
+    parts = {name: part for name, part in results.items() if isinstance(part, dict)}
     errors = {f"{name}/{key}": part[key] for name, part in parts.items() for key in part if key.endswith("error")}
     assert not errors and done.returncode == 0, (errors, done.stdout[-2000:], done.stderr[-2000:])
     assert len(parts) == 12
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
+    ("ending", "message"),
     [
         ("raise RuntimeError('no kernel')", "RuntimeError: no kernel (odd.py:3)"),
         pytest.param(HANGS, "stopped after 20 s", marks=pytest.mark.slow),
     ],
 )
-def test_a_part_that_fails_or_hangs_is_told_and_hides_nothing(tmp_path, monkeypatch, ending, said):
-    """What it had told stays, beside what it raised or that it was stopped."""
-    (tmp_path / "odd.py").write_text(f"def main(place, tell):\n    tell(found=1)\n    {ending}\n", encoding="utf-8")
+def test_the_error_of_a_part_is_reported_with_its_results(tmp_path, monkeypatch, ending, message):
+    """Its results so far stay, beside the exception or the time limit."""
+    (tmp_path / "odd.py").write_text(f"def main(place, report):\n    report(found=1)\n    {ending}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
     from benchmarks.gpu import parts
 
     monkeypatch.setattr(parts, "PRELOADED", [])
     monkeypatch.setitem(parts.PARTS, "odd", parts.Part("odd", 9))
-    told = parts.run("odd", True, 20.0)
-    assert told["found"] == 1 and told["error"] == said
+    results = parts.run("odd", True, 20.0)
+    assert results["found"] == 1 and results["error"] == message

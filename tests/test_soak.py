@@ -1,4 +1,4 @@
-"""A long run stays as it began: what the criteria see, and that a run meets them."""
+"""A long run is steady: the criteria find leaks, and a run meets them."""
 
 import re
 import subprocess
@@ -11,20 +11,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.soak import LEAKS, Sample, sample, told, verdict  # noqa: E402
+from benchmarks.soak import LEAKS, Sample, sample, summary, verdict  # noqa: E402
 
 STEADY = [
     Sample(500_000 + (40_000 if i > 20 else 1000 * i) + 100 * (i % 7), 20, 4, 0.1 + 0.01 * (i % 3)) for i in range(400)
 ]
 
 
-def test_what_warms_up_and_wobbles_is_steady():
+def test_warm_up_and_noise_count_as_steady():
     assert verdict(STEADY) == []
     assert verdict([replace(s, threads=s.threads + (i > 250)) for i, s in enumerate(STEADY)]) == []  # a pool fills up
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda i, s: replace(s, memory=s.memory + 24 * i), "memory grows by 2"),
         (lambda i, s: replace(s, handles=s.handles + (i > 350)), "handles: 20 in the second quarter, 21 after it"),
@@ -32,17 +32,17 @@ def test_what_warms_up_and_wobbles_is_steady():
         (lambda i, s: replace(s, seconds=s.seconds * (1 + i / 400)), "a step of the last quarter takes 1.3"),
     ],
 )
-def test_what_grows_is_told(change, said):
+def test_growth_is_reported(change, message):
     (text,) = verdict([change(i, s) for i, s in enumerate(STEADY)])
-    assert said in text
+    assert message in text
 
 
-def test_a_sample_is_of_this_process():
+def test_a_sample_measures_this_process():
     before = sample(0.1)
     with open(__file__, encoding="utf-8"):
         after = sample(0.2)
     assert after.handles == before.handles + 1 and 10_000 < after.memory < 50_000_000 and after.threads >= 1
-    assert told(STEADY, 400)["growth_kb"] == pytest.approx(0.0, abs=1)
+    assert summary(STEADY, 400)["growth_kb"] == pytest.approx(0.0, abs=1)
 
 
 def soak(*words):
@@ -52,17 +52,17 @@ def soak(*words):
 
 @pytest.mark.slow
 def test_three_hundred_steps_are_steady(tmp_path):
-    """Handles and threads as in the long form. Memory comes in pieces of some 10 MB, which so few steps cannot spread,
-    and a loaded machine's steps are slow at any time: those two are held by the 2,000 steps of the command."""
+    """Handles and threads as in the long form. Memory grows in pieces of some 10 MB, too large for so few steps, and
+    steps may be slow on a loaded machine: only the 2,000 steps of the command check those two."""
     done = soak("--steps", "300", "--results", str(tmp_path / "soak.json"))
-    said = done.stdout + done.stderr
-    assert "growth_kb: " in done.stdout, said
-    assert not re.search("^(handles|threads): .* after it", done.stdout, re.M), said
-    assert float(done.stdout.split("growth_kb: ")[1].split()[0]) < 100, said
+    output = done.stdout + done.stderr
+    assert "growth_kb: " in done.stdout, output
+    assert not re.search("^(handles|threads): .* after it", done.stdout, re.M), output
+    assert float(done.stdout.split("growth_kb: ")[1].split()[0]) < 100, output
 
 
 @pytest.mark.slow
-def test_what_leaks_is_found():
+def test_leaks_are_found():
     done = soak("--steps", "160", "--leak", *LEAKS)
     assert done.returncode == 1
     for name in ("memory grows", "handles:", "threads:"):

@@ -31,7 +31,7 @@ def lm(kind: str = "gpt2", vocab: int = 20, *, seed: int = 0, spread: float = 0.
     torch.manual_seed(seed)
     more = SPECIAL | {"vocab_size": vocab, "initializer_range": spread} | more
     match kind:
-        case "gpt2":  # dropout stands in its config, as in the one that everybody downloads
+        case "gpt2":  # its config has dropout, as that of the published model
             model = GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **more))
         case "gpt_neox":
             model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=48, hidden_dropout=0.1, **WIDE, **more))
@@ -63,7 +63,7 @@ PIECES = ["<pad>", "<s>", "</s>", *" abcdefghijklmnopqrstuvwxyz.!", "the", "d.",
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """One token a letter, and a few longer ones, some of which overlap: `en`, `d.`, `end.a`."""
+    """A tokenizer with one token per letter and a few longer ones, some of which overlap: `en`, `d.`, `end.a`."""
     core = Tokenizer(models.Unigram([(p, -float(i > 31) - 1) for i, p in enumerate(PIECES)], unk_id=0))
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

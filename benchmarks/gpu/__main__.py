@@ -1,10 +1,10 @@
-"""Every check that needs a GPU, in a process each, within a budget each: `benchmarks/gpu.sh`.
+"""Runs every check that needs a GPU, each in a process and a time budget of its own: `benchmarks/gpu.sh`.
 
     python -m benchmarks.gpu --only decode,head     # some of the parts
-    python -m benchmarks.gpu --tiny                 # every path, on a CPU, in under a minute; measures nothing
+    python -m benchmarks.gpu --tiny                 # every code path on a CPU in under a minute, without measuring
 
-A part that fails or runs out of time is recorded with its error and with what it had found; the others go on. Results
-are in `--out` (benchmarks/results/gpu.json) after every part.
+A part that fails or runs out of time is recorded with its error and its results so far; the others go on. Results are
+written to `--out` (benchmarks/results/gpu.json) after every part.
 """
 
 import argparse
@@ -20,37 +20,37 @@ RESULTS = Path(__file__).parents[1] / "results" / "gpu.json"
 
 
 def main() -> int:
-    asked = arguments()
-    chosen = [name for name in PARTS if asked.only is None or name in asked.only.split(",")]
-    if not asked.tiny and not _gpu():
-        print("no GPU that torch can use: nothing to measure (--tiny tries every path on a CPU)")
+    args = arguments()
+    chosen = [name for name in PARTS if args.only is None or name in args.only.split(",")]
+    if not args.tiny and not _gpu():
+        print("no GPU that torch can use: nothing to measure (--tiny runs every code path on a CPU)")
         return 0
-    told: dict[str, Any] = {"command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]), "tiny": asked.tiny}
-    end = time.monotonic() + asked.minutes * 60
+    results: dict[str, Any] = {"command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]), "tiny": args.tiny}
+    end = time.monotonic() + args.minutes * 60
     for name in chosen:
         budget = min(PARTS[name].seconds, end - time.monotonic())
-        told[name] = run(name, asked.tiny, budget) if budget > 5 else {"error": "left out: no time was left"}
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {json.dumps(told[name])}", flush=True)
-    failed = [name for name in chosen if "error" in told[name] or told[name].get("good") is False]
+        results[name] = run(name, args.tiny, budget) if budget > 5 else {"error": "left out: no time was left"}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(f"{name}: {json.dumps(results[name])}", flush=True)
+    failed = [name for name in chosen if "error" in results[name] or results[name].get("good") is False]
     print(
-        f"{asked.out}: {len(chosen) - len(failed)} of {len(chosen)} parts are well; not: {', '.join(failed) or 'none'}"
+        f"{args.out}: {len(chosen) - len(failed)} of {len(chosen)} parts passed; failed: {', '.join(failed) or 'none'}"
     )
     return 1 if failed else 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, on whatever device there is")
-    parser.add_argument("--only", help=f"parts, with commas: {','.join(PARTS)}")
-    parser.add_argument("--minutes", type=float, default=9.5, help="for everything together")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, also without a GPU")
+    parser.add_argument("--only", help=f"parts, separated by commas: {','.join(PARTS)}")
+    parser.add_argument("--minutes", type=float, default=9.5, help="time budget of all parts together")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 
 
 def _gpu() -> bool:
-    """Whether there is a GPU, asked in a process of its own: this one shall fork, and must never touch CUDA."""
+    """Whether there is a GPU, checked in another process: this one forks and must never initialise CUDA."""
     return run("machine", False, 60.0).get("cuda", False)
 
 

@@ -1,4 +1,4 @@
-"""The GPU against the CPU: sampling and scoring agree, one update moves the same way, the same replies are drawn."""
+"""The GPU against the CPU: sampling and scoring agree, updates agree, and the same replies are sampled."""
 
 from copy import deepcopy
 from typing import Any
@@ -28,27 +28,29 @@ def models() -> dict[str, Any]:
     return {name: model.eval() for name, model in made.items()}
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     good = True
     for name, model in models().items():
-        told = {f"{name}/gap_float32": gap(place, model, "float32"), f"{name}/gap_bf16": gap(place, model, "bfloat16")}
-        told |= {f"{name}/update_gap": update_gap(place, model), f"{name}/replies_equal": equal(place, model)}
-        good &= told[f"{name}/gap_float32"] < 1e-3 and told[f"{name}/update_gap"] < 1e-3
-        good &= told[f"{name}/replies_equal"] > 0.95  # a logit that differs in its last bit moves a draw now and then
-        tell(**told)
+        found = {f"{name}/gap_float32": gap(place, model, "float32"), f"{name}/gap_bf16": gap(place, model, "bfloat16")}
+        found |= {f"{name}/update_gap": update_gap(place, model), f"{name}/replies_equal": equal(place, model)}
+        good &= found[f"{name}/gap_float32"] < 1e-3 and found[f"{name}/update_gap"] < 1e-3
+        good &= (
+            found[f"{name}/replies_equal"] > 0.95
+        )  # a logit that differs in its last bit occasionally changes a token
+        report(**found)
     rewards = canary(place, models()["gpt2"])
-    tell(canary=[rewards[0], rewards[-1]], good=good and (place.tiny or rewards[-1] > rewards[0] + 0.3))
+    report(canary=[rewards[0], rewards[-1]], good=good and (place.tiny or rewards[-1] > rewards[0] + 0.3))
 
 
 def gap(place: Place, model: Any, precision: str) -> float:
-    """The largest difference between log-probs as decoded and as scored, over ragged prompts."""
+    """The largest difference between log-probs of decoding and of scoring, over ragged prompts."""
     learner = place.learner(deepcopy(model), precision=precision, **{"optimizer.lr": 0.0, **QUIET})
     replies = learner.generate([q[: 1 + i % 8] for i, q in enumerate(queries(32, 8))])
     return learner.step(replies, [float(i % 3) for i in range(32)])["rollout/logprob_gap"]
 
 
 def update_gap(place: Place, model: Any) -> float:
-    """How differently one update moves the weights: the norm of the difference over the norm of the movement."""
+    """The difference of one update between the devices: its norm over the norm of the update."""
     # With so large an eps, Adam's first step is the gradient, and no rounding of a gradient of 0 becomes a full step.
     options = {"optimizer.lr": 1.0, "optimizer.eps": 1.0, "optimizer.max_grad_norm": None, "epochs": 1, **QUIET}
     moved = []
@@ -63,21 +65,21 @@ def update_gap(place: Place, model: Any) -> float:
 
 
 def equal(place: Place, model: Any) -> float:
-    """The share of replies that are the same, to the last id, on both devices."""
-    said = []
+    """The share of replies that are equal in every id on both devices."""
+    replies = []
     for device in ("cpu", place.device):
         learner = place.learner(deepcopy(model).to(device), precision="float32", **QUIET, device=device)
-        said.append([r.ids for r in learner.generate(queries(64, 5))])
-    return sum(a == b for a, b in zip(*said, strict=True)) / 64
+        replies.append([r.ids for r in learner.generate(queries(64, 5))])
+    return sum(a == b for a, b in zip(*replies, strict=True)) / 64
 
 
 def canary(place: Place, model: Any) -> list[float]:
-    """Mean rewards of steps in which one token pays."""
+    """Mean rewards of steps with a reward for one token."""
     learner = place.learner(
         model, precision="float32", **{"max_tokens": 6, "optimizer.lr": 1e-2, "kl.coef": 0.0, "minibatch": 16}
     )
-    told = []
+    rewards = []
     for _ in range(place.sized(20, 2)):
         replies = learner.generate(queries(64, 4))
-        told.append(learner.step(replies, [sum(x == 7 for x in r.ids) / len(r.ids) for r in replies])["reward/mean"])
-    return told
+        rewards.append(learner.step(replies, [sum(x == 7 for x in r.ids) / len(r.ids) for r in replies])["reward/mean"])
+    return rewards

@@ -1,4 +1,4 @@
-"""Decoding against the memory bandwidth: each step reads every weight and the cache once, and nothing can be faster."""
+"""Decoding against the memory bandwidth: each step must read every weight and the cache once."""
 
 from typing import Any
 
@@ -9,30 +9,30 @@ BATCH = 32
 BARS = {"gpt2": 0.15, "llama-1b": 0.5}
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     rate = copy_rate(place) * 1e9
-    tell(copy_gb_per_s=rate / 1e9)
+    report(copy_gb_per_s=rate / 1e9)
     good = True
     for name, bar in BARS.items():
-        told = measured(place, name, rate)
-        tell(**{f"{name}/{k}": v for k, v in told.items()})
-        good &= place.tiny or told["share"] >= bar
-    tell(good=good)
+        found = measured(place, name, rate)
+        report(**{f"{name}/{k}": v for k, v in found.items()})
+        good &= place.tiny or found["share"] >= bar
+    report(good=good)
 
 
 def measured(place: Place, name: str, rate: float) -> dict[str, float]:
-    """Seconds a step once the prompts are read, and the share of the bandwidth that this is."""
+    """Seconds per step after the prefill, and the share of the bandwidth that it reaches."""
     prompt, short, long = place.sized((64, 32, 160), (4, 3, 8))
     learner = place.learner(name, reference=None, **{"kl.coef": 0.0})
     prompts = queries(BATCH, prompt)
 
     def generate(tokens: int) -> float:
-        asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None}
-        return place.seconds(lambda: learner.generate(prompts, **asked))
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None}
+        return place.seconds(lambda: learner.generate(prompts, **options))
 
-    said = learner.generate(prompts, max_new_tokens=short, min_new_tokens=short, eos_token_id=None)
-    assert all(len(reply.ids) == short for reply in said)
-    for tokens in (short, long):  # whatever is captured or compiled is, now
+    replies = learner.generate(prompts, max_new_tokens=short, min_new_tokens=short, eos_token_id=None)
+    assert all(len(reply.ids) == short for reply in replies)
+    for tokens in (short, long):  # warm-up: captures and compiles everything
         generate(tokens)
     a, b = (min(generate(tokens) for _ in range(place.sized(4, 1))) for tokens in (short, long))
     step = (b - a) / (long - short)
@@ -47,14 +47,14 @@ def measured(place: Place, name: str, rate: float) -> dict[str, float]:
 
 
 def weight_bytes(policy: Any) -> float:
-    """Of every weight that a step reads; of an input embedding that is no head, it reads a row a token."""
+    """Bytes of the weights that a step reads, without an untied input embedding: it reads one row of that per token."""
     model = policy.model
     tables = {id(model.get_input_embeddings().weight)} - {id(policy.head.weight)}
     return sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in tables)
 
 
 def cache_bytes(policy: Any, batch: int, length: float) -> float:
-    """Of the keys and values of a batch."""
+    """Bytes of the keys and values of a batch."""
     config = policy.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,4 +1,4 @@
-"""The update's share of the arithmetic that the device does: 6 per weight and token, the head at action tokens."""
+"""FLOP/s of the update as a share of the device's: 6 FLOP per weight and token, the head only at action tokens."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ from benchmarks.gpu.machine import product_rate
 from benchmarks.gpu.place import Place, queries
 
 NOMINAL = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
-"""Dense bfloat16 TFLOP/s, as sold."""
+"""Dense bfloat16 TFLOP/s by the data sheet."""
 BAR = 0.4
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     reached = product_rate(place)
-    tell(product_tflops=reached)
+    report(product_tflops=reached)
     for name in ("gpt2", "llama-1b"):
-        told = measured(place, name)
-        told["share_of_products"] = told["tflops"] / reached
-        told["mfu"] = told["tflops"] / _nominal(reached)
-        tell(**{f"{name}/{k}": v for k, v in told.items()})
-    tell(good=place.tiny or told["mfu"] >= BAR)
+        found = measured(place, name)
+        found["share_of_products"] = found["tflops"] / reached
+        found["mfu"] = found["tflops"] / _nominal(reached)
+        report(**{f"{name}/{k}": v for k, v in found.items()})
+    report(good=place.tiny or found["mfu"] >= BAR)
 
 
 def measured(place: Place, name: str) -> dict[str, float]:
@@ -32,7 +32,7 @@ def measured(place: Place, name: str) -> dict[str, float]:
     learner = place.learner(name, reference=None, **{"kl.coef": 0.0, **options})
     prompts, replies = queries(rows, half), [q[::-1] for q in queries(rows, half)]
     work = epochs * flops(learner.policy, 2 * rows * half, rows * half)
-    before = peak.forget()
+    before = peak.reset()
 
     def step() -> None:
         learner.step(prompts, replies, [float(i % 2) for i in range(rows)])
@@ -42,7 +42,7 @@ def measured(place: Place, name: str) -> dict[str, float]:
 
 
 def flops(policy: Any, tokens: int, actions: int) -> float:
-    """6 a weight: the blocks' for every token, the head's for an action. Attention's own products are left out."""
+    """6 FLOP per weight: of the blocks for every token, of the head for every action. Attention scores are left out."""
     modules = [m for m in policy.model.modules() if isinstance(m, nn.Embedding) or m is policy.head]
     tables = {id(p) for module in modules for p in module.parameters()}
     body = sum(p.numel() for p in policy.model.parameters() if p.ndim == 2 and id(p) not in tables)
@@ -50,6 +50,6 @@ def flops(policy: Any, tokens: int, actions: int) -> float:
 
 
 def _nominal(reached: float) -> float:
-    """What the device is sold as; what it reaches where that is not known."""
+    """TFLOP/s by the data sheet, or `reached` if the device is unknown."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return next((rate for part, rate in NOMINAL.items() if part in name), reached)

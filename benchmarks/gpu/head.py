@@ -13,7 +13,7 @@ from operant.models.logprobs import score
 from operant.sampling import Sampling
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     vocabulary, width, count = place.sized((151_936, 4096, 8192), (5000, 32, 64))
     torch.manual_seed(0)
     head = nn.Linear(width, vocabulary, bias=False, device=place.device, dtype=torch.bfloat16)
@@ -22,35 +22,35 @@ def main(place: Place, tell: Any) -> None:
 
     def ours() -> Tensor:
         places = torch.zeros_like(ids)
-        budget = {"budget": 20 * vocabulary} if place.tiny else {}  # several chunks, as in earnest
+        budget = {"budget": 20 * vocabulary} if place.tiny else {}  # several chunks, as with the real shape
         return score(head, states, ids, places, Sampling(), vocabulary=vocabulary, **budget)["logprobs"]
 
     def eager() -> Tensor:
         return head(states).float().log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1)
 
-    told = {"shape": f"V={vocabulary} D={width} tokens={count}"}
+    found = {"shape": f"V={vocabulary} D={width} tokens={count}"}
     for name, way in (("ours", ours), ("eager", eager)):
-        told |= {f"{name}/{k}": v for k, v in measured(place, way, head, states).items()}
-        tell(**told)
+        found |= {f"{name}/{k}": v for k, v in measured(place, way, head, states).items()}
+        report(**found)
     mine, its = gradients(ours, head, states), gradients(eager, head, states)
-    told["gradient_gap"] = float((mine - its).norm() / its.norm())
-    told["speed_ratio"] = told["eager/seconds"] / told["ours/seconds"]
-    told["memory_ratio"] = told["ours/gb"] / max(told["eager/gb"], 1e-9)
-    tell(**told, good=told["gradient_gap"] < 2e-2)
+    found["gradient_gap"] = float((mine - its).norm() / its.norm())
+    found["speed_ratio"] = found["eager/seconds"] / found["ours/seconds"]
+    found["memory_ratio"] = found["ours/gb"] / max(found["eager/gb"], 1e-9)
+    report(**found, good=found["gradient_gap"] < 2e-2)
 
 
 def measured(place: Place, way: Callable[[], Tensor], head: nn.Module, states: Tensor) -> dict[str, float]:
-    """Median seconds of forward and backward, and the most memory above what was held."""
+    """Median seconds of forward and backward, and the peak memory above that before."""
     forward, both = [], []
     gradients(way, head, states)
-    before = peak.forget()
+    before = peak.reset()
     for _ in range(place.sized(5, 2)):
         forward.append(place.seconds(way))
         both.append(place.seconds(lambda: way().sum().backward()))
-    told = {"forward_seconds": median(forward), "seconds": median(both), "gb": peak.most() - before}
+    numbers = {"forward_seconds": median(forward), "seconds": median(both), "gb": peak.most() - before}
     head.zero_grad()
     states.grad = None
-    return told
+    return numbers
 
 
 def gradients(way: Callable[[], Tensor], head: nn.Module, states: Tensor) -> Tensor:
@@ -59,6 +59,6 @@ def gradients(way: Callable[[], Tensor], head: nn.Module, states: Tensor) -> Ten
     states.grad = None
     way().sum().backward()
     assert states.grad is not None
-    held, states.grad = states.grad.float(), None
+    gradient, states.grad = states.grad.float(), None
     head.zero_grad()
-    return held
+    return gradient

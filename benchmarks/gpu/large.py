@@ -13,29 +13,29 @@ ROWS = {
 }
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     good = True
     for name, (shape, options) in ROWS.items():
         try:
-            tell(**{f"{name}/{k}": v for k, v in measured(place, shape, options).items()})
-        except Exception as error:  # one that does not fit must not hide the others
-            tell(**{f"{name}/error": f"{type(error).__name__}: {error}"[:300]})
+            report(**{f"{name}/{k}": v for k, v in measured(place, shape, options).items()})
+        except Exception as error:  # a shape that does not fit must not stop the others
+            report(**{f"{name}/error": f"{type(error).__name__}: {error}"[:300]})
             good = False
-    tell(good=good)
+    report(good=good)
 
 
 def measured(place: Place, shape: str, options: dict[str, Any]) -> dict[str, float]:
-    """Seconds to build and for the second step, and the most memory: held by the models, and in all."""
+    """Seconds of building, of the first and of the second step, and the peak memory."""
     replies, tokens = place.sized((32, 24), (4, 4))
-    peak.forget()
-    given = {"max_tokens": tokens, "sampling.fixed_length": True, "epochs": 2, "minibatch": replies // 2}
-    held: list[Any] = []
-    build = place.seconds(lambda: held.append(place.learner(shape, **given, **options)))
-    learner = held.pop()
+    peak.reset()
+    fixed = {"max_tokens": tokens, "sampling.fixed_length": True, "epochs": 2, "minibatch": replies // 2}
+    built: list[Any] = []
+    build = place.seconds(lambda: built.append(place.learner(shape, **fixed, **options)))
+    learner = built.pop()
 
     def step() -> None:
-        said = learner.generate(queries(replies, 8))
-        learner.step(said, scores(said))
+        generated = learner.generate(queries(replies, 8))
+        learner.step(generated, scores(generated))
 
     first, seconds = place.seconds(step), place.seconds(step)
     trained = sum(p.numel() for p in learner.policy.trainable())

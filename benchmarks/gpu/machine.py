@@ -1,4 +1,4 @@
-"""What this machine is, and what it reaches on the two things that bound everything: copies and matrix products."""
+"""The machine, and its measured rates of copies and matrix products, which bound everything else."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ import torch
 from benchmarks.gpu.place import Place
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     from operant.machine import about
 
-    tell(**about(), cuda=torch.cuda.is_available())
-    tell(copy_gb_per_s=copy_rate(place), product_tflops=product_rate(place))
+    report(**about(), cuda=torch.cuda.is_available())
+    report(copy_gb_per_s=copy_rate(place), product_tflops=product_rate(place))
 
 
 def copy_rate(place: Place) -> float:
-    """GB read and written a second by a copy too large for any cache."""
+    """GB per second, read and written, of a copy that is too large for any cache."""
     source = torch.zeros(place.sized(1 << 30, 1 << 22), dtype=torch.uint8, device=place.device)
     target = torch.empty_like(source)
     return 2 * source.numel() / _best(place, lambda: target.copy_(source)) / 1e9
@@ -29,6 +29,6 @@ def product_rate(place: Place, dtype: torch.dtype = torch.bfloat16) -> float:
 
 
 def _best(place: Place, work: Any, times: int = 10, inner: int = 5) -> float:
-    """Seconds of one call, of the best of several rounds: the machine's limit, not its mood."""
+    """Seconds of one call, in the fastest of several rounds."""
     work()
     return min(place.seconds(lambda: [work() for _ in range(inner)]) / inner for _ in range(times))

@@ -1,6 +1,6 @@
-"""The parts, in the order in which they matter, and how one is run: in a process of its own, until its time is up.
+"""The parts in order of importance, and `run`, which runs one in a process of its own with a time limit.
 
-A part is `main(place, tell)` of its module. What it tells is kept, even where it fails afterwards.
+A part is `main(place, report)` of its module. Results that it has reported are saved even if it fails afterwards.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Part:
-    """A module, and the seconds that it may take."""
+    """A module and its time limit in seconds."""
 
     module: str
     seconds: float
@@ -47,11 +47,11 @@ PRELOADED = [
 
 
 def run(name: str, tiny: bool, seconds: float) -> dict[str, Any]:
-    """What the part told, its `seconds`, and the `error` where it failed or was stopped."""
+    """The results that the part reported, its `seconds`, and an `error` if it failed or was stopped."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)  # imported once; the server itself never touches CUDA
+    context.set_forkserver_preload(PRELOADED)  # imported once; the server itself never initialises CUDA
     with tempfile.TemporaryDirectory() as folder:
-        path, start = Path(folder) / "told.json", time.monotonic()
+        path, start = Path(folder) / "results.json", time.monotonic()
         process = context.Process(target=_work, args=(PARTS[name].module, tiny, str(path)))
         process.start()
         process.join(seconds)
@@ -59,27 +59,27 @@ def run(name: str, tiny: bool, seconds: float) -> dict[str, Any]:
         if late:
             process.kill()
             process.join()
-        told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if late:
-        told["error"] = f"stopped after {seconds:.0f} s"
-    elif process.exitcode and "error" not in told:
-        told["error"] = f"the process ended with {process.exitcode}"
-    return told | {"seconds": round(time.monotonic() - start, 1)}
+        results["error"] = f"stopped after {seconds:.0f} s"
+    elif process.exitcode and "error" not in results:
+        results["error"] = f"the process ended with {process.exitcode}"
+    return results | {"seconds": round(time.monotonic() - start, 1)}
 
 
 def _work(module: str, tiny: bool, path: str) -> None:
     from benchmarks.gpu.place import Place
 
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
-    def tell(**more: Any) -> None:
-        told.update(more)
-        Path(f"{path}.new").write_text(json.dumps(told), encoding="utf-8")
-        os.replace(f"{path}.new", path)  # whole or absent, whenever this process is stopped
+    def report(**more: Any) -> None:
+        results.update(more)
+        Path(f"{path}.new").write_text(json.dumps(results), encoding="utf-8")
+        os.replace(f"{path}.new", path)  # atomic: this process may be stopped at any time
 
     try:
-        importlib.import_module(module).main(Place(tiny), tell)
+        importlib.import_module(module).main(Place(tiny), report)
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error}"[:400]
-        tell(error=f"{text} ({Path(where.filename).name}:{where.lineno})")
+        report(error=f"{text} ({Path(where.filename).name}:{where.lineno})")

@@ -1,4 +1,4 @@
-"""Where the parts run and at what size: shapes with random weights, made on the device itself, and timing."""
+"""The device and the size of the parts: models with random weights, created on the device, and timing."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 TINY = {"vocab_size": 200, "layers": 3, "width": 64, "heads": 4}
-"""What every shape is cut down to where paths are tried and not measured."""
+"""The shape of every model with `--tiny`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Place:
             torch.cuda.synchronize()
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Wall-clock seconds of one call, with everything that it left queued on the device."""
+        """Wall-clock seconds of one call, including all work that it queued on the device."""
         self.sync()
         start = time.perf_counter()
         work()
@@ -37,16 +37,16 @@ class Place:
         return time.perf_counter() - start
 
     def updates(self, learner: Any, step: Callable[[], Any], times: int) -> list[float]:
-        """Wall-clock seconds of the update in each of so many steps, with everything that it left queued."""
+        """Wall-clock seconds of the update in each of `times` steps, including all work that it queued."""
         seconds: list[float] = []
         update = learner._update
 
-        def timed(*given: Any, **named: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             out: list[Any] = []
-            seconds.append(self.seconds(lambda: out.append(update(*given, **named))))
+            seconds.append(self.seconds(lambda: out.append(update(*args, **kwargs))))
             return out[0]
 
-        learner._update = timed  # its own clock does not wait for the device
+        learner._update = timed  # the learner's own clock does not wait for the device
         try:
             for _ in range(times):
                 step()
@@ -60,11 +60,11 @@ class Place:
 
         model = self.model(model, precision) if isinstance(model, str) else model
         reference = options.pop("reference", "copy")
-        given = {"model.precision": precision, "device": self.device} | options
-        return Learner(model, reference=reference, **given)
+        fixed = {"model.precision": precision, "device": self.device} | options
+        return Learner(model, reference=reference, **fixed)
 
     def model(self, name: str, precision: str = "bfloat16") -> Any:
-        """A model of a named shape with random weights, that never was on any other device."""
+        """A model of a named shape with random weights, created on the device."""
         from transformers import AutoModelForCausalLM
 
         torch.manual_seed(0)
@@ -102,7 +102,7 @@ SHAPES = {
     "llama-1b": (16, 2048, 32),
     "neox-20b": (44, 6144, 64),
 }
-"""Layers, width, heads."""
+"""(layers, width, heads) by name."""
 VOCABULARIES = {
     "small": 4096,
     "gpt2": 50_257,
@@ -119,5 +119,5 @@ def queries(count: int, width: int) -> list[list[int]]:
 
 
 def scores(replies: Any) -> list[float]:
-    """A reward that costs nothing: the share of even ids."""
+    """A cheap reward: the share of even ids."""
     return [sum(t % 2 == 0 for t in r.ids) / len(r.ids) for r in replies]

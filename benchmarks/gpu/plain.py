@@ -1,6 +1,6 @@
-"""The loop that everybody writes first: PPO in plain torch on transformers' `generate`, as a measure of our own.
+"""A straightforward PPO loop in plain torch on transformers' `generate`, as a baseline.
 
-The same work as ours, none of the care: a second pass for log-probs, whole logits, padded rows, a whole reference.
+It does the same work without optimisations: a second pass for log-probs, full logits, padded rows, a full reference.
 """
 
 from copy import deepcopy
@@ -20,11 +20,11 @@ class Plain:
         self.reference: Any = deepcopy(model).to(getattr(torch, precision)).requires_grad_(False)
         self.device, self.dtype = next(model.parameters()).device, getattr(torch, precision)
         self.value = nn.Linear(self.model.config.hidden_size, 1).to(self.device)
-        held = [*self.model.parameters(), *self.value.parameters()]
-        self.optimizer = torch.optim.AdamW(held, lr=1e-5, weight_decay=0.0, fused=True)
+        weights = [*self.model.parameters(), *self.value.parameters()]
+        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, weight_decay=0.0, fused=True)
 
     def step(self, prompts: list[list[int]], tokens: int, *, epochs: int, minibatch: int) -> None:
-        """Generate, score, and descend: one PPO step."""
+        """One PPO step: generate, score and update."""
         queries = torch.tensor(prompts, device=self.device)
         with torch.no_grad(), self._autocast():
             rows = self.model.generate(

@@ -11,29 +11,29 @@ from benchmarks.gpu.place import Place, queries
 STEPS, BAR = 100, 60.0
 
 
-def main(place: Place, tell: Any) -> None:
+def main(place: Place, report: Any) -> None:
     replies, tokens = place.sized((256, 24), (8, 4))
     options = {"max_tokens": tokens, "sampling.fixed_length": True, "epochs": 4, "minibatch": replies // 4}
     learner, reward = place.learner("gpt2", **options), classifier(place)
-    peak.forget()
+    peak.reset()
     start, phases = time.perf_counter(), {}
     for step in range(place.sized(STEPS, 2)):
-        said = learner.generate(queries(replies, 8))
+        generated = learner.generate(queries(replies, 8))
         begun = time.perf_counter()
-        scores = reward(said)
+        scores = reward(generated)
         judged = time.perf_counter() - begun
-        metrics = learner.step(said, scores) | {"time/reward": judged}
+        metrics = learner.step(generated, scores) | {"time/reward": judged}
         for name in ("generate", "reward", "observe", "advantage", "update"):
             phases[name] = phases.get(name, 0.0) + metrics[f"time/{name}"]
         place.sync()
         taken, done = time.perf_counter() - start, step + 1
         each = {f"{name}_seconds": seconds / done for name, seconds in phases.items()}
-        tell(steps=done, step_seconds=taken / done, hundred_seconds=100 * taken / done, gb=peak.most(), **each)
-    tell(good=place.tiny or 100 * taken / done < BAR)
+        report(steps=done, step_seconds=taken / done, hundred_seconds=100 * taken / done, gb=peak.most(), **each)
+    report(good=place.tiny or 100 * taken / done < BAR)
 
 
 def classifier(place: Place) -> Any:
-    """A reward that costs what a sentiment classifier costs: DistilBERT's shape, random weights."""
+    """A reward with the cost of a sentiment classifier: DistilBERT's shape with random weights."""
     import transformers as t
 
     small = {"dim": 32, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 200} if place.tiny else {}

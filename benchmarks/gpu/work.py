@@ -1,6 +1,6 @@
 """The workloads of the comparison, in bfloat16 on this device: operant, and the plain loop in torch beside it.
 
-Rows as the CPU's table has them: W1 in full, W2 with a trunk, W3 ragged, W4 small, W5 groups; `-1b` is the 1B shape.
+Works as in the CPU benchmark: W1 in full, W2 with a trunk, W3 ragged, W4 small, W5 groups; `-1b` is the 1B shape.
 """
 
 import random
@@ -18,7 +18,7 @@ from operant.sampling import task_key
 
 @dataclass(frozen=True)
 class Work:
-    """One step of PPO, of fixed size."""
+    """A training step of fixed size."""
 
     model: str = "gpt2"
     prompts: int = 32
@@ -48,50 +48,50 @@ ROWS = {
 }
 
 
-def main(place: Place, tell: Any) -> None:
-    told: dict[str, Any] = {}
+def main(place: Place, report: Any) -> None:
+    found: dict[str, Any] = {}
     good = True
     for name, work in ROWS.items():
         work = place.sized(work, replace(work, prompts=4, tokens=4, minibatch=4 * work.samples // 2))
         try:
-            told |= {f"{name}/{k}": v for k, v in ours(place, work).items()}
+            found |= {f"{name}/{k}": v for k, v in ours(place, work).items()}
             twin = next((n for n, w in ROWS.items() if w.model == work.model), name)
             if work.lengths is not None:
-                tell(**told, good=good)
-                continue  # the plain loop knows no such replies
+                report(**found, good=good)
+                continue  # the plain loop cannot generate such replies
             if work.algorithm == "ppo" and twin == name:
-                told |= {f"{name}/plain_{k}": v for k, v in plain(place, work).items()}
+                found |= {f"{name}/plain_{k}": v for k, v in plain(place, work).items()}
             if work.algorithm == "ppo":
-                told[f"{name}/speed_ratio"] = told[f"{twin}/plain_seconds"] / told[f"{name}/seconds"]
-                told[f"{name}/memory_ratio"] = told[f"{name}/gb"] / max(told[f"{twin}/plain_gb"], 1e-9)
+                found[f"{name}/speed_ratio"] = found[f"{twin}/plain_seconds"] / found[f"{name}/seconds"]
+                found[f"{name}/memory_ratio"] = found[f"{name}/gb"] / max(found[f"{twin}/plain_gb"], 1e-9)
         except Exception as error:
-            told[f"{name}/error"], good = f"{type(error).__name__}: {error}"[:300], False
-        tell(**told, good=good)
+            found[f"{name}/error"], good = f"{type(error).__name__}: {error}"[:300], False
+        report(**found, good=good)
 
 
 def ours(place: Place, work: Work) -> dict[str, float]:
-    """Median seconds of a step after two that warm up, its phases, the most memory above none."""
-    before = peak.forget()
+    """Median seconds of a step and its phases after two warm-up steps, and the peak memory above that before."""
+    before = peak.reset()
     options = {"max_tokens": work.tokens, "sampling.fixed_length": work.lengths is None, "update.epochs": work.epochs}
     learner = place.learner(
         work.model, algorithm=work.algorithm, **options, **{"minibatch": work.minibatch}, **work.options
     )
     prompts = [q for q in queries(work.prompts, work.prompt) for _ in range(work.samples)]
-    told: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
 
     def step() -> None:
         replies = _ragged(learner, work) if work.lengths is not None else learner.generate(prompts)
         metrics = learner.step(replies, scores(replies))
         for phase in ("generate", "observe", "update"):
-            told.setdefault(phase, []).append(metrics[f"time/{phase}"])
+            times.setdefault(phase, []).append(metrics[f"time/{phase}"])
 
     seconds = _timed(place, step)
-    phases = {f"{name}_seconds": median(held[-len(seconds) :]) for name, held in told.items()}
+    phases = {f"{name}_seconds": median(values[-len(seconds) :]) for name, values in times.items()}
     return {"seconds": median(seconds), "spread": max(seconds) - min(seconds), "gb": peak.most() - before, **phases}
 
 
 def _ragged(learner: Any, work: Work) -> Any:
-    """Replies of drawn lengths, which nothing but the drawing of a token can see."""
+    """Replies of drawn lengths, which only the sampling of a token can see."""
     tasks = [Task(f"{i}", ids) for i, ids in enumerate(queries(work.prompts, work.prompt))]
     keys = [task_key(learner.own.seed, "train", learner.progress.step, task.id) for task in tasks]
     draw, (least, most) = random.Random(0), work.lengths or (1, 1)
@@ -100,8 +100,8 @@ def _ragged(learner: Any, work: Work) -> Any:
 
 
 def plain(place: Place, work: Work) -> dict[str, float]:
-    """The same of the plain loop."""
-    before = peak.forget()
+    """Median seconds of a step of the plain loop, and its peak memory."""
+    before = peak.reset()
     loop = Plain(place.model(work.model, "float32"), place.sized("bfloat16", "float32"))
     prompts = queries(work.prompts, work.prompt)
     seconds = _timed(place, lambda: loop.step(prompts, work.tokens, epochs=work.epochs, minibatch=work.minibatch))

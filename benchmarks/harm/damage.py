@@ -1,7 +1,7 @@
-"""Checkpoints that are damaged: each must be recognised and named, and the one before it used.
+"""Damaged checkpoints: each must be recognised and named, and the one before it used.
 
-damages(run, which, seed)             kind, what, and a function that damages a checkpoint
-recognised(ground, ..., resume)       damage the newest; which one is taken, and does the run go on with that
+damages(run, which, seed)             kinds of damage, with a description and a function that damages a checkpoint
+recognised(ground, ..., resume)       damage the newest, check that the older one is chosen, and resume from it
 """
 
 import os
@@ -17,7 +17,7 @@ NAMES = {"resume": "step-", "light": "light-"}
 
 
 def damages(run: Path, which: str, seed: int, cuts: int = 12, flips: int = 24) -> Iterator[Damage]:
-    """Ways to damage the newest checkpoint of a kind: each file at many places, what is in it, and which there are."""
+    """Yield ways to damage the newest checkpoint of a kind: cut, flip or replace each file, or delete some of them."""
     checkpoint, draw = checkpoints(run, which)[-1], random.Random(seed)
     names = sorted(path.name for path in checkpoint.iterdir())
     for name in names:
@@ -54,21 +54,21 @@ def _delete(folder: Path, names: list[str]) -> None:
 
 
 def recognised(ground: Ground, which: str, damage: Damage, resume: bool) -> Outcome:
-    """The newest checkpoint of a kind (`which`) is damaged; `resume`: the run then goes on, and is compared."""
+    """Damage the newest checkpoint of a kind (`which`); `resume`: then resume the run and compare it."""
     from operant.storage.checkpoint import newest_whole
 
     kind, what, act = damage
-    out, outcome, heard = ground.place("damaged", ground.half), Outcome(f"{kind} ({which})", what), []
+    out, outcome, warnings = ground.place("damaged", ground.half), Outcome(f"{kind} ({which})", what), []
     older, newest = checkpoints(out, which)[-2:]
     act(newest)
-    found = newest_whole(out / "checkpoints", heard.append, (which,))
+    found = newest_whole(out / "checkpoints", warnings.append, (which,))
     if found != older:
-        outcome.wrong.append(f"{found} was taken, not {older}")
-    if not any(str(newest) in text for text in heard):
-        outcome.wrong.append(f"{newest.name} was not named: {heard}")
+        outcome.wrong.append(f"{found} was chosen, not {older}")
+    if not any(str(newest) in text for text in warnings):
+        outcome.wrong.append(f"{newest.name} was not named: {warnings}")
     return finish(ground, out, outcome, damaged=True) if resume else outcome
 
 
 def checkpoints(run: Path, which: str) -> list[Path]:
-    """Those of a kind, the newest last."""
+    """The checkpoints of a kind, the newest last."""
     return sorted((run / "checkpoints").glob(f"{NAMES[which]}*"))

@@ -1,10 +1,10 @@
-"""What two finished run folders do not share, bit for bit.
+"""Whether two finished run folders are bit-identical.
 
-    differences(whole, other)             a sentence each; empty where they are equal
+    differences(whole, other)             one sentence per difference; empty if they are equal
 
-Everything that a run leaves is compared: metrics, distributions, rollouts, probes, checkpoints with weights, optimizer
-and counters, the exported model, and that nothing else lies there. Only what tells times or machines is not, nor the
-log, which says that a run was resumed.
+Everything in a run folder is compared: metrics, distributions, rollouts, probes, checkpoints with weights, optimizer
+and counters, the exported model, and the list of files. Times and machine information are not compared, nor the log,
+which records that a run was resumed.
 """
 
 from pathlib import Path
@@ -13,18 +13,18 @@ from typing import Any
 from operant.storage import atomic_io
 
 TIMES = ("time/", "tokens/", "memory/")
-"""Metrics that no two runs share."""
+"""Prefixes of metrics that differ between any two runs."""
 NOT_COMPARED = {"log.txt", "report.html", "environment.json", "manifest.json", "lock"}
 
 
 def differences(whole: Path, other: Path) -> list[str]:
-    """What is not the same in two finished run folders, a sentence each; empty where they are equal."""
+    """The differences between two finished run folders, one sentence each; empty if they are equal."""
     ours, theirs = _names(whole), _names(other)
-    told = [f"{name} is missing" for name in sorted(ours - theirs)]
-    told += [f"{name} is left over" for name in sorted(theirs - ours)]
+    found = [f"{name} is missing" for name in sorted(ours - theirs)]
+    found += [f"{name} is left over" for name in sorted(theirs - ours)]
     for name in sorted(ours & theirs):
-        told += _compare(name, whole, other)
-    return told
+        found += _compare(name, whole, other)
+    return found
 
 
 def _names(folder: Path) -> set[str]:
@@ -49,12 +49,12 @@ def _compare(name: str, whole: Path, other: Path) -> list[str]:
 def _lines(name: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[str]:
     if [line["step"] for line in ours] != [line["step"] for line in theirs]:
         return [f"{name} has the steps {[line['step'] for line in theirs]}"]
-    told = []
+    found = []
     for a, b in zip(ours, theirs):
         odd = [key for key in sorted(a.keys() | b.keys()) if repr(a.get(key)) != repr(b.get(key))]
         if odd:
-            told.append(f"{name}, step {a['step']}: {', '.join(odd[:4])} of {len(odd)} differ")
-    return told
+            found.append(f"{name}, step {a['step']}: {', '.join(odd[:4])} of {len(odd)} differ")
+    return found
 
 
 def _untimed(path: Path) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _placeless(path: Path, folder: Path) -> str:
 
 
 def _tensors(ours: Path, theirs: Path) -> list[str]:
-    """Names of what differs, where the bytes of the files do."""
+    """Names of the tensors that differ."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

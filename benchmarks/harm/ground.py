@@ -1,8 +1,8 @@
-"""Where trials are made: a run, what it leaves undisturbed, and its operations on the disk by number.
+"""The setting of the trials: a run, its undisturbed result, and its disk operations by number.
 
-ground = make_ground(folder)          plays the undisturbed run, and one that is killed half way
-operations(ground)                    every operation on the disk of its start, a resume, a step, and its end
-finish(ground, out, outcome)          go on to the end after some harm, and compare
+ground = make_ground(folder)          play the undisturbed run, and one that is killed half-way
+operations(ground)                    the disk operations of its start, of a resume, of a step and of its end
+finish(ground, out, outcome)          resume after some harm, play to the end and compare
 """
 
 import json
@@ -21,38 +21,38 @@ from benchmarks.harm.trials import Job, fork, play, playing, run_in, wait
 
 KILLED = -signal.SIGKILL
 UNCOUNTED = ("log.txt", "report.html", "lock")
-"""Files that are written when it is time, not when it is their turn: no operation of theirs has a number."""
+"""Files that are written depending on the clock: their operations are not numbered."""
 HALF = 3
-"""The step that the resumes begin after."""
+"""The resumes begin after this step."""
 
-Told = tuple[str, str, str]
-"""before or after, the operation, the path below the run folder."""
+DiskOperation = tuple[str, str, str]
+"""`before` or `after`, the operation, and the name of the file or folder."""
 
 
 @dataclass
 class Outcome:
-    """One trial: what was done, and what the run that went on after it lacks."""
+    """The result of a trial: the harm that was done, and the differences of the resumed run."""
 
     kind: str
     what: str
     kills: int = 0
     resumed: list[int] = field(default_factory=list)
-    """The step after which each resume went on; 0 is a fresh start."""
+    """The step from which each resume continued; 0 is a fresh start."""
     wrong: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the trials are made: the run, its undisturbed folder, and one that was killed half way."""
+    """The setting of the trials: the run, its undisturbed folder, and one that was killed half-way."""
 
     folder: Path
     job: Job
     whole: Path
     half: Path
     seconds: float
-    """Of the undisturbed run, from the fork to its end."""
+    """Seconds of the undisturbed run, from the fork to its end."""
     lane: int = 0
-    """Of several processes that make trials at the same time, which one."""
+    """The number of this process among those that make trials at the same time."""
 
     @property
     def own(self) -> Path:
@@ -62,7 +62,7 @@ class Ground:
         return folder
 
     def place(self, name: str, start: Path | None = None) -> Path:
-        """Where a trial's run goes: nothing yet, or a copy of `start`."""
+        """The run folder of a trial: absent yet, or a copy of `start`."""
         out = self.own / name / "run"
         shutil.rmtree(out.parent, ignore_errors=True)
         out.parent.mkdir()
@@ -71,18 +71,18 @@ class Ground:
         return out
 
     def log(self, out: Path) -> Path:
-        """What a trial's processes print."""
+        """The file for the output of a trial's processes."""
         return out.parent / "printed.txt"
 
 
 class Seam:
-    """Numbers the operations of a run on the disk, and does something at one of them, or from it on."""
+    """Numbers the disk operations of a run and calls `act` at the one with number `at`."""
 
     def __init__(self, act: Callable[[str, Path], None] | None = None, at: int = -1):
         self.act, self.at = act, at
-        self.seen: list[Told] = []
+        self.seen: list[DiskOperation] = []
         self.marks: list[int] = []
-        """How many there were when the run was handed out: before its first step, after each, at the end."""
+        """The number of operations before the first step, after each step, and at the end."""
 
     def __call__(self, when: str, operation: str, path: Path) -> None:
         if any(name in path.name for name in UNCOUNTED):
@@ -93,12 +93,12 @@ class Seam:
 
 
 def die(operation: str, path: Path) -> None:
-    """As a kill from outside would."""
+    """Kill this process with signal 9, as from outside."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def watched(job: Job, out: Path, seam: Seam) -> None:
-    """The run, with every operation on the disk told to `seam`."""
+    """Play the run and pass every disk operation to `seam`."""
     from operant.storage import atomic_io
 
     atomic_io.seam = seam
@@ -107,7 +107,7 @@ def watched(job: Job, out: Path, seam: Seam) -> None:
 
 
 def recorded(ground: Ground, start: Path | None) -> Seam:
-    """The operations of a run that nobody disturbs."""
+    """The disk operations of an undisturbed run."""
     out = ground.place("recorded", start)
 
     def work() -> None:
@@ -121,14 +121,14 @@ def recorded(ground: Ground, start: Path | None) -> Seam:
     return seam
 
 
-def operations(ground: Ground) -> list[tuple[str, Path | None, int, Told]]:
-    """Every operation of the start, of a resume, of the step after it with its checkpoint, and of the end."""
-    fresh, again = recorded(ground, None), recorded(ground, ground.half)
+def operations(ground: Ground) -> list[tuple[str, Path | None, int, DiskOperation]]:
+    """The disk operations of the start, of a resume, of the step after it with its checkpoint, and of the end."""
+    fresh, resumed = recorded(ground, None), recorded(ground, ground.half)
     parts = [
         ("an operation of the start", None, fresh, 0, fresh.marks[0]),
-        ("an operation of a resume", ground.half, again, 0, again.marks[0]),
-        ("an operation of a step and its checkpoint", ground.half, again, again.marks[0], again.marks[1]),
-        ("an operation of the end", ground.half, again, again.marks[-2], again.marks[-1]),
+        ("an operation of a resume", ground.half, resumed, 0, resumed.marks[0]),
+        ("an operation of a step and its checkpoint", ground.half, resumed, resumed.marks[0], resumed.marks[1]),
+        ("an operation of the end", ground.half, resumed, resumed.marks[-2], resumed.marks[-1]),
     ]
     return [
         (kind, start, number, seam.seen[number])
@@ -141,11 +141,11 @@ def operations(ground: Ground) -> list[tuple[str, Path | None, int, Told]]:
 
 
 def make_ground(folder: Path) -> Ground:
-    """Imports what a run imports, makes the model, plays the undisturbed run, and one that is killed half way."""
-    given, log = folder / "given", folder / "printed.txt"
+    """Preload the imports, create the model, play the undisturbed run, and one that is killed half-way."""
+    inputs, log = folder / "inputs", folder / "printed.txt"
     folder.mkdir(parents=True, exist_ok=True)
-    _must(wait(fork(partial(trials.prepare, given), log)), log)
-    job = trials.job_of(given)
+    _must(wait(fork(partial(trials.prepare, inputs), log)), log)
+    job = trials.job_of(inputs)
     trials.preload(lambda: play(job, folder / "first/run"), folder)
     _one_thread()
     whole = folder / "whole/run"
@@ -160,7 +160,7 @@ def make_ground(folder: Path) -> Ground:
 
 
 def _first_of_a_checkpoint(seam: Seam) -> int:
-    """Of the step after HALF: its rollouts and metrics are written by then, and have to be cut back."""
+    """The first operation of the checkpoint after step HALF: a resume must then cut the step's rollouts and metrics."""
     after = range(seam.marks[HALF], len(seam.seen))
     return next(
         i for i in after if seam.seen[i][2].startswith((".step-", ".light-")) and "parquet" not in seam.seen[i][2]
@@ -168,7 +168,7 @@ def _first_of_a_checkpoint(seam: Seam) -> int:
 
 
 def _one_thread() -> None:
-    """Two threads at a fork are one too many, and more than one would decide over bits."""
+    """Use one thread: a fork must not happen beside others, and their number would change the last bits of results."""
     import torch
 
     torch.set_num_threads(1)
@@ -179,27 +179,27 @@ def _must(status: int, log: Path) -> None:
         raise RuntimeError(f"the undisturbed run ended with {status}: {log.read_text(encoding='utf-8')[-2000:]}")
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def finish(ground: Ground, out: Path, outcome: Outcome, damaged: bool = False) -> Outcome:
-    """Go on to the end, and compare. Unless it was `damaged`, a checkpoint that has its name must be whole."""
+    """Resume, play to the end and compare. Unless it was `damaged`, a checkpoint with its final name must be whole."""
     begun, named = run_in(out), _newest_named(out)
     status = wait(fork(partial(play, ground.job, out), ground.log(out)))
     if begun is None:
         outcome.resumed.append(0)
     outcome.resumed += trials.resumed_from(out)
     if status:
-        said = ground.log(out).read_text(encoding="utf-8").strip().splitlines()[-1:]
-        outcome.wrong.append(f"going on ended with {status}: {''.join(said)}")
+        last_line = ground.log(out).read_text(encoding="utf-8").strip().splitlines()[-1:]
+        outcome.wrong.append(f"the resume ended with {status}: {''.join(last_line)}")
     else:
         outcome.wrong += differences(ground.whole, run_in(out) or out)
         if outcome.resumed[-1] < named and not damaged:
-            outcome.wrong.append(f"there was a checkpoint of step {named}, and it went on after {outcome.resumed[-1]}")
+            outcome.wrong.append(f"there was a checkpoint of step {named}, but it resumed after {outcome.resumed[-1]}")
     return outcome
 
 
 def _newest_named(out: Path) -> int:
-    """The step of the newest checkpoint there is by its name; 0 where there is none."""
+    """The step of the newest checkpoint by name; 0 if there is none."""
     made = ((run_in(out) or out) / "checkpoints").glob("step-*")
     return max((int(path.name[5:]) for path in made if path.name[5:].isdigit()), default=0)

@@ -1,9 +1,9 @@
-"""A small run that is killed and resumed, in children of a process that has imported everything already.
+"""A small run that is killed and resumed, in forks of a process that has already imported everything.
 
-prepare(folder), job_of(folder)       a model and tasks; the options of a run over them
-preload(work, folder)                 import here what `work` imports
-fork(work, told), wait(child)         work in a child; its exit status, or kill it after some seconds
-play(job, out)                        the run into `out`: begun, or resumed where one lies there
+prepare(folder), job_of(folder)       write a model and tasks; the options of a run on them
+preload(work, folder)                 import in this process whatever `work` imports
+fork(work, log), wait(child)          run `work` in a child; its exit status, or kill it after some seconds
+play(job, out)                        start the run in `out`, or resume it there, and play to the end
 """
 
 import importlib
@@ -21,19 +21,19 @@ from typing import Any
 
 STEPS = 5
 SENTENCE = 3
-"""The exit status of a run that ended with a sentence, as the command line would print it; 1 is a traceback."""
+"""The exit status of a run that ended with an error message of one sentence; 1 means a traceback."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that everything is done to."""
+    """The run of all trials."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """As for `operant.train`; names and plain data alone, so that the run folder is all that a resume needs."""
+    """Options of `operant.train`; only names and plain data, so that a resume needs nothing but the run folder."""
 
 
 def prepare(folder: Path) -> None:
-    """A model of two layers with dropout, its tokenizer of letters and six tasks, the same every time."""
+    """Write a model of two layers with dropout, a tokenizer of letters and six tasks, the same every time."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -53,12 +53,12 @@ def prepare(folder: Path) -> None:
 
 
 def job_of(folder: Path, steps: int = STEPS, **more: Any) -> Job:
-    """A run over what `prepare` made, which writes all that a run can: a checkpoint of both kinds after every step."""
+    """A run on the files of `prepare` that writes everything a run can, with both kinds of checkpoint at every step."""
     tasks = str(folder / "tasks.jsonl")
     names = {"policy": str(folder / "model"), "tasks": tasks, "evaluate": tasks, "reward": "letters:e"}
-    looks = {"evaluate_every": 2, "probes": 3, "probe_every": 2, "best": "episodes", "score.normalise": True}
+    evaluation = {"evaluate_every": 2, "probes": 3, "probe_every": 2, "best": "episodes", "score.normalise": True}
     small = {"steps": steps, "batch": 8, "max_tokens": 8, "minibatch": 4, "update.epochs": 2, "optimizer.lr": 1e-3}
-    return Job(names | looks | small | {"kl.control": "adaptive"} | _checkpoints() | more)
+    return Job(names | evaluation | small | {"kl.control": "adaptive"} | _checkpoints() | more)
 
 
 def _checkpoints() -> dict[str, Any]:
@@ -74,8 +74,8 @@ def _checkpoints() -> dict[str, Any]:
 # --- children ---------------------------------------------------------------------------------------------------------
 
 
-def fork(work: Callable[[], Any], told: Path | None = None) -> int:
-    """The number of a child that does `work` and ends; what it prints goes to the file `told`, where one is named."""
+def fork(work: Callable[[], Any], log: Path | None = None) -> int:
+    """Fork a child that does `work` and ends; returns its pid. Its output goes to the file `log`, if there is one."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -83,8 +83,8 @@ def fork(work: Callable[[], Any], told: Path | None = None) -> int:
     status = 1
     try:
         os.setsid()
-        if told is not None:
-            descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
         work()
@@ -100,7 +100,7 @@ def fork(work: Callable[[], Any], told: Path | None = None) -> int:
 
 
 def wait(child: int, seconds: float = 600.0) -> int:
-    """Its exit status; where it still works after `seconds` it is killed, and the status is -9."""
+    """The exit status of a child; it is killed after `seconds`, which gives -9."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -112,14 +112,14 @@ def wait(child: int, seconds: float = 600.0) -> int:
 
 
 def preload(work: Callable[[], Any], folder: Path) -> None:
-    """Import here whatever `work` imports, which a child tries out: no thread begins in this process."""
+    """Import whatever `work` imports. A child finds out which modules, so that no thread starts here."""
     names = folder / "modules.json"
 
-    def look() -> None:
+    def list_modules() -> None:
         work()
         names.write_text(json.dumps(list(sys.modules)), encoding="utf-8")
 
-    if wait(fork(look, folder / "preload.txt")):
+    if wait(fork(list_modules, folder / "preload.txt")):
         raise RuntimeError((folder / "preload.txt").read_text(encoding="utf-8"))
     for name in json.loads(names.read_text(encoding="utf-8")):
         with suppress(Exception):
@@ -130,13 +130,13 @@ def preload(work: Callable[[], Any], folder: Path) -> None:
 
 
 def play(job: Job, out: Path) -> None:
-    """Begin the run in `out`, or go on with what lies there, to its end."""
+    """Start the run in `out`, or resume it there, and play to its end."""
     for _ in playing(job, out):
         pass
 
 
 def playing(job: Job, out: Path) -> Iterator[Any]:
-    """As `play`, handing out the run before the first step, after every step, and when it is done."""
+    """As `play`, but yields the run before the first step, after every step, and when it is finished."""
     from operant.api import runs
 
     begun = run_in(out)
@@ -147,13 +147,13 @@ def playing(job: Job, out: Path) -> Iterator[Any]:
 
 
 def run_in(out: Path) -> Path | None:
-    """The run folder that was made for `out`: a new one takes another name where a kill left a folder without a run."""
+    """The run folder that was created for `out`: a new run takes another name if a kill left a folder without a run."""
     made = [path for path in sorted(out.parent.glob(f"{out.name}*")) if (path / "config.yaml").exists()]
     return made[-1] if made else None
 
 
 def resumed_from(out: Path) -> list[int]:
-    """The step after which every resume went on; 0 is a fresh start."""
+    """The step from which each resume continued; 0 is a fresh start."""
     log = (run_in(out) or out) / "log.txt"
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [int(line.rpartition(" ")[2]) for line in lines if "going on after step" in line]

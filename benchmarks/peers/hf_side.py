@@ -1,4 +1,4 @@
-"""What the sides on transformers' Trainer share: their own loop is kept, and each step ends in a callback."""
+"""Shared by the sides that use transformers' Trainer: its own loop runs, and a callback ends each step."""
 
 import functools
 import tempfile
@@ -12,13 +12,13 @@ ENDLESS = 1_000_000
 
 
 class Turn(TrainerCallback):
-    """Answers at the end of every step, and sleeps until the next one is asked for."""
+    """Answers at the end of every step, then waits for the next command."""
 
     def __init__(self, pipe: Pipe):
         self.pipe, self.tokens, self.steps, self.phases = pipe, 0, None, {}
 
     def ready(self, trainer, **about) -> None:
-        """Before the loop starts."""
+        """Answer that the side is ready, before the loop starts."""
         self.steps = Steps(trainer.optimizer if trainer.optimizer is not None else trainer.create_optimizer())
         self.pipe.next(**about)
 
@@ -28,7 +28,7 @@ class Turn(TrainerCallback):
 
 
 def arguments(spec: dict) -> dict:
-    """Training arguments that both kinds of trainer get: nothing saved, nothing logged, nothing cut."""
+    """Training arguments of both kinds of trainer, without saving, logging or gradient checkpointing."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "use_cpu": True,
@@ -45,7 +45,7 @@ def arguments(spec: dict) -> dict:
 
 
 def prompts(spec: dict, steps: int = 200) -> list[list[int]]:
-    """The prompts of many steps; the trainer goes through them again and again."""
+    """The prompts of many steps; the trainer cycles through them."""
     return [ids for step in range(steps) for ids in queries(spec, step)]
 
 
@@ -54,7 +54,7 @@ def dataset(**columns: list) -> Dataset:
 
 
 def cast(module: torch.nn.Module, *names: str) -> None:
-    """Run methods of a model under bfloat16 autocast, also where the trainer goes past its own."""
+    """Run methods of a model under bfloat16 autocast, where the trainer does not apply its own."""
     for name in names:
         plain = getattr(module, name)
 

@@ -1,4 +1,4 @@
-"""The same matrix products and optimizer passes as an update, and nothing else: what no update can be faster than."""
+"""The matrix products and optimizer passes of an update and nothing else: a lower bound on its time."""
 
 from products import Replay, kinds, square_rate
 from protocol import Pipe
@@ -14,8 +14,8 @@ def main() -> None:
             replay, kind = Replay(path), kinds(path)
         rate = square_rate(kind)
         seconds = replay()
-        told = {"update": sum(seconds.values()), **seconds, "ideal": replay.flops / rate}
-        command = pipe.next(phases=told, square_gflops=rate / 1e9, flops=replay.flops)
+        phases = {"update": sum(seconds.values()), **seconds, "ideal": replay.flops / rate}
+        command = pipe.next(phases=phases, square_gflops=rate / 1e9, flops=replay.flops)
 
 
 if __name__ == "__main__":

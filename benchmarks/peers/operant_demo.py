@@ -1,4 +1,4 @@
-"""operant: the demo task as `operant train sentiment` has it, a step at a time and without its run folder."""
+"""operant: the demo task of `operant train sentiment`, one step at a time and without a run folder."""
 
 from protocol import Pipe, Steps
 from shapes import trained
@@ -21,8 +21,8 @@ def main() -> None:
             judged = judge(built.reward, learner.as_seen(rollouts))
         metrics = learner.learn(rollouts, judged.scores)
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
-        told = {"reward": metrics["reward/mean"], "kl": metrics["kl/per_reply"], "phases": phases}
-        pipe.next(tokens=sum(len(r.ids) for r in rollouts), optimizer_steps=steps.take(), **told)
+        answer = {"reward": metrics["reward/mean"], "kl": metrics["kl/per_reply"], "phases": phases}
+        pipe.next(tokens=sum(len(r.ids) for r in rollouts), optimizer_steps=steps.take(), **answer)
 
 
 if __name__ == "__main__":

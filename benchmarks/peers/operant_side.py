@@ -1,8 +1,8 @@
-"""operant: generate + step of a `Learner`, full or with the options that a work names."""
+"""operant: generate + step of a `Learner` with the presets and options of the work."""
 
 from contextlib import nullcontext
 
-from products import Listener, write
+from products import Recorder, write
 from protocol import Pipe, Steps, queries, rewards
 from ragged import Forced
 from shapes import language_model, trained
@@ -12,7 +12,7 @@ from operant.algorithms import preset
 from operant.sampling import task_key
 
 RUN = ("algorithm", "batch", "steps")
-"""What a preset says of a run, and not of a learner."""
+"""Options of a preset that belong to a run and not to a learner."""
 
 
 class Side:
@@ -30,8 +30,8 @@ class Side:
         update = self.learner.options["update"]
         kind = str(self.learner.policy.head.weight.dtype).removeprefix("torch.")
         moved = trained(self.learner.policy.parameters())
-        told = {"batch": self.spec["queries"] * self.spec["groups"], "precision": kind, "trained": moved}
-        return told | {"minibatch": update.minibatch, "epochs": update.epochs}
+        about = {"batch": self.spec["queries"] * self.spec["groups"], "precision": kind, "trained": moved}
+        return about | {"minibatch": update.minibatch, "epochs": update.epochs}
 
     def play(self):
         tasks = [Task(f"{self.step}/{i}", ids) for i, ids in enumerate(queries(self.spec, self.step))]
@@ -43,13 +43,13 @@ class Side:
 
     def take_step(self, capture: str | None) -> dict:
         replies = self.play()
-        heard = Listener(self.learner.policy.parameters()) if capture else nullcontext()
-        with heard:
+        recorder = Recorder(self.learner.policy.parameters()) if capture else nullcontext()
+        with recorder:
             metrics = self.learner.step(replies, rewards(self.spec, self.step, len(replies)))
         self.step += 1
         taken = self.steps.take()
         if capture:
-            write(capture, heard, self.learner.optimizer, taken)
+            write(capture, recorder, self.learner.optimizer, taken)
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
         return {"tokens": sum(len(r.ids) for r in replies), "optimizer_steps": taken, "phases": phases}
 

@@ -1,4 +1,4 @@
-"""operant without one of the pieces that make it fast: `pieces_side.py NAME`. The rest is `operant_side.py`."""
+"""operant without one of its optimisations: `pieces_side.py NAME` patches it out and runs `operant_side.py`."""
 
 import sys
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from operant.training import microbatch, optimizer
 
 
 def activations() -> None:
-    """GELU in transformers' seven kernels."""
+    """Compute GELU in transformers' seven kernels."""
     model_options.fuse_activations = lambda model: None
 
 
 def embedding() -> None:
-    """A gradient of the whole embedding table in every backward pass."""
+    """Compute a gradient of the whole embedding table in every backward pass."""
 
     @contextmanager
     def never(on: bool = True):
@@ -29,11 +29,11 @@ def embedding() -> None:
 
 
 def clipping() -> None:
-    """Gradients are multiplied in a pass of their own."""
+    """Scale the gradients in a separate pass."""
 
     def apply(made, options, *, shrink: float = 1.0):
-        held = [p.grad for group in made.param_groups for p in group["params"] if p.grad is not None]
-        torch._foreach_mul_(held, shrink)
+        gradients = [p.grad for group in made.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_mul_(gradients, shrink)
         optimizer.apply(made, options)
 
     from operant.training import update
@@ -42,21 +42,21 @@ def clipping() -> None:
 
 
 def sweep() -> None:
-    """Log-softmax, entropy and logsumexp each by themselves, and autograd's backward pass."""
+    """Compute log-softmax, entropy and logsumexp separately, with autograd's backward pass."""
 
     class Plain:
         @staticmethod
-        def apply(logits, told):
-            z = told.sampling.adjust(logits, told.places)
+        def apply(logits, inputs):
+            z = inputs.sampling.adjust(logits, inputs.places)
             logp = z.log_softmax(-1)
             entropy = -(logp.exp() * logp).sum(-1)
-            return logp.gather(-1, told.ids[:, None]).squeeze(-1), z.logsumexp(-1), entropy
+            return logp.gather(-1, inputs.ids[:, None]).squeeze(-1), z.logsumexp(-1), entropy
 
     logprobs.Sweep = Plain
 
 
 def drawing() -> None:
-    """One float64 cumulative sum over the whole vocabulary."""
+    """Sample with one float64 cumulative sum over the whole vocabulary."""
 
     def draw(scores, uniforms, work=None):
         top = scores.amax(-1, keepdim=True)
@@ -70,32 +70,32 @@ def drawing() -> None:
 
 
 def buffer() -> None:
-    """transformers' own cache, which is put together anew at every token."""
+    """Use transformers' cache, which is concatenated again at every token."""
     from dataclasses import replace
 
     build = engine.try_decoding
-    engine.try_decoding = lambda made: replace(build(made), pooled=False)
+    engine.try_decoding = lambda policy: replace(build(policy), pooled=False)
 
 
 def retiring() -> None:
-    """Rows whose reply has ended are carried along until the longest has."""
+    """Compute finished rows until the longest reply has ended."""
     engine.COMPACT_AT = 0.0
 
 
 def reading_once() -> None:
-    """Every prompt of a group is read by itself."""
-    from operant.engines.native.engine import decoding
+    """Prefill every prompt of a group separately."""
+    from operant.engines.native import decoding
 
     decoding.distinct = lambda prompts: ([list(p) for p in prompts], list(range(len(prompts))))
 
 
 def sorting() -> None:
-    """Micro-batches as the rows come, whatever their length."""
+    """Cut micro-batches in the order of the rows, not by length."""
     from operant.types import Batch
 
-    def as_they_come(batch: Batch, held, budget, *, packed):
+    def as_they_come(batch: Batch, units, budget, *, packed):
         width, cuts = int(batch.mask.sum(1).max()), [[]]
-        for rows in held:
+        for rows in units:
             if cuts[-1] and width * (len(cuts[-1]) + len(rows)) > budget:
                 cuts.append([])
             cuts[-1] += rows
@@ -105,7 +105,7 @@ def sorting() -> None:
 
 
 def attention() -> None:
-    """The fused attention kernel for short bfloat16 rows, too."""
+    """Use the fused attention kernel for short bfloat16 rows as well."""
     model_options.SHORT = 0
 
 

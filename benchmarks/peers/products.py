@@ -1,10 +1,10 @@
-"""The matrix products of an update: heard while the update runs, and played again alone.
+"""The matrix products of an update, recorded while it runs and replayed alone.
 
-Heard: every matrix product from the first forward pass with gradients on (forward, input gradient, weight gradient),
-with the shapes, strides and types of its operands, and the tensors that the optimizer moves. Played: the same
-products, in their order, on tensors that are there already, and a fused AdamW pass over as many tensors of the same
-sizes for every optimizer step. Fused attention is not in the list, and operands that are no weights are taken from a
-small pool, so they are warmer in the cache than they were: both make the limit harder to reach.
+Recorded: every matrix product from the first forward pass with gradients on (forward, input gradient, weight gradient),
+with the shapes, strides and types of its operands, and the tensors that the optimizer moves. Replayed: the same
+products in the same order, on preallocated tensors, and a fused AdamW pass over as many tensors of the same sizes for
+every optimizer step. Fused attention is left out, and operands other than weights come from a small pool, so they are
+warmer in the cache than in the update: both make the limit harder to reach.
 """
 
 import json
@@ -17,12 +17,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-HEARD = {aten.mm.default: "mm", aten.addmm.default: "addmm", aten.bmm.default: "bmm", aten.baddbmm.default: "baddbmm"}
+RECORDED = {
+    aten.mm.default: "mm",
+    aten.addmm.default: "addmm",
+    aten.bmm.default: "bmm",
+    aten.baddbmm.default: "baddbmm",
+}
 POOL = 3
 
 
-class Listener(TorchDispatchMode):
-    """Writes the products down, while it is on."""
+class Recorder(TorchDispatchMode):
+    """Records the matrix products that run inside its block."""
 
     def __init__(self, weights):
         super().__init__()
@@ -31,53 +36,53 @@ class Listener(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func in HEARD and (self.products or torch.is_grad_enabled()):
-            self.products.append([HEARD[func], [self._told(x) for x in args], self._told(out)])
+        if func in RECORDED and (self.products or torch.is_grad_enabled()):
+            self.products.append([RECORDED[func], [self._description(x) for x in args], self._description(out)])
         return out
 
-    def _told(self, x: torch.Tensor) -> list:
-        told = [list(x.shape), list(x.stride()), str(x.dtype).removeprefix("torch.")]
+    def _description(self, x: torch.Tensor) -> list:
+        layout = [list(x.shape), list(x.stride()), str(x.dtype).removeprefix("torch.")]
         place = x.untyped_storage().data_ptr()
         if place not in self.weights:
-            return told
-        # A weight is the same memory each time, forwards and transposed.
-        return [*told, place, x.untyped_storage().nbytes() // x.element_size(), x.storage_offset()]
+            return layout
+        # A weight occupies the same memory every time, also when it is transposed.
+        return [*layout, place, x.untyped_storage().nbytes() // x.element_size(), x.storage_offset()]
 
 
-def write(path: str, listener: Listener, optimizer: torch.optim.Optimizer, steps: int) -> None:
+def write(path: str, recorder: Recorder, optimizer: torch.optim.Optimizer, steps: int) -> None:
     moved = [[list(p.shape), str(p.dtype).removeprefix("torch.")] for g in optimizer.param_groups for p in g["params"]]
-    told = {"products": listener.products, "moved": moved, "steps": steps}
+    content = {"products": recorder.products, "moved": moved, "steps": steps}
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(told, file)
+        json.dump(content, file)
 
 
 class Replay:
-    """The products and the optimizer passes alone."""
+    """Replays the recorded products and the optimizer passes."""
 
     def __init__(self, path: str):
         with open(path, encoding="utf-8") as file:
-            told = json.load(file)
+            content = json.load(file)
         self.weights: dict[int, torch.Tensor] = {}
         self.pools: dict[str, cycle] = {}
-        self.work = [self._product(*product) for product in told["products"]]
-        self.flops = sum(_flops(product) for product in told["products"])
-        moved = [torch.zeros(shape, dtype=getattr(torch, kind)) for shape, kind in told["moved"]]
+        self.work = [self._product(*product) for product in content["products"]]
+        self.flops = sum(_flops(product) for product in content["products"])
+        moved = [torch.zeros(shape, dtype=getattr(torch, kind)) for shape, kind in content["moved"]]
         for tensor in moved:
             tensor.grad = torch.full_like(tensor, 1e-3)
         self.optimizer = torch.optim.AdamW(moved, lr=1e-6, weight_decay=0.0, fused=True)
-        self.steps = told["steps"]
+        self.steps = content["steps"]
 
     def _product(self, name: str, operands: list, out: list):
         return getattr(torch, name), [self._tensor(x) for x in operands], self._tensor(out)
 
-    def _tensor(self, told: list) -> torch.Tensor:
-        shape, stride, kind, *weight = told
+    def _tensor(self, description: list) -> torch.Tensor:
+        shape, stride, kind, *weight = description
         if weight:
             place, size, offset = weight
             if place not in self.weights:
                 self.weights[place] = _noise(size, kind)
             return self.weights[place].as_strided(shape, stride, offset)
-        key = json.dumps(told)
+        key = json.dumps(description)
         if key not in self.pools:
             last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
             self.pools[key] = cycle([_noise(last + 1, kind).as_strided(shape, stride) for _ in range(POOL)])
@@ -85,7 +90,7 @@ class Replay:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Seconds of the products, and of the optimizer's passes."""
+        """Run everything once; returns the seconds of the products and of the optimizer's passes."""
         start = time.perf_counter()
         for product, operands, out in self.work:
             product(*operands, out=out)
@@ -105,7 +110,7 @@ def _flops(product: list) -> float:
 
 
 def square_rate(kind: str, size: int = 1024, seconds: float = 0.5) -> float:
-    """FLOP/s of one product of two square matrices, over and over."""
+    """FLOP/s of a product of two square matrices, repeated for `seconds`."""
     a, b = (torch.rand(size, size).to(getattr(torch, kind)) for _ in range(2))
     out, count, start = torch.empty_like(a), 0, time.perf_counter()
     while time.perf_counter() - start < seconds:

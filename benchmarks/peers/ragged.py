@@ -1,4 +1,4 @@
-"""Replies whose lengths are drawn beforehand, and known to nobody until they are there."""
+"""Replies with lengths that are drawn beforehand and hidden from the scheduler."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from operant.sampling import uniforms
 
 @dataclass(frozen=True)
 class Forced(Sampling):
-    """Ends every reply at a length that is drawn beforehand, and that nothing but the drawing of a token can see.
+    """Ends every reply at a length that is drawn beforehand and that only the sampling of a token can see.
 
-    A reply is known by its random numbers: those of all replies and places are sorted once a step.
+    A reply is recognised by its random numbers: those of all replies and positions are sorted once per step.
     """
 
     def prepare(self, keys: list[int], lengths: list[int]) -> "Forced":

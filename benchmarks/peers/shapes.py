@@ -1,4 +1,4 @@
-"""Models with random weights and a tokenizer of numbers, for whatever transformers a side has."""
+"""Models with random weights and a tokenizer of numbers, for any version of transformers."""
 
 import torch
 from tokenizers import Tokenizer
@@ -19,8 +19,8 @@ def configuration(shape: dict):
 
 
 def tokenizer(vocabulary: int, *, inside: bool = False):
-    """Words `t0 t1 ...`, one an id. End and padding lie behind the vocabulary, so that no reply can say them, or
-    `inside` it (the last id, and 0)."""
+    """A tokenizer with one word per id: `t0 t1 ...`. End and padding are ids behind the vocabulary, which no reply can
+    contain, or `inside` it (the last id, and 0)."""
     words = {f"t{i}": i for i in range(vocabulary + (0 if inside else 2))}
     made = Tokenizer(WordLevel(words, unk_token="t1"))
     made.pre_tokenizer = WhitespaceSplit()

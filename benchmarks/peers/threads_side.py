@@ -1,4 +1,4 @@
-"""operant: steps of PPO on a shape, with a number of threads or by its own rule."""
+"""operant: PPO steps on a shape, with a number of threads or the number that the library chooses."""
 
 import time
 

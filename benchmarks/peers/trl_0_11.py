@@ -14,7 +14,7 @@ from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer  # noqa
 
 
 class Lengths(LogitsProcessor):
-    """Ends row i at its drawn length, and not before."""
+    """Ends row i exactly at its drawn length."""
 
     def __init__(self, lengths: list, query: int, end: int):
         self.lengths, self.query, self.end = torch.tensor(lengths), query, end
@@ -25,7 +25,7 @@ class Lengths(LogitsProcessor):
         return scores
 
 
-def make(spec: dict, given: torch.nn.Module, words) -> PPOTrainer:
+def make(spec: dict, base: torch.nn.Module, words) -> PPOTrainer:
     low = spec["precision"] == "bfloat16"
     config = PPOConfig(
         exp_name="bench",
@@ -37,8 +37,8 @@ def make(spec: dict, given: torch.nn.Module, words) -> PPOTrainer:
         accelerator_kwargs={"cpu": True} | ({"mixed_precision": "bf16"} if low else {}),
     )
     if spec["lengths"] is None:
-        given.generation_config.eos_token_id = None  # every reply has its full length
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(given)
+        base.generation_config.eos_token_id = None  # every reply has its full length
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(base)
     return PPOTrainer(config, model, ref_model=None, tokenizer=words)  # None: a copy of the whole model
 
 
@@ -48,20 +48,22 @@ def main() -> None:
     ragged = spec["lengths"] is not None
     words = tokenizer(spec["shape"]["vocab_size"], inside=ragged)
     trainer = make(spec, language_model(spec), words)
-    how = {
+    generation = {
         "max_new_tokens": spec["new"],
         "do_sample": True,
         "top_k": 0,
         "top_p": 1.0,
         "pad_token_id": words.pad_token_id,
     }
-    how |= {
+    generation |= {
         "eos_token_id": words.eos_token_id if ragged else None,
         "batch_size": spec["queries"],
         "return_prompt": False,
     }
     if ragged:
-        how["logits_processor"] = LogitsProcessorList([Lengths(spec["lengths"], spec["query"], words.eos_token_id)])
+        generation["logits_processor"] = LogitsProcessorList(
+            [Lengths(spec["lengths"], spec["query"], words.eos_token_id)]
+        )
     low = spec["precision"] == "bfloat16"
     steps = Steps(trainer.optimizer)
     # TRL casts its training passes by itself; `generate` goes past that.
@@ -71,15 +73,17 @@ def main() -> None:
     about |= {"precision": spec["precision"], "trained": trained(trainer.model.parameters())}
     pipe.next(**about)
     while True:
-        asked = [torch.tensor(ids) for ids in queries(spec, step)]
+        prompts = [torch.tensor(ids) for ids in queries(spec, step)]
         start = time.perf_counter()
         with casting(), torch.no_grad():
-            replies = trainer.generate(asked, **how)
-        spoke = time.perf_counter() - start
+            replies = trainer.generate(prompts, **generation)
+        generate_seconds = time.perf_counter() - start
         scores = [torch.tensor(x) for x in rewards(spec, step, len(replies))]
-        trainer.step(asked, replies, scores)
+        trainer.step(prompts, replies, scores)
         step += 1
-        pipe.next(tokens=sum(len(r) for r in replies), optimizer_steps=steps.take(), phases={"generate": spoke})
+        pipe.next(
+            tokens=sum(len(r) for r in replies), optimizer_steps=steps.take(), phases={"generate": generate_seconds}
+        )
 
 
 if __name__ == "__main__":

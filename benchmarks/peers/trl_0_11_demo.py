@@ -42,14 +42,14 @@ class Judge:
 def make(spec: dict, words) -> PPOTrainer:
     torch.manual_seed(spec["seed"])
     config = PPOConfig(exp_name="bench", seed=spec["seed"], accelerator_kwargs={"cpu": True}, **spec["ppo"])
-    given = AutoModelForCausalLM.from_pretrained(spec["policy"], torch_dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(spec["policy"], torch_dtype=torch.float32)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(
-        given, v_head_init_strategy="normal", v_head_initializer_range=0.0
+        base, v_head_init_strategy="normal", v_head_initializer_range=0.0
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / spec["steps"]))
     trainer = PPOTrainer(config, model, ref_model=None, tokenizer=words, optimizer=optimizer, lr_scheduler=falling)
-    trainer.model_params = list(model.parameters())  # a generator that its first clipping would use up
+    trainer.model_params = list(model.parameters())  # a list: the first clipping would exhaust the generator
     return trainer
 
 
@@ -62,27 +62,27 @@ def main() -> None:
     prompts = [torch.tensor(words(text)["input_ids"]) for text in spec["prompts"]]
     random.seed(spec["seed"])
     batch, order = trainer.config.batch_size, []
-    how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False, "batch_size": batch}
-    how |= {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id, **spec["generate"]}
+    generation = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False, "batch_size": batch}
+    generation |= {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id, **spec["generate"]}
     steps = Steps(trainer.optimizer)
     pipe.next(trained=trained(trainer.model.parameters()), precision=str(next(trainer.model.parameters()).dtype))
     while True:
         if len(order) < batch:  # the next pass over the prompts
             order += random.sample(range(len(prompts)), len(prompts))
-        asked, order = [prompts[i] for i in order[:batch]], order[batch:]
+        chosen, order = [prompts[i] for i in order[:batch]], order[batch:]
         clock = [time.perf_counter()]
-        replies = trainer.generate(asked, **how)
+        replies = trainer.generate(chosen, **generation)
         clock.append(time.perf_counter())
-        rows = [torch.cat([query, reply]) for query, reply in zip(asked, replies)]
+        rows = [torch.cat([query, reply]) for query, reply in zip(chosen, replies)]
         scores = judge([words.decode(row, skip_special_tokens=True) for row in rows])
         clock.append(time.perf_counter())
-        trainer.running.update(scores)  # normalised as its own option would, which stops with an error
+        trainer.running.update(scores)  # what `use_score_norm` would do, which raises an error
         normal = (scores - trainer.running.mean) / (trainer.running.std + torch.finfo(torch.float32).eps)
-        stats = trainer.step(asked, replies, list(normal))
+        stats = trainer.step(chosen, replies, list(normal))
         clock.append(time.perf_counter())
         phases = dict(zip(("generate", "reward", "step"), (b - a for a, b in pairwise(clock))))
-        told = {"reward": scores.mean().item(), "kl": float(stats["objective/kl"]), "phases": phases}
-        pipe.next(tokens=sum(len(r) for r in replies), optimizer_steps=steps.take(), **told)
+        answer = {"reward": scores.mean().item(), "kl": float(stats["objective/kl"]), "phases": phases}
+        pipe.next(tokens=sum(len(r) for r in replies), optimizer_steps=steps.take(), **answer)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """TRL 1.12.0: its last `PPOTrainer`, with four networks: policy, reference, values (full size) and reward.
 
-The reward must be a sequence classifier that reads the policy's ids; it is given the smallest one, a block of width 8.
-What that costs is measured and told.
+The reward must be a sequence classifier that reads the policy's ids; here it is one block of width 8, whose cost is
+measured and reported.
 """
 
 import time
@@ -20,7 +20,7 @@ from trl.experimental.utils import get_reward  # noqa: E402
 
 
 def make(spec: dict, turn: Turn) -> PPOTrainer:
-    given, words = language_model(spec), tokenizer(spec["shape"]["vocab_size"])
+    base, words = language_model(spec), tokenizer(spec["shape"]["vocab_size"])
     values, reward = (
         GPT2ForSequenceClassification(_labelled(shape))
         for shape in (spec["shape"], spec["shape"] | {"n_embd": 8, "n_layer": 1, "n_head": 1})
@@ -38,7 +38,7 @@ def make(spec: dict, turn: Turn) -> PPOTrainer:
         temperature=1.0,
         kl_coef=0.2,
     )
-    reference, generate = deepcopy(given), given.generate
+    reference, generate = deepcopy(base), base.generate
 
     def counted(*args, **kwargs):
         start = time.perf_counter()
@@ -47,19 +47,19 @@ def make(spec: dict, turn: Turn) -> PPOTrainer:
         turn.tokens += out.sequences[:, spec["query"] :].numel()
         return out
 
-    given.generate = counted
+    base.generate = counted
     trainer = PPOTrainer(
         args=config,
         processing_class=words,
-        model=given,
+        model=base,
         ref_model=reference,
         reward_model=reward,
         value_model=values,
         train_dataset=dataset(input_ids=prompts(spec)),
         callbacks=[turn],
     )
-    if config.bf16:  # its own autocast covers the training passes alone
-        cast(given, "generate")
+    if config.bf16:  # its own autocast covers only the training passes
+        cast(base, "generate")
         cast(trainer.ref_model, "forward")
         cast(values.transformer, "forward")
         cast(reward.transformer, "forward")
@@ -74,7 +74,7 @@ def _labelled(shape: dict):
 
 @torch.no_grad()
 def reward_seconds(trainer: PPOTrainer, spec: dict) -> float:
-    """What the reward network costs a step."""
+    """Seconds of the reward network per step."""
     rows = torch.ones(spec["queries"], spec["query"] + spec["new"], dtype=torch.long)
     start = time.perf_counter()
     get_reward(trainer.reward_model, rows, trainer.processing_class.pad_token_id, spec["query"])

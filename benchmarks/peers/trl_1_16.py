@@ -14,11 +14,11 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 KINDS = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
 PAGE = 32
-"""Tokens a block of the paged cache: a query and its reply fit into one."""
+"""Tokens per block of the paged cache; a query with its reply fits into one."""
 
 
 class Scores:
-    """The reward: numbers that cost nothing. It sees every reply, so it counts their tokens."""
+    """A reward of random numbers, which also counts the tokens of the replies."""
 
     __name__ = "scores"
 
@@ -31,10 +31,10 @@ class Scores:
 
 
 def make(spec: dict, turn: Turn):
-    """One optimizer step a batch: all samples of all prompts at once."""
+    """A trainer that takes one optimizer step per batch, on all samples of all prompts."""
     settings, trainer = KINDS[spec["algorithm"]]
     rows = spec["queries"] * spec["groups"]
-    given = arguments(spec) | {
+    options = arguments(spec) | {
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": 1,
         "num_generations": spec["groups"],
@@ -47,7 +47,7 @@ def make(spec: dict, turn: Turn):
     if spec.get("continuous"):
         blocks = 2 * rows * (1 + (spec["query"] + spec["new"]) // PAGE)
         paged = {"page_size": PAGE, "num_blocks": blocks, "max_batch_tokens": rows * spec["query"]}
-        given |= {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": paged}
+        options |= {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": paged}
     model = language_model(spec)
     model.generation_config.eos_token_id = None  # every reply has its full length
     if spec["precision"] == "bfloat16":
@@ -57,7 +57,7 @@ def make(spec: dict, turn: Turn):
     return trainer(
         model=model,
         reward_funcs=Scores(turn),
-        args=settings(**given),
+        args=settings(**options),
         train_dataset=dataset(prompt=texts),
         processing_class=tokenizer(spec["shape"]["vocab_size"]),
         callbacks=[turn],
