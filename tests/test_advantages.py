@@ -1,4 +1,4 @@
-"""Credit: numbers worked out by hand, a slow twin of the definition, and poison wherever the policy did not speak."""
+"""Advantages: numbers worked out by hand, a slow copy of the definition, and NaN at tokens that are no actions."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def near(expected) -> list:
 
 
 def test_gae_of_three_tokens_by_hand():
-    """gamma 0.9, lambda 0.8; deltas 1.4, -1.9 and 3, or 5.7 where a state worth 3 follows."""
+    """With gamma 0.9 and lambda 0.8, the deltas are 1.4, -1.9 and 3, or 5.7 if a state of value 3 follows."""
     replies = [said([5], [6, 7, 8]), said([5], [6, 7, 8], end="cut", next_value=3.0)]
     batch = valued(collate(replies, [[1.0, 0.0, 2.0]] * 2), [[0.5, 1.0, -1.0]] * 2)
     done = with_gae(batch, gamma=0.9, lam=0.8, **PLAIN)
@@ -114,7 +114,7 @@ def by_definition(rewards, values, turns, after, rates) -> list[float]:
 
 
 def random_episodes(count: int = 7) -> tuple[list[Rollout], list[dict]]:
-    """Episodes of one to three turns; some prompts go on where the reply ended, some are fresh; some are cut."""
+    """Episodes of one to three turns. Some prompts continue after the reply, some are fresh; some episodes are cut."""
     draw = torch.Generator().manual_seed(1)
 
     def some(n: int, least: int = 1) -> int:
@@ -157,7 +157,7 @@ def test_gae_of_random_episodes_is_its_definition():
 
 
 def filled_batch() -> Batch:
-    """Random episodes with all that a step knows of them."""
+    """Random episodes with all fields that a step fills in."""
     rollouts, _ = random_episodes()
     batch = collate(rollouts, [0.5] * len(rollouts))
     draw = torch.Generator().manual_seed(2)
@@ -166,7 +166,7 @@ def filled_batch() -> Batch:
 
 
 def numbers(batch: Batch) -> dict[str, torch.Tensor]:
-    """Everything between a batch and its loss, at actions alone; the loss's gradient at all log-probs and values."""
+    """All numbers between a batch and its loss at actions, and the loss's gradient by log-probs and values."""
     batch = batch.with_(kl=estimate("k1", batch.raw_logprobs, batch.ref_logprobs))
     batch = with_gae(charge_kl(batch, 0.2), gamma=0.99, lam=0.95, whiten_rewards=True)
     batch = batch.with_(weights=token_weights(batch))
@@ -196,14 +196,14 @@ def test_padding_and_the_words_of_others_change_no_number(junk):
 
 
 def test_whitening_by_hand():
-    """1, 2, 3, 6 have mean 3 and variance 14 / 4, or 14 / 3; what stands elsewhere takes no part."""
+    """1, 2, 3, 6 have mean 3 and variance 14 / 4, or 14 / 3. Other numbers of the tensor do not count."""
     x = torch.tensor([[1.0, 2.0, 1e6], [3.0, float("nan"), 6.0]])
     where = torch.tensor([[True, True, False], [True, False, True]])
     for unbiased, variance in ((False, 14 / 4), (True, 14 / 3)):
         expected = [(v - 3) / (variance + 1e-8) ** 0.5 for v in (1, 2, 3, 6)]
         assert whiten(x, where, unbiased=unbiased)[where].tolist() == pytest.approx(expected, abs=1e-6)
-        kept = whiten(x, where, unbiased=unbiased, shift_mean=False)[where].tolist()
-        assert kept == pytest.approx([e + 3 for e in expected], abs=1e-6)
+        shifted = whiten(x, where, unbiased=unbiased, shift_mean=False)[where].tolist()
+        assert shifted == pytest.approx([e + 3 for e in expected], abs=1e-6)
         assert not whiten(x, where)[~where].any()
 
 
@@ -211,7 +211,7 @@ def test_whitening_by_hand():
 
 
 def conversation(between: list[int], behind: list[int], score: float = 1.0) -> Batch:
-    """Said, world, said, world: the world's last words stand behind the last action."""
+    """A reply, the environment's text, a reply, the environment's text, which follows the last action."""
     first = Turn([5, 6], [7, 8, 9])
     second = Turn([5, 6, 7, 8, 9, *between], [10, 11])
     batch = collate([Rollout(Task("t", [5, 6]), 0, [first, second], ["", ""])], [score])
@@ -288,16 +288,16 @@ def test_groups_go_by_name_and_not_by_position():
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 1, -7.3])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 11])
 def test_a_constant_group_has_no_advantage_at_all(value, size):
-    """In float64 as well, where three times 0.1 has the mean 0.10000000000000002."""
+    """A constant group is 0 in float64 as well, where three times 0.1 has the mean 0.10000000000000002."""
     for dtype in (torch.float32, torch.float64):
         returns = torch.tensor([value] * size + [1.0, 2.0], dtype=dtype)
         assert group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
 
 
 def test_leave_one_out_by_hand():
-    """Groups (1, 2, 6) and (5): 1 - 4, 2 - 3.5, 6 - 1.5; alone there is nothing to compare with."""
-    told = leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
-    assert told.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
+    """Groups (1, 2, 6) and (5) give 1 - 4, 2 - 3.5, 6 - 1.5; and 0 for the group of one."""
+    result = leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
+    assert result.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
 
 
 def test_group_advantages_stand_on_every_action_of_every_row_of_an_episode():

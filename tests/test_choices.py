@@ -1,4 +1,4 @@
-"""A choice among given replies is one action: its distribution, its gradient, its KL, beside free speech and alone."""
+"""A choice among options is one action: its distribution, gradient and KL, with and without generated replies."""
 
 from itertools import product
 
@@ -26,8 +26,8 @@ def right(model, prompt, options, temperature=1.0, choice="mean", end=END):
     """[O] log-probs of the options, by bare forward passes of single rows."""
     scores = []
     for option in options:
-        told = bare_logprobs(model, prompt, option + ([] if end is None else [end]))
-        scores.append((told.mean() if choice == "mean" else told.sum()) / temperature)
+        logprobs = bare_logprobs(model, prompt, option + ([] if end is None else [end]))
+        scores.append((logprobs.mean() if choice == "mean" else logprobs.sum()) / temperature)
     return torch.stack(scores).log_softmax(0)
 
 
@@ -57,7 +57,7 @@ def test_options_have_the_probability_of_their_scores(kind, choice, stops):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_branches_of_a_row_are_rows_of_their_own(kind):
-    """The two ways agree, gradients too; which one is used, a probe has found out."""
+    """Branches and separate rows agree in their numbers and gradients; a probe chooses between them."""
     policy = Policy(lm(kind, vocab=24), value=ValueOptions())
     sampling = Sampling(stop_tokens=(END,))
     grown, _ = tables(policy, sampling)
@@ -75,7 +75,7 @@ def test_branches_of_a_row_are_rows_of_their_own(kind):
 
 
 def test_a_choice_may_fill_the_context_and_not_exceed_it():
-    """64 positions. All options of a row together are longer; each alone fits, beside a row that is shorter."""
+    """The model has 64 positions. The options of a row together have more tokens; each of them alone fits."""
     policy, sampling = Policy(lm(vocab=24)), Sampling(stop_tokens=(END,))
     prompts, options = [[5] * 54, [8]], [[[11] * 9, [12] * 9, [13] * 8], [[16], [17]]]
     mine, _ = tables(policy, sampling, prompts, options)
@@ -98,7 +98,7 @@ def test_an_option_that_stands_twice_is_one_and_the_first_of_them_is_taken():
 def test_what_is_no_choice_is_refused():
     engine = NativeEngine(Policy(lm(vocab=24)))
     for options in ([], [[5], []]):
-        with pytest.raises(OperantError, match="needs at least one, and each of them a token"):
+        with pytest.raises(OperantError, match="needs at least one option, and each option at least one token"):
             engine.choose([[5]], [options], Sampling(), [0])
     turn = Turn([5], [6], options=[[6], [7]], chosen=1)
     with pytest.raises(OperantError, match=r"option 1 of 2 was chosen, and its ids are not the reply's"):
@@ -116,10 +116,10 @@ def test_choices_are_drawn_by_their_keys_in_one_pass(kind):
     picked = NativeEngine(policy).choose(PROMPTS, OPTIONS, sampling, [1, 2, 3])
     assert len(calls) <= 2  # of an encoder-decoder one for the values, and one for the options
     for (index, completion), prompt, options, key in zip(picked, PROMPTS, OPTIONS, [1, 2, 3], strict=True):
-        told = right(policy.model, prompt, options)
-        assert index == int((told.exp().cumsum(0) <= uniforms([key], 0)).sum())
+        logprobs = right(policy.model, prompt, options)
+        assert index == int((logprobs.exp().cumsum(0) <= uniforms([key], 0)).sum())
         assert completion.action == options[index]
-        assert completion.logprobs == pytest.approx([float(told[index])], abs=2e-5)
+        assert completion.logprobs == pytest.approx([float(logprobs[index])], abs=2e-5)
 
 
 # --- a world of two turns, enumerated ---------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def behind(token):
 
 
 def expected(pays, ref=None, beta=0.0, model=None):
-    """The gradient of the expected reward less beta times both turns' KL, as one vector, by bare passes in float64."""
+    """The gradient of the expected reward minus beta times both turns' KL, by plain forward passes in float64."""
     model = model or lm(vocab=V, spread=0.35).double()
     speech = (model(torch.tensor([ASKED])).logits[0, -1] / 0.8).log_softmax(-1)
     doors = torch.stack([_doors(model, behind(t)) for t in range(V)])
@@ -156,13 +156,13 @@ def _doors(model, prompt):
     scores = []
     for option in DOORS:
         logits = model(torch.tensor([prompt + option])).logits[0, len(prompt) - 1 : -1]
-        told = logits.log_softmax(-1).gather(-1, torch.tensor(option)[:, None])
-        scores.append(told.mean() / 0.8)
+        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(option)[:, None])
+        scores.append(logprobs.mean() / 0.8)
     return torch.stack(scores).log_softmax(0)
 
 
 def found(pays, ref=None, beta=0.0, joined=True):
-    """The same from the library: the gradient of one step on each of the 18 attempts, weighted by its probability."""
+    """The library's gradient: that of one step on each of the 18 attempts, weighted by its probability."""
     model = lm(vocab=V, spread=0.35).double()
     options = {"advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0, "max_grad_norm": None}
     more = {"epochs": 1, "fixed_length": True, "max_tokens": 1, "temperature": 0.8, "kl.coef": beta}
@@ -171,11 +171,11 @@ def found(pays, ref=None, beta=0.0, joined=True):
     whole = 0.0
     for token, door in product(range(V), range(len(DOORS))):
         with torch.no_grad():
-            said = (model(torch.tensor([ASKED])).logits[0, -1] / 0.8).log_softmax(-1)[token]
+            drawn = (model(torch.tensor([ASKED])).logits[0, -1] / 0.8).log_softmax(-1)[token]
             went = _doors(model, behind(token))[door]
         prompt = behind(token)
         turns = [
-            Turn(ASKED, [token], [float(said)], [0.0], "length"),
+            Turn(ASKED, [token], [float(drawn)], [0.0], "length"),
             Turn(
                 prompt, DOORS[door], [float(went)], [0.0], options=DOORS, chosen=door, reward=float(pays[token, door])
             ),
@@ -183,7 +183,7 @@ def found(pays, ref=None, beta=0.0, joined=True):
         learner.optimizer = Caught(learner.policy.model.parameters())
         learner.learn([Rollout(Task("a", ASKED), 0, turns, ["", ""], "world")], [0.0], SPEAKS)
         assert len(learner.last_step.batch) == 1  # both turns in one row
-        whole = whole - float((said + went).exp()) * 2 * learner.optimizer.gradients[0]  # a mean over two actions
+        whole = whole - float((drawn + went).exp()) * 2 * learner.optimizer.gradients[0]  # a mean over two actions
     return whole
 
 
@@ -192,7 +192,7 @@ def test_the_expected_gradient_of_speech_and_choice_is_that_of_the_expected_rewa
 
 
 def test_with_equal_rewards_the_expected_gradient_is_zero():
-    """Trained on unnormalised log-probs of the tokens, its norm was 28."""
+    """The gradient norm was 28 when the unnormalised log-probs of the tokens were trained."""
     assert float(found(torch.ones_like(PAYS)).norm()) < 1e-8 * float(expected(PAYS).norm()) * 100
 
 
@@ -205,7 +205,7 @@ def test_the_price_of_kl_is_that_of_both_turns():
 
 
 class House:
-    """Free speech, then a door, then speech again, all in one row."""
+    """A generated reply, a choice among doors, and another generated reply, all in one row."""
 
     def reset(self, tasks):
         self.turn = dict.fromkeys(tasks, 0)
@@ -242,12 +242,13 @@ def test_free_and_choice_turns_in_one_batch_score_as_they_were_drawn(kind, more)
         turn = rollout.turns[1]
         at = (batch.episodes[:, None] == number) & (batch.turns == 1)
         assert int(at.sum()) == 1
-        told = [
+        logprobs = [
             right(m, turn.prompt, turn.options, 0.7) for m in (learner.policy.model, learner.reference.policy.model)
         ]
         if more.get("kl.kind") == "reverse":
-            assert float(batch.kl[at]) == pytest.approx(float((told[0].exp() * (told[0] - told[1])).sum()), abs=1e-4)
-        assert float(batch.ref_logprobs[at]) == pytest.approx(float(told[1][turn.chosen]), abs=1e-4)
+            exact = (logprobs[0].exp() * (logprobs[0] - logprobs[1])).sum()
+            assert float(batch.kl[at]) == pytest.approx(float(exact), abs=1e-4)
+        assert float(batch.ref_logprobs[at]) == pytest.approx(float(logprobs[1][turn.chosen]), abs=1e-4)
         assert batch.rewards[at].item() == pytest.approx(
             float(rollout.texts[1] == "go") - 0.1 * float(batch.kl[at]), abs=1e-6
         )
@@ -283,8 +284,8 @@ def test_given_choices_are_learnt_by_their_share_among_the_options():
         Rollout(Task(str(i), p), i, [Turn(p, o[-1], options=o, chosen=len(o) - 1)], [""])
         for i, (p, o) in enumerate(zip(PROMPTS, OPTIONS, strict=True))
     ]
-    told = [float(right(model, p, o)[-1]) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
-    assert learner.learn(rollouts, None)["supervised/loss"] == pytest.approx(-sum(told) / 3, rel=1e-6)
+    logprobs = [float(right(model, p, o)[-1]) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
+    assert learner.learn(rollouts, None)["supervised/loss"] == pytest.approx(-sum(logprobs) / 3, rel=1e-6)
 
 
 def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
@@ -299,8 +300,10 @@ def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
 
     learner, whole = gradient(8192)
     assert gap(gradient(64)[1], whole) < 1e-5
-    held = refused_step._batch(refused_step._plain(learner.last_step.batch))
-    assert held.choices.listed() == learner.last_step.batch.choices.listed()
+    batch = learner.last_step.batch
+    refusal = refused_step.RefusedStep("observe", NonFinite("loss", "nan"), [(batch, {})], Sampling(), 0.1, 64)
+    (restored, _), *_ = refused_step.read(refused_step.write(tmp_path / "step-00001", refusal, {}, {}))[0].parts
+    assert restored.choices.listed() == batch.choices.listed()
     held = branches(learner.last_step.batch, END)
     assert among(
         torch.zeros(sum(len(b.ids) for b in held)), held, learner.last_step.batch.choices, Sampling()

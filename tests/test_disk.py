@@ -110,7 +110,7 @@ def test_a_failing_reward_is_reported_rather_than_the_failing_disk(tmp_path, cap
     disk = Disk(anything)
     with on(disk), pytest.raises(OperantError, match="the judge is out"):
         train(model(), TASKS, fails, out=tmp_path / "run", tokenizer=letters(), **SMALL)
-    assert "nor could the state from before the step be saved" in capsys.readouterr().err
+    assert "the state from before the step could not be saved either" in capsys.readouterr().err
 
 
 def test_what_cannot_be_exported_is_an_error_after_the_checkpoint(tmp_path):
@@ -185,7 +185,7 @@ def test_a_log_that_cannot_be_written_waits_until_the_end(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     disk = Disk(lambda operation, path: path.name == "log.txt", steps=[0])
     with on(disk):
-        folder.say("first")
-        folder.say("second")
+        folder.log_message("first")
+        folder.log_message("second")
     folder.close()
     assert [x.split()[-1] for x in folder.log_path.read_text(encoding="utf-8").splitlines()] == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Gradients of looked-up rows, added in place, are those that torch makes of the whole table."""
+"""Gradients of looked-up rows, added in place, equal those that torch computes for the whole table."""
 
 import copy
 

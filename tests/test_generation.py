@@ -1,4 +1,4 @@
-"""The schedule of generation: whatever it does, the same replies, and less work."""
+"""The schedule of generation: it saves work, and never changes a reply."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from operant.engines.native import engine as native
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Pooled, Whole
-from operant.engines.native.engine import NativeEngine, in_turn, without
+from operant.engines.native.engine import NativeEngine, compaction_order, reading_order
 from operant.engines.native.kv_cache import Window, plain_layers
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
@@ -51,7 +51,7 @@ def model_of(kind: str, window: int = 5, **more):
 
 
 def any_model(x: Any) -> Any:
-    """What has more than its type says."""
+    """A wrapper whose attributes its type does not declare."""
     return x
 
 
@@ -98,13 +98,13 @@ def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, adm
 def test_looking_seldom_at_which_replies_have_ended_changes_nothing(shapes, rows, monkeypatch):
     policy = policy_of("gpt2")
     whole = replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1])
-    monkeypatch.setattr("operant.engines.native.engine.look_every", lambda device: 5)
+    monkeypatch.setattr("operant.engines.native.engine.check_every", lambda device: 5)
     policy = fixed(policy) if shapes == "fixed" else policy
     same(replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1], batch=rows), whole)
 
 
 def test_a_sliding_window_that_holds_whole_rows_is_none():
-    """Mistral's: wide enough for what the probe reads; rows of 9 fit into it, rows of 10 do not."""
+    """Mistral's sliding window: the rows of the probe fit into it, and so do rows of 9 tokens, but not of 10."""
     policy = Policy(model_of("mistral", window=9), value=ValueOptions(init="normal"))
     assert isinstance(native.decode(policy, 4, 9), Pooled) and isinstance(native.decode(policy, 4, 10), Cached)
     short = Sampling(max_tokens=2, stop_tokens=(2, 7))
@@ -143,14 +143,14 @@ def test_log_probs_of_stepping_in_are_the_plain_forwards_in_float64(kind):
 
 
 def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
-    """What stands in it is NaN, which a mask alone would let through."""
+    """Unused parts of the buffer contain NaN, which a mask alone would let through."""
     policy = policy_of("llama")
     whole = replies(policy, RAGGED, GROUPS, KEYS)
     made = Window._buffer
     monkeypatch.setattr(Window, "_buffer", lambda self, *a: made(self, *a).fill_(torch.nan))
     monkeypatch.setattr(
         "operant.engines.native.decoding.READ_AT_ONCE", 8
-    )  # short prompts into rows that nobody has used
+    )  # short prompts into rows that were never used
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=8), whole)
 
 
@@ -158,7 +158,7 @@ def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
 
 
 class Counted:
-    """Every call of the model: rows and columns."""
+    """Record the number of rows and columns of every call of the model."""
 
     def __init__(self, policy):
         try_decoding(policy)  # it makes calls of its own, once
@@ -183,9 +183,9 @@ class Counted:
 def test_rows_leave_when_their_reply_ends():
     policy = policy_of("gpt2")
     counted = Counted(policy)
-    said = replies(policy, RAGGED, GROUPS, KEYS)
-    assert sum(counted.steps) == sum(len(c.action) - 1 for c in said)
-    assert len(counted.steps) == max(len(c.action) for c in said) - 1
+    generated = replies(policy, RAGGED, GROUPS, KEYS)
+    assert sum(counted.steps) == sum(len(c.action) - 1 for c in generated)
+    assert len(counted.steps) == max(len(c.action) for c in generated) - 1
 
 
 def test_a_group_is_read_once_and_also_when_it_does_not_fit(monkeypatch):
@@ -199,14 +199,14 @@ def test_a_group_is_read_once_and_also_when_it_does_not_fit(monkeypatch):
         assert sum(count for count, _ in counted.read) == 3
 
 
-def test_waiting_prompts_step_in_and_steps_are_saved():
+def test_waiting_prompts_are_admitted_and_steps_are_saved():
     policy = policy_of("gpt2")
     long = Sampling(max_tokens=30, stop_tokens=(2, 7, 11, 15))
     prompts, keys = [[4 + i % 11, 5] for i in range(32)], list(range(32))
     counted = Counted(policy)
-    said = replies(policy, long, prompts, keys, batch=8)
+    generated = replies(policy, long, prompts, keys, batch=8)
     taken = len(counted.steps)
-    lengths = [len(c.action) for c in said]
+    lengths = [len(c.action) for c in generated]
     one_after_another = sum(max(lengths[i : i + 8]) - 1 for i in range(0, 32, 8))
     assert max(counted.steps) <= 8
     assert taken < 0.8 * one_after_another
@@ -227,15 +227,15 @@ def test_an_encoder_reads_a_group_once():
 
 
 def test_the_order_of_reading_depends_on_the_prompts_alone():
-    assert in_turn([[1], [2, 3], [4], [2, 3], [5, 6]]) == [1, 3, 4, 0, 2]
+    assert reading_order([[1], [2, 3], [4], [2, 3], [5, 6]]) == [1, 3, 4, 0, 2]
 
 
 def test_the_last_rows_fill_the_holes():
-    assert without(np.array([True, False, True, False, True])).tolist() == [0, 4, 2]
-    assert without(np.array([False, False])).tolist() == []
+    assert compaction_order(np.array([True, False, True, False, True])).tolist() == [0, 4, 2]
+    assert compaction_order(np.array([False, False])).tolist() == []
 
 
-def test_only_plain_keys_and_values_are_kept_in_one_buffer():
+def test_only_plain_keys_and_values_share_one_buffer():
     assert plain_layers(model_of("gpt2"), 20) == 2 and plain_layers(model_of("t5"), 20) is None
     assert plain_layers(model_of("mistral"), 20) is None and plain_layers(model_of("mistral"), 5) == 2
 
@@ -249,7 +249,7 @@ def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():
 
 @pytest.mark.parametrize("vocabulary", [5, 256, 257, 1000, 5000])
 def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
-    """Against one cumulative sum in float64; a draw within rounding of a border may fall on either side."""
+    """Draws agree with one cumulative sum in float64, except within rounding of a border."""
     torch.manual_seed(0)
     scores = torch.randn(64, vocabulary) * 3
     scores[:32, : vocabulary // 2] = -torch.inf
@@ -310,12 +310,12 @@ def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
             assert c.action == plain.action
             assert c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
             assert c.values == pytest.approx(plain.values, abs=1e-5)
-    assert not any_model(native.decode(policy, rows, 8)).kept.graphs
+    assert not any_model(native.decode(policy, rows, 8)).buffer.graphs
     truth = bare_logprobs(policy.model, prompts[0], grown[0].action)
     assert torch.allclose(torch.tensor(grown[0].logprobs).double(), truth, atol=1e-5)
 
 
-def test_fewer_rows_are_computed_as_replies_end_and_states_at_the_cut_are_kept():
+def test_fewer_rows_are_computed_as_replies_end_and_trunk_states_are_stored():
     policy = policy_of("gpt2")
     any_model(policy).trunk = Below(policy.model.transformer.h[1])
     prompts, keys = [[4 + i % 11, 5, 3] for i in range(64)], list(range(64))
@@ -323,24 +323,25 @@ def test_fewer_rows_are_computed_as_replies_end_and_states_at_the_cut_are_kept()
     plain = replies(policy, long, prompts, keys)
     native.decode(fixed(policy), 1, 4)
     counted = Counted(policy)
-    said = replies(policy, long, prompts, keys)
+    generated = replies(policy, long, prompts, keys)
     assert set(counted.steps) == {64, 16}
-    for mine, other in zip(said, plain, strict=True):
+    for mine, other in zip(generated, plain, strict=True):
         assert mine.action == other.action and torch.allclose(mine.states, other.states, atol=1e-4)
 
 
-def test_buffer_and_graphs_are_kept_while_the_weights_lie_where_they_did():
+def test_buffer_and_graphs_are_reused_while_the_weights_keep_their_addresses():
     policy = policy_of("llama")
     first = static(policy, 4, 20, moves=False)
     assert (
-        static(policy, 4, 20, moves=False).kept is first.kept and static(policy, 3, 18, moves=False).kept is first.kept
+        static(policy, 4, 20, moves=False).buffer is first.buffer
+        and static(policy, 3, 18, moves=False).buffer is first.buffer
     )
     with torch.no_grad():
         policy.model.lm_head.weight.add_(0.1)
-    assert static(policy, 4, 20, moves=False).kept is first.kept
+    assert static(policy, 4, 20, moves=False).buffer is first.buffer
     policy.model.lm_head.weight.data = policy.model.lm_head.weight.data.clone()
-    assert static(policy, 4, 20, moves=False).kept is not first.kept
-    assert static(policy, 9, 20, moves=False).kept.window.rows == 9
+    assert static(policy, 4, 20, moves=False).buffer is not first.buffer
+    assert static(policy, 9, 20, moves=False).buffer.window.rows == 9
 
 
 def test_a_model_that_decodes_otherwise_over_a_fixed_buffer_says_so(caplog, monkeypatch):
@@ -363,10 +364,10 @@ def test_where_a_step_cannot_be_captured_generation_goes_on_without(caplog):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
 def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
     policy = Policy(any_model(model_of(kind)).cuda(), value=ValueOptions(init="normal"))
-    said = replies(policy, RAGGED, GROUPS, KEYS, batch=4)
-    assert any_model(native.decode(policy, 4, 19)).kept.graphs
+    generated = replies(policy, RAGGED, GROUPS, KEYS, batch=4)
+    assert any_model(native.decode(policy, 4, 19)).buffer.graphs
     policy.model.cpu()
-    for prompt, c in zip(GROUPS, said, strict=True):
+    for prompt, c in zip(GROUPS, generated, strict=True):
         assert torch.allclose(
             torch.tensor(c.logprobs).double(), bare_logprobs(policy.model, prompt, c.action), atol=1e-3
         )
@@ -376,7 +377,7 @@ def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
 
 
 class Below:
-    """Stands for a trunk: notes what enters a block."""
+    """A substitute for a trunk, which records the input of a block."""
 
     def __init__(self, block):
         self.last = torch.empty(0)
@@ -391,8 +392,8 @@ def test_states_at_the_cut_are_collected_of_every_token_but_the_last(mode):
         object.__setattr__(policy.modes, "cached", mode == "cached")
     block = policy.model.transformer.h[1]
     any_model(policy).trunk = Below(block)
-    said = NativeEngine(policy, batch=4).generate(GROUPS, RAGGED, KEYS)
-    for prompt, c in zip(GROUPS, said, strict=True):
+    generated = NativeEngine(policy, batch=4).generate(GROUPS, RAGGED, KEYS)
+    for prompt, c in zip(GROUPS, generated, strict=True):
         policy.model(torch.tensor([prompt + c.action[:-1]]))
         assert c.states.shape == (len(prompt) + len(c.action) - 1, 32)
         assert torch.allclose(c.states, any_model(policy).trunk.last[0], atol=1e-4)

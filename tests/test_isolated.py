@@ -23,7 +23,7 @@ from toys import letters, lm
 import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.rewards import IsolationOptions, judge, minus_query, resolve, under, weighted
-from operant.runs.attempts import attempt, joined
+from operant.runs.scored_rollouts import join_judgements, play_and_score
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, LEVELS, Limits, SupervisedProcess
 from operant.tally import Tally
@@ -318,9 +318,9 @@ def test_options_out_of_range_are_refused(wrong):
 def test_outcomes_are_counted_in_chunks_too():
     reward = isolated(hostile.raises)
     whole = judge(reward, rollouts())
-    parts = joined([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
+    parts = join_judgements([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
     assert (parts.scores, parts.outcomes) == (whole.scores, whole.outcomes)
-    mixed = joined([judge(reward, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
+    mixed = join_judgements([judge(reward, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
     tally = Tally()
     mixed.report(tally)
     counts = {k.removeprefix("reward/outcome/"): v for k, v in tally.result().items() if k.startswith("reward/outcome")}
@@ -371,7 +371,7 @@ def _failing_on_one(rank: int, world: int, on_error: str) -> str:
     learner = Learner(lm("gpt2", vocab=len(letters())), tokenizer=letters(), **{"max_tokens": 4, "watch_every": 0})
     reward = isolated(hostile.raises, on_error=on_error)
     try:
-        rollouts, judged = distributed.together(lambda: attempt(learner, tasks, reward))
+        rollouts, judged = distributed.together(lambda: play_and_score(learner, tasks, reward))
         assert judged.outcomes == ["error" if rank else "ok"]
         learner.learn(rollouts, judged.scores)
     except OperantError as error:

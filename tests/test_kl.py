@@ -1,4 +1,4 @@
-"""KL: its gradient against enumeration in float64, its estimate against its definition, and who sets its price."""
+"""KL: its gradient against enumeration in float64, its estimate against its definition, and its controllers."""
 
 import copy
 from itertools import product
@@ -31,7 +31,7 @@ def categorical(seed: int) -> torch.Tensor:
 
 
 def exact_gradient(logits: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.Tensor:
-    """Of sum_v p log(p / q), or of sum_v q log(q / p) for `forward`, written out."""
+    """The gradient of sum_v p log(p / q), or of sum_v q log(q / p) for `forward`, from its formula."""
     logits = logits.clone().requires_grad_()
     p, q = logits.softmax(0), ref.softmax(0)
     kl = (q * (q / p).log()).sum() if kind == "forward" else (p * (p / q).log()).sum()
@@ -39,7 +39,7 @@ def exact_gradient(logits: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.
 
 
 def expected_gradient(logits: torch.Tensor, behaviour: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.Tensor:
-    """Of the library's loss term, each of the six tokens weighted by how often the sampler says it."""
+    """The gradient of the library's loss term, each of the six tokens weighted by its probability under the sampler."""
     logits = logits.clone().requires_grad_()
     p, b, q = logits.log_softmax(0), behaviour.log_softmax(0), ref.log_softmax(0)
     if kind == "reverse":
@@ -95,7 +95,7 @@ def flat(model) -> torch.Tensor:
 
 
 def true_gradient(kind: str) -> torch.Tensor:
-    """Of the KL at the prompt between two models, both at temperature 0.8, by bare forwards in float64."""
+    """The gradient of the KL at the prompt between two models at temperature 0.8, by plain passes in float64."""
     model, ref = small(0).double(), small(1).double()
     p, q = ((m(torch.tensor([PROMPT])).logits[0, -1] / T).log_softmax(0) for m in (model, ref))
     q = q.detach()
@@ -112,8 +112,8 @@ def test_the_update_has_the_gradient_of_the_kl_at_the_state(kind, off):
     nothing = Objective(lambda out, batch: {"loss": 0.0 * out.logprobs}, kl=options, reference=reference)
     total = 0.0
     for token in range(V):
-        told = bare_logprobs(sampler, PROMPT, [token], T)
-        batch = collate([said(PROMPT, [token], logprobs=told.tolist())], [0.0])
+        logprobs = bare_logprobs(sampler, PROMPT, [token], T)
+        batch = collate([said(PROMPT, [token], logprobs=logprobs.tolist())], [0.0])
         batch = score_batch(batch, policy, reference, SPOKEN, options)
         optimizer, optimizer_options = Caught(policy.model.parameters()), OptimizerOptions(max_grad_norm=None)
         update(
@@ -125,12 +125,12 @@ def test_the_update_has_the_gradient_of_the_kl_at_the_state(kind, off):
             optimizer_options=optimizer_options,
             sampling=SPOKEN,
         )
-        total = total + float(told.exp()) * optimizer.gradients[0]
+        total = total + float(logprobs.exp()) * optimizer.gradients[0]
     assert gap(total, true_gradient(kind)) < 1e-4
 
 
 def stepped(replies, **options) -> list[tuple[dict, torch.Tensor]]:
-    """One step of a learner that pays nothing but KL, on each of the replies alone; metrics and gradient."""
+    """Metrics and gradient of one step on each of the replies, for a learner whose reward is only KL."""
     learner = Learner(
         Policy(small(0), value=ValueOptions()),
         reference=Policy(small(1)),
@@ -188,7 +188,7 @@ def test_a_charge_in_the_reward_has_the_whole_gradient_of_what_it_expects(kind):
 
 
 def whole_reply_gradient() -> torch.Tensor:
-    """Of sum over the 36 replies of two tokens of P(y) log(P(y) / Q(y)), by bare forwards in float64."""
+    """The gradient of the sum of P(y) log(P(y) / Q(y)) over 36 replies of two tokens, by plain passes in float64."""
     model, ref = small(0).double(), small(1).double()
 
     def said_by(m) -> torch.Tensor:
@@ -211,7 +211,7 @@ def whole_reply_gradient() -> torch.Tensor:
     ids=["reward, gamma 1", "reward, gamma 0.5", "loss"],
 )
 def test_only_the_reward_form_has_the_gradient_of_the_whole_replys_kl(options, right):
-    """Two tokens, enumerated over 36 replies: what the second state costs comes back to the first token, or not."""
+    """Two tokens, enumerated over 36 replies: the cost of the second state is credited to the first token, or not."""
     replies = [list(y) for y in product(range(V), repeat=2)]
     steps = stepped(replies, max_tokens=2, **options)
     probs = [float(bare_logprobs(small(0), PROMPT, y, T).sum().exp()) for y in replies]
@@ -220,7 +220,7 @@ def test_only_the_reward_form_has_the_gradient_of_the_whole_replys_kl(options, r
     assert error < 1e-4 if right else error > 0.005
 
 
-# --- the number that is told (test 11) --------------------------------------------------------------------------------
+# --- the logged KL (test 11) ------------------------------------------------------------------------------------------
 
 
 P = torch.tensor([0.40, 0.30, 0.10, 0.10, 0.05, 0.05], dtype=torch.float64)
@@ -229,8 +229,8 @@ Q = torch.tensor([0.45, 0.35, 0.05, 0.05, 0.05, 0.05], dtype=torch.float64)
 
 def mean_k1(sampling: Sampling) -> float:
     """Exact expectation of the library's k1 over what can be drawn."""
-    kept = sampling.kept(P.log()[None].float())
-    drawn = P if kept is None else P * kept[0] / (P * kept[0]).sum()
+    allowed = sampling.kept(P.log()[None].float())
+    drawn = P if allowed is None else P * allowed[0] / (P * allowed[0]).sum()
     return float((drawn * estimate("k1", P.log(), Q.log())).sum())
 
 
@@ -257,8 +257,8 @@ KL_OF = {
 
 
 @pytest.mark.parametrize("kind", [*KL_OF, "reverse", "forward"])
-def test_the_kl_that_is_told_is_the_kl_that_is_paid(kind):
-    """Both by hand from two bare models; for k1 the two are one number. Replies of unequal length, temperature 0.8."""
+def test_the_logged_kl_is_the_charged_kl(kind):
+    """Logged and charged KL agree with two plain models, for replies of unequal length at temperature 0.8."""
     model, ref = lm(), lm(seed=1)
     learner = Learner(
         Policy(model, value=ValueOptions()),

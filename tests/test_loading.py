@@ -1,4 +1,4 @@
-"""Policies from folders and back, the critic beside them, and what is refused."""
+"""Loading and exporting policies with their critic; folders that are refused."""
 
 import json
 

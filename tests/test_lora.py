@@ -1,4 +1,4 @@
-"""Adapters: where they start, what they leave alone, what their reference is, how they are kept and given away."""
+"""Adapters: their initial values, the frozen weights, the reference, saving and export."""
 
 import json
 import re
@@ -31,7 +31,7 @@ AUTO = {"causal": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
 
 
 def base_of(model):
-    """Copies of the weights that are no adapter's, by the names that they have without one."""
+    """Copies of the weights without the adapter's, under their names in a model without an adapter."""
     return {n.replace(".base_layer", ""): p.detach().clone() for n, p in model.named_parameters() if ".lora_" not in n}
 
 
@@ -52,7 +52,7 @@ def shaken(model, rank=4, **more):
 
 @pytest.fixture
 def folders(tmp_path):
-    """A model's folder, and that of a trained adapter for it."""
+    """The folder of a model, and the folder of a trained adapter for it."""
     lm("gpt2", vocab=40).save_pretrained(tmp_path / "base")
     letters().save_pretrained(tmp_path / "base")
     model = shaken(lm("gpt2", vocab=40))
@@ -89,19 +89,19 @@ def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
 def test_it_learns_under_ppo():
     options = LORA | {"kl.coef": 0.0, "sampling.max_tokens": 6, "update.minibatch": 16}
     learner = Learner(lm("llama", vocab=12), **options)
-    told = []
+    history = []
     for _ in range(8):
         replies = learner.generate([[5, 3, 4]] * 32)
-        told.append(learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies]))
-    rewards = [m["reward/mean"] for m in told]
+        history.append(learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies]))
+    rewards = [m["reward/mean"] for m in history]
     assert rewards[0] < 0.4 and sum(rewards[-2:]) / 2 > 0.8
-    assert max(m["rollout/logprob_gap"] for m in told) < 1e-4
+    assert max(m["rollout/logprob_gap"] for m in history) < 1e-4
 
 
 @pytest.mark.parametrize("kind, turned", [("llama", False), ("gpt2", True)])
 @pytest.mark.parametrize("rslora", [False, True])
 def test_what_an_adapted_layer_computes(kind, turned, rslora):
-    """Held to the formula, x W + s (x A') B', written out here."""
+    """The output equals the formula x W + s (x A') B'."""
     model = shaken(lm(kind), alpha=6.0, rslora=rslora)
     layer = next(m for m in model.modules() if hasattr(m, "lora_A"))
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -124,7 +124,7 @@ def test_its_random_numbers_are_those_of_the_seed():
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_a_trunk_below_it_and_blocks_computed_again_change_no_gradient(gradient_checkpointing):
-    """The gradients of the top block's adapter, with and without what is saved on the way."""
+    """The gradients of the top block's adapter, with and without the shorter forward pass."""
 
     def gradients(options):
         policy = Policy(shaken(lm("llama")), options=options)
@@ -227,8 +227,8 @@ def test_an_export_is_plain_and_its_adapter_is_pefts(kind, tmp_path):
     mine = policy.model(**ids).logits
     assert torch.allclose(bare(**ids).logits, mine, atol=1e-4)
     assert torch.allclose(beside.eval()(**ids).logits, mine, atol=1e-5)
-    told = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text(encoding="utf-8"))
-    assert told["base_model_name_or_path"] == str(tmp_path / "base") and told["r"] == 4
+    config = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(tmp_path / "base") and config["r"] == 4
 
 
 def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
@@ -332,7 +332,7 @@ def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"lora.rank": -1}, "lora.rank=-1: it must be at least 1"),
         ({"lora.rank": 4, "lora.alpha": 0}, "lora.alpha=0.0: it must be above 0"),
@@ -348,8 +348,8 @@ def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
     ],
     ids=str,
 )
-def test_what_cannot_be_is_said(options, said, folders):
-    with pytest.raises(OperantError, match=said):
+def test_impossible_options_are_refused(options, message, folders):
+    with pytest.raises(OperantError, match=message):
         Learner(folders[0], **options)
 
 
@@ -378,12 +378,12 @@ def test_an_existing_policy_gets_no_adapter(folders):
 
 def change(folder, **fields):
     path = folder / "adapter_config.json"
-    told = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(told | fields), encoding="utf-8")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | fields), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, message",
     [
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias=all"),
@@ -394,9 +394,9 @@ def change(folder, **fields):
     ],
     ids=str,
 )
-def test_an_adapter_of_another_kind_is_refused(fields, said, folders, tmp_path):
+def test_an_adapter_of_another_kind_is_refused(fields, message, folders, tmp_path):
     change(tmp_path / "adapter", **fields)
-    with pytest.raises(OperantError, match=said):
+    with pytest.raises(OperantError, match=message):
         Learner(folders[0], **{"lora.adapter": folders[1]})
 
 
@@ -418,7 +418,7 @@ def test_a_damaged_or_foreign_adapter_is_refused(folders, tmp_path):
 
 
 def test_options_that_are_equal_are_the_same_adapter():
-    """An adapter that goes on may be named beside options that ask for nothing."""
+    """A saved adapter can be named together with options that have their defaults."""
     assert replace(LoraOptions(), adapter="x").on and not LoraOptions().on
     with pytest.raises(OperantError):
         LoraOptions(adapter="x", rslora=True)

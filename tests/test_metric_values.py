@@ -627,13 +627,13 @@ def size(rollouts):
 def given(folder, patch):
     """Supervised training, with held-out replies."""
     _, cuts = watched(patch)
-    looks, measured = [], evaluate.given_losses
+    looks, measured = [], evaluate.reply_losses
 
     def seen_losses(rollouts, policy, *more):
         looks.append((rollouts, weights_of(policy)))
         return measured(rollouts, policy, *more)
 
-    patch.setattr(evaluate, "given_losses", seen_losses)
+    patch.setattr(evaluate, "reply_losses", seen_losses)
     tasks, held = ([Task(f"{p}/{r}", p, replies=(r,)) for p, r in some] for some in (GIVEN, HELD))
     options = {"steps": 2, "batch": 6, "minibatch": 4, "epochs": 2, "optimizer.lr": 1e-2, "data.max_length": LONGEST}
     options |= {"algorithm": "sft", "evaluate": held, "evaluate_every": 1, "probes": 0, "max_grad_norm": None}
@@ -799,7 +799,7 @@ def clock(folder, patch):
             advantage = hands.around(learner.algorithm.advantage, 19, "advantage")
             learner.algorithm = replace(learner.algorithm, advantage=advantage)
             learner.optimizer.step = hands.around(learner.optimizer.step, 23, "update")
-            run.saving.attempt = hands.around(run.saving.attempt, 29, "checkpoint")
+            run.schedule.try_to_save = hands.around(run.schedule.try_to_save, 29, "checkpoint")
             hands.spent.clear()
     return witness.steps
 

@@ -245,8 +245,8 @@ def test_the_command_makes_a_step_again_in_another_process(named, tmp_path):
     reply = student.policy.tokenizer.decode(REPLIES[1])
     assert f"step 2 of ppo on {named}: refused before the update" in done.stdout
     assert f"the log-prob at row 1, column 2 (token 11, {reply[0]!r}) is nan; the reply: {reply!r}" in done.stdout
-    assert "made again: the same" in done.stdout
-    assert "first in the model: the output of model.transformer.h.0.ln_1" in done.stdout
+    assert "repeated: the same" in done.stdout
+    assert "first module: the output of model.transformer.h.0.ln_1 has NaN or infinity" in done.stdout
     assert sorted(p.suffix for p in path.iterdir()) == [".json", ".json", ".safetensors"]
 
 
@@ -358,7 +358,7 @@ def test_a_run_goes_on_after_a_refused_step_and_stops_after_three(named, tmp_pat
     assert seen == [0, 1, 2, 3, 4, 5, 6]
     assert [m["update/refused"] for m in told(path)] == [0, 1, 1, 0, 1, 1, 1]
     text = str(failed.value)
-    assert "3 steps in a row were refused, at last step 7: the value at row" in text
+    assert "3 steps in a row were refused, the last one was step 7: the value at row" in text
     assert "--optimizer.lr" in text and f"operant replay {path}/refused/step-00007" in text
     assert sorted(p.name for p in (path / "refused").iterdir()) == ["step-00005", "step-00006", "step-00007"]
     assert replay(path / "refused" / "step-00007").same

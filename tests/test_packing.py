@@ -1,4 +1,4 @@
-"""Rows end to end: the numbers and gradients of rows side by side, and no row sees another."""
+"""Packed rows: the same numbers and gradients as rows side by side, and no row attends to another."""
 
 import inspect
 import warnings
@@ -42,20 +42,20 @@ PACKED = ("gpt2", "gpt_neox", "llama", "qwen2", "opt")
 
 
 def policy(name: str = "gpt2", on: str = "on", **options) -> Policy:
-    """Float64: what differs is a fault, not rounding."""
+    """A model in float64, so that a difference is a fault and not rounding."""
     torch.manual_seed(0)
     model = MADE[name]().double()
     return Policy(model, value=ValueOptions(init="normal"), options=ModelOptions(packing=on, **options))
 
 
 def ragged() -> Batch:
-    """Rows of 4, 7, 15, 2 and 6 tokens, of which the last of each is computed nowhere."""
+    """Rows of 4, 7, 15, 2 and 6 tokens. The last token of each row is never computed."""
     prompts = [[3, 4, 5], [6, 7, 8, 9, 10], [11], [5], [20, 21, 22]]
     return Batch.given(prompts, [[1], [5, 6], [*range(7, 21)], [3], [9, 30, 8]])
 
 
-def told(made: Policy, rows: Batch) -> tuple[dict, dict]:
-    """Every number of a forward pass, and every gradient of a loss in which all of them have a part."""
+def outputs_of(made: Policy, rows: Batch) -> tuple[dict, dict]:
+    """All outputs of a forward pass, and the gradients of a loss that depends on all of them."""
     made.zero_grad()
     out = made(rows, entropy_gradient=True)
     (out.logprobs.sum() + out.entropy.sum() + out.logsumexp.sum() + out.values.square().sum()).backward()
@@ -70,7 +70,7 @@ def same(a: dict, b: dict, limit: float = 1e-8) -> None:
 
 
 def shapes(made: Policy, run) -> list[tuple[int, ...]]:
-    """What the model was called with."""
+    """Record the arguments of the model's calls."""
     seen = []
     hook = made.model.register_forward_pre_hook(
         lambda m, a, k: seen.append(tuple(k["input_ids"].shape)), with_kwargs=True
@@ -84,7 +84,7 @@ def shapes(made: Policy, run) -> list[tuple[int, ...]]:
 def test_rows_end_to_end_are_rows_side_by_side(name):
     made, rows = policy(name), ragged()
     assert made.modes.packed and shapes(made, lambda: made(rows)) == [(1, 3 + 6 + 14 + 1 + 5)]
-    for mine, right in zip(told(made, rows), told(policy(name, "off"), rows), strict=True):
+    for mine, right in zip(outputs_of(made, rows), outputs_of(policy(name, "off"), rows), strict=True):
         same(mine, right)
 
 
@@ -92,7 +92,7 @@ def test_rows_end_to_end_are_rows_side_by_side(name):
 def test_in_float32_as_well(name):
     made, plain = policy(name).float(), policy(name, "off").float()
     assert made.modes.packed
-    (numbers, gradients), (right, slopes) = told(made, ragged()), told(plain, ragged())
+    (numbers, gradients), (right, slopes) = outputs_of(made, ragged()), outputs_of(plain, ragged())
     same(numbers, right, 1e-5)
     flat = [torch.cat([g.flatten() for g in held.values()]) for held in (gradients, slopes)]
     assert gap(*flat) < 1e-5
@@ -100,7 +100,7 @@ def test_in_float32_as_well(name):
 
 @pytest.mark.parametrize("name", PACKED)
 def test_no_row_sees_another(name):
-    """One row says something else: what is told of the others stays as it was, to the last bit."""
+    """If one row changes, the results of the other rows stay bit-identical."""
     made, rows = policy(name), ragged()
     changed = rows.tokens.clone()
     changed[2, :15] = (changed[2, :15] + 7) % 40
@@ -114,7 +114,7 @@ def test_no_row_sees_another(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_positions_begin_anew_with_each_row(name):
-    """Rows of up to 7 in a context of 8 make 27 tokens: a position counted on would have no embedding."""
+    """Rows of up to 7 tokens in a context of 8 make 27 tokens, so positions must begin at 0 in each row."""
     model = {
         "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_positions=8, n_embd=32, n_layer=2, n_head=2, vocab_size=40)),
         "opt": lambda: t.OPTForCausalLM(t.OPTConfig(**OPT | {"max_position_embeddings": 8})),
@@ -127,7 +127,7 @@ def test_positions_begin_anew_with_each_row(name):
 
 
 def padded_left(rows: Batch) -> Batch:
-    """The same rows, ending at the same column, behind tokens of no meaning."""
+    """The same rows, padded on the left with arbitrary tokens."""
     lengths = rows.mask.sum(1).tolist()
     width = rows.tokens.shape[1]
     order = torch.tensor([[*range(n, width), *range(n)] for n in lengths])
@@ -136,7 +136,7 @@ def padded_left(rows: Batch) -> Batch:
 
 
 def silent(rows: Batch) -> Batch:
-    """Row 1 has no action; of row 2 only the tokens in the middle are."""
+    """Row 1 has no action, and row 2 has actions only in its middle."""
     actions = rows.actions.clone()
     actions[1], actions[2, 9:] = False, False
     return rows.with_(actions=actions)
@@ -144,7 +144,7 @@ def silent(rows: Batch) -> Batch:
 
 @pytest.mark.parametrize("change", [padded_left, silent, lambda b: b.with_(actions=b.actions & False)])
 def test_odd_rows(change):
-    """Padding on the left, rows that ask for nothing, replies that text follows, a batch without any action."""
+    """Batches with padding on the left, rows without actions, text after a reply, or no action at all."""
     rows = change(ragged())
     made, plain = policy(), policy(on="off")
     with torch.no_grad():
@@ -160,36 +160,35 @@ def test_odd_rows(change):
 def test_a_trunks_states_are_kept_and_taken(name):
     rows = ragged()
     made, plain = policy(name, train_layers=1), policy(name, "off", train_layers=1)
-    kept, right = made.trunk_states(rows), plain.trunk_states(rows)
+    cached, right = made.trunk_states(rows), plain.trunk_states(rows)
     reads = rows.mask.clone()
     reads[torch.arange(5), rows.mask.sum(1) - 1] = False
-    torch.testing.assert_close(kept[reads], right[reads], atol=1e-8, rtol=0)
-    for states in (kept, right):  # decoding has made some of its own
-        for mine, slow in zip(told(made, rows.with_(states=states)), told(plain, rows), strict=True):
+    torch.testing.assert_close(cached[reads], right[reads], atol=1e-8, rtol=0)
+    for states in (cached, right):  # decoding has made some of its own
+        for mine, slow in zip(outputs_of(made, rows.with_(states=states)), outputs_of(plain, rows), strict=True):
             same(mine, slow)
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_blocks_are_computed_again_within_the_same_rows(name):
-    for mine, right in zip(
-        told(policy(name, gradient_checkpointing=True), ragged()), told(policy(name, "off"), ragged()), strict=True
-    ):
+    recomputed = outputs_of(policy(name, gradient_checkpointing=True), ragged())
+    for mine, right in zip(recomputed, outputs_of(policy(name, "off"), ragged()), strict=True):
         same(mine, right)
 
 
 def test_blocks_are_computed_again_in_bfloat16_on_a_processor():
-    """Attention is spelt out there, and has to be when the backward pass computes it again."""
-    told_of = []
+    """The forward pass uses unfused attention, so the recomputation in the backward pass must use it, too."""
+    gradients_of = []
     for again in (False, True):
         torch.manual_seed(0)
         options = ModelOptions(precision="bfloat16", packing="off", gradient_checkpointing=again)
         made = Policy(lm("gpt2", 40), value=ValueOptions(init="normal"), options=options)
-        told_of.append(told(made, ragged())[1])
-    same(*told_of, 1e-6)
+        gradients_of.append(outputs_of(made, ragged())[1])
+    same(*gradients_of, 1e-6)
 
 
 def test_beside_an_adapter_and_against_a_reference():
-    """The exact KL from the reference, and its gradient, by both ways."""
+    """The exact KL to the reference and its gradient, with and without packing."""
     pytest.importorskip("peft")
     found = []
     for on in ("on", "off"):
@@ -211,7 +210,7 @@ def test_beside_an_adapter_and_against_a_reference():
 
 @pytest.mark.parametrize("preset", [None, "trunk"])
 def test_a_step_is_the_same_step(preset):
-    """Ratios are 1 and KL is 0 with unchanged weights, and the weights come out the same."""
+    """With unchanged weights, ratios are 1 and KL is 0; the trained weights agree as well."""
     weights = []
     for on in ("on", "off"):
         options = {"model.packing": on, "kl.coef": 0.1, "epochs": 2, "minibatch": 3, "watch_every": 0}
@@ -231,7 +230,7 @@ def test_a_step_is_the_same_step(preset):
 @pytest.mark.parametrize("setup", [0, 7, 64, 10_000])
 @pytest.mark.parametrize("budget", [30, 60, 8192])
 def test_the_cut_counts_real_tokens(budget, setup):
-    """Against every way to cut eight rows in order of length: a pass costs its tokens, and padding is none."""
+    """The cut is the best of all cuts of eight rows in order of length, where padding costs nothing."""
     lengths = [3, 9, 4, 17, 9, 30, 5, 12]
     batch = Batch.given([[1]] * 8, [[2] * (n - 1) for n in lengths])
     cuts = cut(batch, units(batch), budget, setup, packed=True)
@@ -264,14 +263,14 @@ def test_ragged_batches_need_fewer_passes_and_have_the_gradient_of_the_formula()
 
 
 class Counting(t.GPT2LMHeadModel):
-    """Positions are counted over everything that it reads."""
+    """A model that counts positions over all packed tokens."""
 
     def forward(self, *args, position_ids=None, **kwargs):
         return super().forward(*args, **kwargs)
 
 
 class Mixing(t.LlamaForCausalLM):
-    """A token is mixed with the one before it, whoever said that."""
+    """A token is mixed with the one before it, also across the edge of a row."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -279,7 +278,7 @@ class Mixing(t.LlamaForCausalLM):
 
 
 class Own(t.LlamaForCausalLM):
-    """Its attention is its own affair."""
+    """A model that does not look its attention up by name."""
 
     _supports_attention_backend = False
 
@@ -319,7 +318,7 @@ def test_an_encoder_decoder_is_never_packed():
 
 
 def test_rows_of_one_length_lie_side_by_side():
-    """End to end would save nothing, and cost a little."""
+    """Packing would save nothing, and cost a little."""
     made = policy()
     even = Batch.given([[3, 4]] * 6, [[5, 6, 7]] * 6)
     assert not made.packs(even) and shapes(made, lambda: made(even)) == [(6, 4)]
@@ -369,7 +368,7 @@ def test_attention_that_was_not_laid_out_is_refused():
 
 
 def one_by_one(query, key, value, edges, edges_too, longest, longest_too, *, scale, window_size, enable_gqa):
-    """What torch's kernel promises of its arguments, a row at a time and spelt out; called as that can be called."""
+    """The function of torch's kernel, computed for one row at a time, with the same parameters."""
     from torch.nn.attention.varlen import varlen_attn
 
     given = {"scale": scale, "window_size": window_size, "enable_gqa": enable_gqa}
@@ -390,7 +389,7 @@ def one_by_one(query, key, value, edges, edges_too, longest, longest_too, *, sca
 
 @pytest.mark.parametrize("name", PACKED)
 def test_the_kernel_is_told_the_same_rows(name, monkeypatch):
-    """On a GPU a kernel attends to all rows at once: its twin, in its place here, gives the same numbers."""
+    """On a GPU, one kernel computes all rows: a function in its place on the CPU gives the same numbers."""
     used = []
 
     def twin(*args, **kwargs):
@@ -400,9 +399,9 @@ def test_the_kernel_is_told_the_same_rows(name, monkeypatch):
     monkeypatch.setattr(packing, "kernel", lambda device, numbers: twin)
     made = policy(name)
     used.clear()
-    mine = told(made, ragged())
+    mine = outputs_of(made, ragged())
     assert used == [29, 29]
-    for ours, right in zip(mine, told(policy(name, "off"), ragged()), strict=True):
+    for ours, right in zip(mine, outputs_of(policy(name, "off"), ragged()), strict=True):
         same(ours, right)
 
 

@@ -1,4 +1,4 @@
-"""What a twin copies and what it shares: counted in memory, and held to stay where it was while the policy moves."""
+"""Policy copies: the memory that they share, and that they do not change while the policy is trained."""
 
 from copy import deepcopy
 
@@ -16,12 +16,12 @@ RULES = ["frozen", ("polyak", 0.25), ("every", 1)]
 
 
 def memory(model) -> dict[str, int]:
-    """Where each parameter lies, under every name that it has."""
+    """The memory address of each parameter, under every name that it has."""
     return {n: p.untyped_storage().data_ptr() for n, p in model.named_parameters(remove_duplicate=False)}
 
 
 def frozen_below(kind="gpt2", *, trained, **more):
-    """A policy of which only the parameters whose name holds one of `trained` learn."""
+    """A policy that trains only the parameters whose name contains one of `trained`."""
     model = lm(kind, **more)
     for name, p in model.named_parameters():
         p.requires_grad_(any(word in name for word in trained))
@@ -98,7 +98,7 @@ def test_the_fingerprint_covers_what_is_shared_too():
     policy = frozen_below(trained=[".h.1."])
     twin = PolicyCopy(policy)
     with torch.no_grad():
-        policy.model.transformer.h[0].ln_1.bias[3] += 1e-3  # somebody writes into the shared base
+        policy.model.transformer.h[0].ln_1.bias[3] += 1e-3  # a write into the shared base
     assert fingerprint(twin.policy) != twin.fingerprint
 
 
@@ -124,7 +124,7 @@ def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule):
 
 
 def test_the_state_of_a_quantised_layer_is_shared():
-    """It holds the numbers of the weight itself, and is made at the first call: a copy's would stay empty."""
+    """A quantised layer makes this state of its weight in the first call; that of a copy would stay empty."""
     kind = type("MatmulLtState", (), {})
     policy = frozen_below(trained=["ln_f"])
     policy.model.transformer.h[0].mlp.state = kind()

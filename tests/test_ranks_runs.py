@@ -11,7 +11,7 @@ from operant import OperantError, Policy, Task
 from operant.distributed import rank
 from operant.models.value_head import ValueOptions
 from operant.rewards import judge
-from operant.runs.attempts import attempt
+from operant.runs.scored_rollouts import play_and_score
 from operant.training.learner import Learner
 
 IDS = ["a", "b", "c", "d", "e"]
@@ -65,7 +65,7 @@ def learnt(name: str) -> dict:
     told = []
     for _ in range(2):
         tasks = [TASKS[i] for i in ORDER for _ in range(2)]
-        rollouts, judged = attempt(learner, tasks, lambda rollouts: [reward(r) for r in rollouts], samples=2)
+        rollouts, judged = play_and_score(learner, tasks, lambda rollouts: [reward(r) for r in rollouts], samples=2)
         metrics = learner.learn(rollouts, judged.scores)
         told.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
     after = learner.policy.trainable()
@@ -81,7 +81,7 @@ def work(number: int, world: int) -> dict:
 def heard() -> str:
     """A score that is not finite on one rank alone, where scores are scaled over all of them."""
     learner = Learner(lm(), **BASE, **{"score.scale": True})
-    rollouts, judged = attempt(learner, TASKS[:4], lambda rollouts: [score(r) for r in rollouts])
+    rollouts, judged = play_and_score(learner, TASKS[:4], lambda rollouts: [score(r) for r in rollouts])
     scores = [math.nan if rank() == 1 else s for s in judged.scores]
     try:
         learner.learn(rollouts, scores)
@@ -113,7 +113,7 @@ def _heard(work) -> str:
 
 def nobody() -> str:
     learner = Learner(lm(), **BASE)
-    rollouts, _ = attempt(learner, TASKS[:4], lambda rollouts: [None] * len(rollouts))
+    rollouts, _ = play_and_score(learner, TASKS[:4], lambda rollouts: [None] * len(rollouts))
     try:
         learner.learn(rollouts, judge(lambda r: [None] * len(r), rollouts).scores)
     except OperantError as error:

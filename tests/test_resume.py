@@ -123,12 +123,12 @@ def test_nothing_is_recorded_where_nothing_changed(tmp_path):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' beside --resume: the run has 'ppo'"),
-        ({"seed": 7}, "learner.seed=7 beside --resume"),
-        ({"train_layers": 1}, "of that shape"),
-        ({"precision": "bfloat16"}, "of that shape"),
-        ({"lora.rank": 4}, "of that shape"),
-        ({"value.layers": 2}, "of that shape"),
+        ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' with --resume: the run has 'ppo'"),
+        ({"seed": 7}, "learner.seed=7 with --resume"),
+        ({"train_layers": 1}, "have that shape"),
+        ({"precision": "bfloat16"}, "have that shape"),
+        ({"lora.rank": 4}, "have that shape"),
+        ({"value.layers": 2}, "have that shape"),
         ({"optimizer.states": "8bit"}, "--fresh-optimizer"),
         ({"preset": "trl"}, "one by one"),
         ({"kl.ceof": 1.0}, "did you mean"),
@@ -150,19 +150,19 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
     run = str(folder / "run")
     capsys.readouterr()
     assert main(["train", "--resume", run]) == 0
-    assert "is finished: 2 of 2 steps; --steps 4 would go on" in capsys.readouterr().out
+    assert "is finished: 2 of 2 steps; --steps 4 would continue it" in capsys.readouterr().out
     assert main(["train", "--resume", run, "--steps", "3", "--kl.coef", "0.5"]) == 0
     lines = [json.loads(x) for x in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["kl/coef"] == 0.5
     for words, sentence in (
-        (["--policy", "builtin:reviews-lm"], "policy='builtin:reviews-lm' beside --resume"),
+        (["--policy", "builtin:reviews-lm"], "policy='builtin:reviews-lm' with --resume"),
         (["--out", "elsewhere"], "--out elsewhere beside --resume"),
         (["--steps", "many"], "steps='many'"),
     ):
         assert main(["train", "--resume", run, *words]) == 2
         assert sentence in capsys.readouterr().err
     assert main(["train", "letters", "--fresh-optimizer"]) == 2
-    assert "goes with" in capsys.readouterr().err
+    assert "fresh_optimizer without resume" in capsys.readouterr().err
 
 
 # --- what is cut back -----------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_shorter_log_is_said_and_goes_on(tmp_path):
     assert [m["step"] for m in run.metrics] == [1, 4]
     path.unlink()
     again(out, steps=5)
-    assert "metrics.jsonl is gone" in log(out) and [m["step"] for m in told(run)] == [5]
+    assert "metrics.jsonl is missing" in log(out) and [m["step"] for m in told(run)] == [5]
 
 
 def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
@@ -382,7 +382,7 @@ def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsy
     assert "light-00002, with a fresh optimizer" in log(out)
     lines = told(run)
     assert [line["step"] for line in lines] == [1, 2, 3]
-    assert run.built.order.position == 3 * 4, "tasks go on where they were"
+    assert run.parts.order.position == 3 * 4, "tasks go on where they were"
     assert lines[2]["kl/coef"] != lines[1]["kl/coef"] != 0.1, "and so does what KL costs"
     steps_taken = {int(state["step"]) for state in run.learner.optimizer.state.values()}
     assert steps_taken == {8}, "of one step: 4 epochs of 2 minibatches"

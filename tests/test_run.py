@@ -177,7 +177,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
 
 def test_a_wrong_name_lists_the_runs_that_are_there(tmp_path):
     RunFolder.create(tmp_path / "sentiment", {})
-    with pytest.raises(OperantError, match=r"sentimnet is no run folder.*runs in .*: sentiment$"):
+    with pytest.raises(OperantError, match=r"sentimnet is not a run folder.*runs in .*: sentiment$"):
         RunFolder.open(tmp_path / "sentimnet")
 
 

@@ -1,4 +1,4 @@
-"""The sampler: its distribution, its counters, where replies end, and that it says what training will say."""
+"""The sampler: its distribution, its random numbers, the ends of replies, and log-probs equal to those of training."""
 
 import subprocess
 import sys
@@ -30,9 +30,9 @@ def test_tokens_are_drawn_with_their_probabilities(more):
     logits, n = torch.randn(1, 12) * 1.5, 20_000
     sampling = Sampling(**more)
     scores = sampling.adjust(logits, 0)
-    kept = sampling.kept(scores)
-    if kept is not None:
-        scores = scores.masked_fill(~kept, -torch.inf)
+    allowed = sampling.kept(scores)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
     ids, logprobs = sampling.draw(scores.expand(n, -1).clone(), uniforms(list(range(n)), 2))
 
     probs = (logits[0].double() / sampling.temperature).exp()
@@ -93,12 +93,12 @@ def test_a_reply_does_not_depend_on_batch_size_order_or_neighbours(kind):
 def test_compaction_changes_nothing(monkeypatch):
     policy = Policy(lm("gpt2"), value=ValueOptions(init="normal"))
     sampling = Sampling(max_tokens=10, stop_tokens=(2, 7, 11), top_p=0.9, truncation="stored")
-    said = {}
+    by_share = {}
     for share in (0.0, 0.75, 1.1):  # never, as it is, whenever a reply has ended
         monkeypatch.setattr("operant.engines.native.engine.COMPACT_AT", share)
-        said[share] = replies(policy, sampling)
+        by_share[share] = replies(policy, sampling)
     for share in (0.75, 1.1):
-        for mine, plain in zip(said[share], said[0.0], strict=True):
+        for mine, plain in zip(by_share[share], by_share[0.0], strict=True):
             assert (mine.action, mine.end, mine.allowed) == (plain.action, plain.end, plain.allowed)
             assert mine.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
 

@@ -17,7 +17,7 @@ from operant.types import OperantError
 
 
 class Forced:
-    """A tokenizer's policy that says what it is told: `NativeEngine` sees logits that leave no choice."""
+    """A policy with a tokenizer that generates a script: its logits leave `NativeEngine` no choice."""
 
     def __init__(self, script):
         self.policy = Policy(lm("llama", len(PIECES)), letters())
@@ -36,7 +36,7 @@ def ids_of(*pieces):
 
 
 @pytest.mark.parametrize(
-    ("strings", "pieces", "kept", "text"),
+    ("strings", "pieces", "length", "text"),
     [
         (("d.",), ["s", "d.", "a"], 2, "s"),  # one token is the string
         (("end",), ["s", "e", "n", "d", "a"], 4, "s"),  # spans three tokens
@@ -47,13 +47,13 @@ def ids_of(*pieces):
         (("zz",), ["a", "z", "b", "z", "a", "c"], 6, "azbzac"),  # never
     ],
 )
-def test_a_stop_string_ends_the_reply_with_the_whole_last_token_and_the_text_before_it(strings, pieces, kept, text):
+def test_a_stop_string_ends_the_reply_with_the_whole_last_token_and_the_text_before_it(strings, pieces, length, text):
     script = ids_of(*pieces)
     forced = Forced(script)
     sampling = Sampling(max_tokens=len(script), stop_strings=strings)
     (c,) = NativeEngine(forced.policy).generate([[5]], sampling, [0])
-    assert c.action == script[:kept]
-    assert c.end == ("stop" if kept < len(script) or text != "".join(pieces) else "length")
+    assert c.action == script[:length]
+    assert c.end == ("stop" if length < len(script) or text != "".join(pieces) else "length")
     assert reply_text(letters(), [5], c.action, sampling) == text
 
 
@@ -67,7 +67,7 @@ def test_the_table_looks_at_every_token_that_could_complete_a_stop_string_and_at
 
 
 @pytest.mark.parametrize(
-    ("more", "kept", "text"),
+    ("more", "length", "text"),
     [
         ({}, 2, ""),
         ({"min_tokens": 3}, 5, "ena"),  # the first came too early: it neither ends the reply nor cuts its text
@@ -75,11 +75,11 @@ def test_the_table_looks_at_every_token_that_could_complete_a_stop_string_and_at
         ({"fixed_length": True}, 6, "enaenb"),
     ],
 )
-def test_stop_strings_wait_for_the_minimum_length_and_mean_nothing_at_fixed_length(more, kept, text):
+def test_stop_strings_wait_for_the_minimum_length_and_mean_nothing_at_fixed_length(more, length, text):
     script = ids_of("e", "n", "a", "e", "n", "b")
     sampling = Sampling(max_tokens=6, stop_strings=("en",), **more)
     (c,) = NativeEngine(Forced(script).policy).generate([[5]], sampling, [0])
-    assert (len(c.action), reply_text(letters(), [5], c.action, sampling)) == (kept, text)
+    assert (len(c.action), reply_text(letters(), [5], c.action, sampling)) == (length, text)
 
 
 def test_the_text_leaves_the_stop_token_out_and_keeps_a_leading_space():
@@ -107,8 +107,8 @@ def test_trls_generation_arguments_are_taken_as_they_are():
         ({"temprature": 0.5}, "did you mean 'temperature'"),
         ({"num_beams": 4}, "num_beams=4 changes the distribution"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
-        ({"max_length": 20}, "say max_new_tokens"),
-        ({"min_length": 3}, "say min_new_tokens"),
+        ({"max_length": 20}, "use max_new_tokens"),
+        ({"min_length": 3}, "use min_new_tokens"),
         ({"max_new_tokens": 0}, "max_tokens=0"),
         ({"temperature": 0.0}, "top_k=1 is greedy"),
         ({"min_new_tokens": 99}, "min_tokens=99"),

@@ -1,4 +1,4 @@
-"""What was sampled is what is scored: padding, the end token, temperature, truncation and dropout change no log-prob.
+"""Sampling and scoring agree: padding, the end token, temperature, truncation and dropout change no log-prob.
 
 The truth is the model's own bare forward: one row, no padding, no cache, softmax in float64 (`toys.bare_logprobs`).
 """
@@ -28,7 +28,7 @@ PROMPTS = [prompt for prompt, _ in TURNS]
 
 
 def pushed_right(batch: Batch, junk: int) -> Batch:
-    """The same rows with their padding on the left, where `junk` stands."""
+    """The same rows padded on the left with `junk`."""
 
     def push(x: torch.Tensor, fill) -> torch.Tensor:
         out = torch.full_like(x, fill)
@@ -41,7 +41,7 @@ def pushed_right(batch: Batch, junk: int) -> Batch:
 
 
 def bare_values(policy: Policy, prompt, action) -> torch.Tensor:
-    """[A] the value head's own arithmetic on the model's own last hidden states."""
+    """[A] the value head applied to the model's last hidden states."""
     with torch.no_grad():
         states = policy.model(torch.tensor([prompt + action]), output_hidden_states=True).hidden_states[-1][0]
     head = policy.value_head.net[0]
@@ -70,7 +70,7 @@ def test_padding_changes_neither_logprobs_nor_values(kind, padding):
 
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_decoding_keeps_what_a_bare_forward_says(kind):
-    """Prompts of 1 to 7 tokens side by side, replies of unequal length: log-probs, values, and the draws themselves."""
+    """Log-probs, values and draws agree for prompts of 1 to 7 tokens and replies of unequal length in one batch."""
     policy = Policy(lm(kind), value=ValueOptions(init="normal"))
     sampling = Sampling(max_tokens=12, stop_tokens=(2, 4, 6, 7, 8, 15), temperature=0.7)
     keys = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -86,7 +86,7 @@ def test_decoding_keeps_what_a_bare_forward_says(kind):
 
 
 def slowly(model, prompt: list[int], key: int, sampling: Sampling) -> list[int]:
-    """The same reply, token by token from whole rows: the first id whose cumulative probability passes the number."""
+    """The same reply, computed from whole rows: each token is the first whose cumulative probability passes it."""
     ids = list(prompt)
     for place in range(sampling.max_tokens):
         with torch.no_grad():
@@ -148,8 +148,8 @@ def test_sixty_four_replies_at_low_temperature_score_as_they_were_sampled(kind):
     sampling = Sampling(max_tokens=12, fixed_length=True, temperature=0.7)
     prompts = [[3 + i % 17] * (1 + i % 5) for i in range(64)]
     completions = NativeEngine(policy).generate(prompts, sampling, list(range(64)))
-    told = [said(p, c.action, logprobs=c.logprobs) for p, c in zip(prompts, completions, strict=True)]
-    batch = collate(told, [0.0] * 64)
+    rollouts = [said(p, c.action, logprobs=c.logprobs) for p, c in zip(prompts, completions, strict=True)]
+    batch = collate(rollouts, [0.0] * 64)
     with torch.no_grad():
         out = policy.forward(batch, sampling)
     assert batch.actions.sum() == 64 * 12
@@ -160,7 +160,7 @@ def test_sixty_four_replies_at_low_temperature_score_as_they_were_sampled(kind):
 
 
 def test_a_minimum_length_and_banned_tokens_are_scored_as_they_were_sampled():
-    """Twenty tokens, of which some cannot come: the truth renormalises what is left, in float64."""
+    """Some of twenty tokens cannot be drawn; the expected log-probs are renormalised over the others in float64."""
     policy = Policy(lm())
     sampling = Sampling(max_tokens=6, min_tokens=3, stop_tokens=(2, 3, 4, 5), banned=(9, 10), temperature=1.3)
     completions = NativeEngine(policy).generate([[6, 7]] * 32, sampling, list(range(32)))
@@ -199,12 +199,12 @@ CUTS = {"top_p": {"top_p": 0.8}, "top_k": {"top_k": 5}, "min_p": {"min_p": 0.2}}
 def nucleus(probs: list[float], *, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> set[int]:
     """The ids that can be drawn, by the definition of each cut."""
     ordered = sorted(range(len(probs)), key=lambda v: -probs[v])
-    kept, mass = set(), 0.0
+    allowed_ids, mass = set(), 0.0
     for rank, v in enumerate(ordered):
         if mass < top_p and (not top_k or rank < top_k) and probs[v] >= min_p * probs[ordered[0]]:
-            kept.add(v)
+            allowed_ids.add(v)
         mass += probs[v]
-    return kept
+    return allowed_ids
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -221,20 +221,20 @@ def test_truncated_sampling_is_refused_in_training(cut):
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_stored_truncation_makes_the_mean_ratio_one(cut):
-    """Enumerated over one token: the sum over what could be drawn of q(v) x ratio(v) is 1, and stays 1."""
+    """The sum of q(v) x ratio(v) over the tokens that could be drawn is 1, also after an update."""
     policy, other = Policy(lm(spread=0.2)), lm(spread=0.2, seed=1)
     sampling = Sampling(max_tokens=1, truncation="stored", temperature=0.9, **CUTS[cut])
     prompt = [5, 6, 7]
     (drawn,) = NativeEngine(policy).generate([prompt], sampling, [3])
     with torch.no_grad():
         probs = (policy.model(torch.tensor([prompt])).logits[0, -1].double() / 0.9).softmax(0).tolist()
-    kept = nucleus(probs, **CUTS[cut])
-    mass = sum(probs[v] for v in kept)
-    assert set(drawn.allowed[0]) == kept and 2 < len(kept) < 20 and mass < 0.99
+    allowed_ids = nucleus(probs, **CUTS[cut])
+    mass = sum(probs[v] for v in allowed_ids)
+    assert set(drawn.allowed[0]) == allowed_ids and 2 < len(allowed_ids) < 20 and mass < 0.99
     assert drawn.logprobs[0] == pytest.approx(float(torch.tensor(probs[drawn.action[0]] / mass).log()), abs=1e-5)
-    every = [said(prompt, [v], logprobs=[0.0], allowed=[sorted(kept)]) for v in sorted(kept)]
+    every = [said(prompt, [v], logprobs=[0.0], allowed=[sorted(allowed_ids)]) for v in sorted(allowed_ids)]
     batch = collate(every, [0.0] * len(every))
-    q = torch.tensor([probs[v] / mass for v in sorted(kept)], dtype=torch.float64)
+    q = torch.tensor([probs[v] / mass for v in sorted(allowed_ids)], dtype=torch.float64)
     for model in (policy.model, other):
         policy.model.load_state_dict(model.state_dict())
         with torch.no_grad():
@@ -284,55 +284,55 @@ def test_dropout_in_the_checkpoint_is_off_whatever_is_asked(kind):
 
 
 def test_the_gap_between_sampler_and_trainer_is_measured():
-    """A sampler that is off by 0.3 nats at one token is told by that number."""
+    """A sampler that is off by 0.3 nats at one token is reported with that number."""
     learner = Learner(lm(), max_tokens=5, lr=0.0)
     replies = learner.play([Task(f"t{i}", [5 + i]) for i in range(6)], env=SingleTurn())
-    told = replies[2].turns[0]
-    off = [told.logprobs[0] + 0.3, *told.logprobs[1:]]
-    replies[2] = replace(replies[2], turns=[replace(told, logprobs=off)])
+    turn = replies[2].turns[0]
+    off = [turn.logprobs[0] + 0.3, *turn.logprobs[1:]]
+    replies[2] = replace(replies[2], turns=[replace(turn, logprobs=off)])
     assert learner.step(replies, [1.0] * 6)["rollout/logprob_gap"] == pytest.approx(0.3, abs=1e-4)
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.7}, {"banned": (2, 5)}, {"min_tokens": 2, "stop_tokens": (0,)}])
 @pytest.mark.parametrize("beside", [False, True])
 def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
-    """Every number it gives, against differences of itself in float64; and the numbers against their definitions."""
+    """The gradient of every number agrees with finite differences in float64, and every number with its definition."""
     torch.manual_seed(1)
     logits = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
     other = torch.randn(6, 9, dtype=torch.float64) * 2 if beside else None
     ids, places = torch.tensor([1, 3, 4, 6, 7, 8]), torch.arange(6)
-    told = SweepInput(ids, places, Sampling(**how), other, True)
-    assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, told), (logits,))
-    z = told.sampling.adjust(logits.detach(), places)
+    inputs = SweepInput(ids, places, Sampling(**how), other, True)
+    assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, inputs), (logits,))
+    z = inputs.sampling.adjust(logits.detach(), places)
     p = z.softmax(-1)
     logp = p.clamp(min=1e-300).log()
     right = [logp[range(6), ids], z.logsumexp(-1), -(p * logp).sum(-1)]
     if other is not None:
-        q = told.sampling.adjust(other, places).softmax(-1)
+        q = inputs.sampling.adjust(other, places).softmax(-1)
         logq = q.clamp(min=1e-300).log()
         right += [(p * (logp - logq)).sum(-1), (q * (logq - logp)).sum(-1)]
-    for mine, true in zip(Sweep.apply(logits, told), right, strict=True):
+    for mine, true in zip(Sweep.apply(logits, inputs), right, strict=True):
         torch.testing.assert_close(mine.detach(), true, atol=1e-12, rtol=1e-10)
 
 
 def test_a_token_that_is_all_but_impossible_has_a_finite_gradient():
     logits = torch.tensor([[0.0, -900.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    told = SweepInput(
+    inputs = SweepInput(
         torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64)
     )
-    sum(Sweep.apply(logits, told)).sum().backward()
+    sum(Sweep.apply(logits, inputs)).sum().backward()
     assert logits.grad.isfinite().all()
 
 
 @pytest.mark.slow
 def test_what_a_gpu_runs_compiled_compiles_and_says_the_same():
-    """Compiled for a processor here: the same two functions, the same tracing, another back end."""
+    """The two functions agree with themselves compiled, here for a CPU."""
     torch.manual_seed(1)
     z, other, ids = torch.randn(5, 40), torch.randn(5, 40), torch.tensor([1, 3, 4, 6, 7])
     for beside in (None, other):
         plain = _statistics(z, beside, ids, True)
-        told = compiled(_statistics)(z, beside, ids, True)
-        torch.testing.assert_close(told, plain)
+        fused = compiled(_statistics)(z, beside, ids, True)
+        torch.testing.assert_close(fused, plain)
         weights = [torch.randn(5, 1) for _ in range(3 if beside is not None else 1)]
         out = torch.stack(plain[2:-1])[..., None]
         torch.testing.assert_close(

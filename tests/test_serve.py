@@ -255,7 +255,7 @@ def test_a_server_for_everyone_accepts_addresses_but_no_unknown_names(folder):
         (["report"], "expected a run folder"),
         (["report", "a", "--sreve"], "did you mean 'serve'"),
         (["report", "a", "--port", "80"], "--serve"),
-        (["report", "--serve", "nowhere"], "nowhere is no run folder"),
+        (["report", "--serve", "nowhere"], "nowhere is not a run folder"),
         (["report", "a", "--serve", "--port", "many"], "port='many'"),
         (["report", "a", "--serve", "--port", "70000"], "port=70000"),
     ],

@@ -13,7 +13,7 @@ from processes import Child, until
 from toys import letters, lm
 
 from operant import train
-from operant.runs.signals import asked_to_end
+from operant.runs.signals import stop_on_signal
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
 
@@ -88,11 +88,11 @@ def test_under_torchrun_ctrl_c_and_what_it_hands_on_are_one(tmp_path, monkeypatc
     (tmp_path / "heard").mkdir()
 
     def work():
-        with asked_to_end() as asked:
-            asked.told = lambda text: (tmp_path / "heard" / text.split()[1]).touch()
+        with stop_on_signal() as stop:
+            stop.on_request = lambda text: (tmp_path / "heard" / text.split()[1]).touch()
             (tmp_path / "begun").touch()
             until((tmp_path / "over").exists)
-        return asked.by
+        return stop.by
 
     for last, ends in ((None, signal.SIGINT), (signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGTERM)):
         for name in ("begun", "over", "heard/SIGINT:"):
@@ -114,7 +114,7 @@ def test_the_second_needs_no_python(tmp_path, number):
     """A loop in C that holds the interpreter lock, so that no Python handler runs."""
 
     def work():
-        with asked_to_end():
+        with stop_on_signal():
             (tmp_path / "begun").touch()
             deque(repeat(None), maxlen=0)  # for ever
 
@@ -181,15 +181,15 @@ def test_a_signal_before_the_first_step_leaves_a_run_to_go_on_with(tmp_path, pha
 def test_an_interactive_session_survives_the_second(monkeypatch):
     monkeypatch.setattr("operant.runs.signals.interactive", lambda: True)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), asked_to_end() as asked:
+    with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        assert asked.by == signal.SIGINT
+        assert stop.by == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_afterwards_signals_are_whose_they_were():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with asked_to_end() as asked:
-        assert not asked
+    with stop_on_signal() as stop:
+        assert not stop
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

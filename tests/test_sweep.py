@@ -117,7 +117,7 @@ def test_a_name_does_not_depend_on_the_order_of_the_options():
         (["--kl.coef", "1..0.1", "--random", "3"], "from a lower to a higher"),
         (["--kl.coef", "0,1", "--random", "5"], "only 2 different"),
         (["--kl.coef", "0,1", "--at-once", "0"], "at_once=0"),
-        (["--kl.coef", "0,1", "--reward", "none"], "reward is not given"),
+        (["--kl.coef", "0,1", "--reward", "none"], "reward is missing"),
         (["--kl.coef", "0,1", "extra"], "unexpected argument 'extra'"),
         ([], "nothing to sweep: name a recipe"),
     ],

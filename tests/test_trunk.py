@@ -1,4 +1,4 @@
-"""A frozen trunk: whatever the architecture, starting from kept states is the whole model, forward and backward."""
+"""A frozen trunk: for every architecture, starting from cached states equals the whole model, forward and backward."""
 
 import pytest
 import torch
@@ -60,16 +60,16 @@ def batch() -> Batch:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_starting_from_kept_states_is_the_whole_model(name):
+def test_starting_from_cached_states_is_the_whole_model(name):
     made, rows = policy(name, train_layers=2), batch()
-    kept = rows.with_(states=made.trunk_states(rows))
-    told = []
-    for given in (rows, kept):
+    cached = rows.with_(states=made.trunk_states(rows))
+    results = []
+    for shown in (rows, cached):
         made.zero_grad()
-        out = made(given)
+        out = made(shown)
         (out.logprobs.sum() + out.values.square().sum()).backward()
-        told.append((out, {n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None}))
-    (whole, slow), (part, fast) = told
+        results.append((out, {n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None}))
+    (whole, slow), (part, fast) = results
     torch.testing.assert_close(part.logprobs, whole.logprobs, atol=1e-6, rtol=0)
     torch.testing.assert_close(part.values, whole.values, atol=1e-6, rtol=0)
     assert set(slow) == set(fast) and len(fast) > 10
@@ -96,11 +96,11 @@ def test_what_is_below_never_moves_and_what_is_above_does(name):
 
 def test_the_lower_blocks_do_not_run():
     made, rows = policy("llama", train_layers=1), batch()
-    kept = rows.with_(states=made.trunk_states(rows))
+    cached = rows.with_(states=made.trunk_states(rows))
     ran = []
     for i, block in enumerate(made.trunk.stack):
         block.register_forward_hook(lambda *_, i=i: ran.append(i))
-    made(kept)
+    made(cached)
     assert ran == [3]
 
 
@@ -133,11 +133,11 @@ def test_a_model_whose_blocks_share_more_is_refused():
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "t5", "bart"])
 def test_gradient_checkpointing_changes_no_gradient(name):
-    told = []
+    results = []
     for on in (False, True):
         made = policy(name, gradient_checkpointing=on)
         made(batch()).logprobs.sum().backward()
-        told.append({n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None})
-    assert set(told[0]) == set(told[1])
-    for n in told[0]:
-        torch.testing.assert_close(told[1][n], told[0][n], atol=1e-9, rtol=1e-7)
+        results.append({n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None})
+    assert set(results[0]) == set(results[1])
+    for n in results[0]:
+        torch.testing.assert_close(results[1][n], results[0][n], atol=1e-9, rtol=1e-7)

@@ -544,7 +544,7 @@ def told(tmp_path):
     evaluation = {"mean": 0.5, "kl": 1.0, "replies": [{"task": EVIL, "query": EVIL, "reply": EVIL, "score": 0.5}]}
     text = json.dumps({"before": evaluation, "after": evaluation})
     (folder.path / "evaluation.json").write_text(text, encoding="utf-8")
-    folder.say(EVIL)
+    folder.log_message(EVIL)
     folder.close()
     return folder.path
 

@@ -72,7 +72,7 @@ def test_a_reward_that_abstains_leaves_the_rollout_out_whatever_the_world_paid(t
 
 
 def test_a_run_without_reward_and_without_a_paying_world_is_refused(tmp_path):
-    with pytest.raises(OperantError, match="reward is not given"):
+    with pytest.raises(OperantError, match="reward is missing"):
         train(lm(vocab=40), TASKS, tokenizer=letters(), out=tmp_path / "run", **SMALL)
 
 

@@ -128,7 +128,7 @@ def align(parameters: Iterable[Tensor]) -> None:
             dist.broadcast(p.detach(), 0)
 
 
-class Together:
+class GradientSum:
     """A module whose gradients DistributedDataParallel sums over ranks. In one process it is the module itself."""
 
     def __init__(self, module: nn.Module, *, idle: bool = False):

@@ -1,6 +1,6 @@
 """Logs the phase that a slow run is in, and ends a run that hangs.
 
-    with Watchdog(clock, say=folder.say, log=folder.log_path, silence=3600) as dog:
+    with Watchdog(clock, say=folder.log_message, log=folder.log_path, silence=3600) as dog:
         dog.item = "step 12"
         with clock.timing("reward"): ...
 

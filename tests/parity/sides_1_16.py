@@ -17,7 +17,7 @@ from given_1_16 import END, NUM_PROMPTS, OPTIONS, OWN, SETTINGS, SHAPES, TEMPERA
 from torch import Tensor, nn
 
 from operant import Learner
-from operant.distributed import Together
+from operant.distributed import GradientSum
 from operant.rollouts.collate import token_weights
 from operant.rollouts.external import to_rollouts
 from operant.training.microbatch import accumulate
@@ -206,7 +206,7 @@ class Ours:
         learner = self.learner
         objective = learner.objective(learner.sampling)
         whole = batch.with_(weights=token_weights(batch, objective.per, objective.horizon))
-        together = Together(learner.policy, idle=False)
+        together = GradientSum(learner.policy, idle=False)
         tally = accumulate(together, whole, objective, learner.sampling, learner.budget, gap=False)
         return Found(tally.sums["loss/total"][0], gradient_of(self.model), tally.result())
 

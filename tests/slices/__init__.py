@@ -1,1 +1,1 @@
-"""Six nouns, each proven once before anything was built on them."""
+"""Six core types, each tested in a short run from end to end."""

@@ -1,4 +1,4 @@
-"""An encoder-decoder walks the same way: collate, engine, policy, PPO."""
+"""An encoder-decoder takes the same steps as a decoder: collate, engine, policy, PPO."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [4, 11], [12, 13, 14], [3]]
 
 
 def rollouts(prompts, completions):
-    """Two attempts of one turn, and one whose second prompt goes on where the first reply ended."""
+    """Two attempts of one turn, and one whose second prompt continues after the first reply."""
     turns = [Turn(p, c.action, c.logprobs, c.values, c.end) for p, c in zip(prompts, completions, strict=True)]
     return [Rollout(Task(str(i), t.prompt), i, [t], [""]) for i, t in enumerate(turns)]
 

@@ -22,8 +22,8 @@ def enumerated(model, other, ways):
             prefix = torch.tensor([prompt + action[:place]])
             p, q = ((m(prefix).logits[0, -1] / 0.8).clone() for m in (model, other))
             gone = [13] + ([2, 3] if place < 2 else [])
-            kept = [v for v in range(20) if v not in gone]
-            p, q = p[kept].log_softmax(0), q[kept].log_softmax(0).detach()
+            possible = [v for v in range(20) if v not in gone]
+            p, q = p[possible].log_softmax(0), q[possible].log_softmax(0).detach()
             yield sum((p.exp() * (p - q)) if ways == "reverse" else (q.exp() * (q - p)))
 
 

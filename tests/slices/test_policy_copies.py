@@ -1,4 +1,4 @@
-"""One kind of shadow: reference, polyak target and refreshed mask model, and a token mask inside `Sampling`."""
+"""Policy copies: reference, polyak target and refreshed mask model; and a token mask inside `Sampling`."""
 
 from copy import deepcopy
 
@@ -24,7 +24,7 @@ def flat(model):
 
 
 def nucleus(model, prefix):
-    """The ids of the smallest set with probability 0.6, by sorting: what may follow `prefix`, 9 never."""
+    """The ids that can follow `prefix`: the smallest set with probability 0.6, by sorting, and never 9."""
     with torch.no_grad():
         logits = model(torch.tensor([prefix])).logits[0, -1].double()
     logits[9] = -torch.inf

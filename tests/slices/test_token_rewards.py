@@ -1,4 +1,4 @@
-"""A reward may pay every token: each float lands on its own token and reaches the returns."""
+"""A reward can pay every token: each float is paid on its own token and reaches the returns."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ TWO = attempt("two", [([4], [7], 10.0), ([4, 7, 11, 12], [3, 2], 0.5)], [[2.0], 
 
 
 def per_token(rollouts):
-    """1 for every 8, 0.1 times the place otherwise: one float a token of the whole attempt."""
+    """One float per token of the attempt: 1 for every id 8, otherwise 0.1 times its index."""
     actions = [[i for turn in r.turns for i in turn.action] for r in rollouts]
     return [[1.0 if i == 8 else 0.1 * place for place, i in enumerate(ids)] for ids in actions]
 

@@ -1,4 +1,4 @@
-"""A world of two turns that forgets: a fresh prompt, two discounts, and a choice among given replies."""
+"""An environment of two turns: a fresh prompt in the second, two discounts, and a choice among options."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ DOORS = ["up", "go", "inn"]
 
 
 class House:
-    """Say something; then forget it, and choose a door. The second door is worth 2."""
+    """Generate a reply; then forget it, and choose a door. The second door pays 2."""
 
     def reset(self, tasks):
         self.turn = dict.fromkeys(tasks, 0)
@@ -69,7 +69,7 @@ def test_fresh_prompts_choices_and_two_discounts():
 
 
 def by_hand(rollout, gamma, turn_gamma, lam, turn_lam):
-    """Advantages of both turns, from the last token back; the turn's own discount stands between the two."""
+    """Advantages of both turns, from the last token back, with the discount of turns between the two."""
     ahead, value, crossing = 0.0, 0.0, False
     out = []
     for turn in reversed(rollout.turns):

@@ -73,9 +73,9 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
             "copy the folder and resume the copy"
         )
     from operant.api import runs
-    from operant.runs.resume import finished
+    from operant.runs.resume import finished_message
 
-    if resume and (message := finished(Path(resume), options, fresh_optimizer=fresh)) is not None:
+    if resume and (message := finished_message(Path(resume), options, fresh_optimizer=fresh)) is not None:
         print(message)
         return 0
     run, announced = None, False
@@ -95,7 +95,7 @@ def _summary(run: Any) -> str:
     train, policy = run.config.train, run.policy
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
     return (
-        f"{train.algorithm} trains {train.policy} ({size:.1f}M parameters) on {len(run.built.tasks)} tasks, "
+        f"{train.algorithm} trains {train.policy} ({size:.1f}M parameters) on {len(run.parts.tasks)} tasks, "
         f"{train.steps} steps of {train.batch} replies; Ctrl-C stops after the current step and saves"
     )
 
@@ -109,7 +109,7 @@ def _print_result(run: Any) -> None:
     before, after = run.before, run.after
     if before is not None and after is not None and after.loss is not None:
         bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
-        count = len(after.given)
+        count = len(after.losses)
         print(f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}")
     if before is not None and after is not None and after.rollouts:
         pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
@@ -265,9 +265,9 @@ def replay(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant replay runs/x/refused/step-00012` repeats a refused step and locates its first NaN or infinity."""
     if len(words) != 1 or options:
         raise OperantError("expected the folder of one refused step: operant replay runs/sentiment/refused/step-00012")
-    from operant.runs.replay import tell
+    from operant.runs.replay import print_replay
 
-    return 0 if tell(words[0]) else 1
+    return 0 if print_replay(words[0]) else 1
 
 
 def doctor(words: Sequence[str], options: dict[str, Any]) -> int:

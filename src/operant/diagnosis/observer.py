@@ -26,7 +26,7 @@ class DiagnosisObserver(Observer):
             if finding.name not in self._reported and finding.level != "note":
                 self._reported.add(finding.name)
                 text = f"{finding.level}: {finding.message} {finding.remedy}"
-                run.folder.say(text)
+                run.folder.log_message(text)
                 run.trackers.note(text)
 
     def likely_cause(self, run: Run) -> str | None:

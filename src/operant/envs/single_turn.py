@@ -1,4 +1,4 @@
-"""A world of one reply: the prompt is the task's, and the reply ends the episode."""
+"""An environment whose episodes are one reply to the task's prompt."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,10 @@ from operant.types import Step, Task
 
 
 class SingleTurn:
-    """An `Env` whose episodes are one turn long, and which pays nothing: a reward function judges the reply."""
+    """An `Env` whose episodes are one turn long. It pays no rewards of its own: a reward function judges the reply."""
 
     pays = False
+    """Whether the environment pays rewards."""
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         return {slot: Step(fresh=True) for slot in tasks}

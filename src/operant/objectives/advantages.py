@@ -1,7 +1,7 @@
-"""How much better than expected was each action? Pure functions over [E, A], and the road from [B, T] and back.
+"""Advantages: how much better than expected each action was. Pure functions over [E, A], and conversion to [B, T].
 
-The recursions run over the actions of an episode alone, pressed together: what the policy did not choose takes no
-part, so neither padding nor a world's words can decay a reward or move a mean.
+The recursions run over the actions of an episode only. Padding and the environment's text are left out, so they can
+neither decay a reward nor change a mean.
 """
 
 import torch
@@ -28,33 +28,33 @@ def gae(rewards: Tensor, values: Tensor, next_values: Tensor, discounts: Tensor,
 
 
 def by_turn(turns: Tensor, inside: float, between: float, numbers: torch.dtype = torch.float32) -> Tensor:
-    """A rate for each action [E, A]: `inside` before another token of its turn, `between` at the end of a turn."""
+    """[E, A] a rate for each action: `inside` if another token of its turn follows, `between` at the end of a turn."""
     rates = torch.tensor([inside, between, 0.0], dtype=numbers, device=turns.device)
     following = torch.cat([turns[:, 1:], torch.full_like(turns[:, :1], -1)], 1)
     return torch.where(turns < 0, rates[2], torch.where(following == turns, rates[0], rates[1]))
 
 
 def whiten(x: Tensor, where: Tensor, *, unbiased: bool = False, shift_mean: bool = True) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8) over the places `where` holds, on all ranks together; 0 elsewhere.
+    """(x - mean) / sqrt(var + 1e-8) of the numbers where `where` is True, over all ranks together; 0 elsewhere.
 
-    `unbiased`: divide by n - 1, as TRL and RL4LMs do. `shift_mean=False` keeps the mean. A spread that is rounding
-    counts as none.
+    `unbiased`: divide the variance by n - 1, as TRL and RL4LMs do. `shift_mean=False` keeps the mean. A deviation that
+    is no larger than rounding counts as 0.
     """
     mean, deviation = moments(x, where, unbiased=unbiased)
     return _whitened(x, where, mean, deviation, keep=0.0 if shift_mean else mean)
 
 
 def _whitened(x: Tensor, where: Tensor, mean: float, deviation: float, keep: float = 0.0) -> Tensor:
-    """(x - mean) / deviation + keep at `where`, 0 elsewhere; a deviation of 0 leaves `keep` alone."""
+    """(x - mean) / deviation + keep at `where`, 0 elsewhere. With a deviation of 0, the result is `keep`."""
     centred = x[where].double() - mean
     scaled = centred / deviation if deviation else torch.zeros_like(centred)
     return torch.zeros_like(x).masked_scatter(where, (scaled + keep).to(x.dtype))
 
 
 def moments(x: Tensor, where: Tensor, *, unbiased: bool = False) -> tuple[float, float]:
-    """Mean and sqrt(var + 1e-8) of the places that `where` holds, on all ranks together; two passes in float64.
+    """Mean and sqrt(var + 1e-8) of the numbers where `where` is True, over all ranks; in two passes in float64.
 
-    The deviation is 0 where the spread is rounding, or there are no numbers. Every rank must call.
+    The deviation is 0 if it is no larger than rounding, or if there are no numbers. Every rank must call.
     """
     picked = x[where].double()
     count = distributed.total_float(float(picked.numel()))
@@ -68,27 +68,27 @@ def moments(x: Tensor, where: Tensor, *, unbiased: bool = False) -> tuple[float,
 
 
 def normalised(batch: Batch, where: Tensor, *, unbiased: bool = False) -> Batch:
-    """The batch with its advantages whitened over `where`, and the price of KL in the same units."""
+    """The batch with its advantages whitened over `where`, and `price` scaled with them."""
     mean, deviation = moments(batch.advantages, where, unbiased=unbiased)
     price = batch.price / deviation if batch.price is not None and deviation else batch.price
     return batch.with_(advantages=_whitened(batch.advantages, where, mean, deviation), price=price)
 
 
 DEVIATIONS = {"population": (0, 1e-6), "sample": (1, 1e-4)}
-"""By name: what is taken from the number of a group's returns before dividing, and what is added to the deviation."""
+"""(d, added) of each kind of deviation: the variance divides by n - d, and `added` is added to the deviation."""
 
 
 def group_relative(returns: Tensor, groups: Tensor, *, scale: bool = True, deviation: str = "population") -> Tensor:
-    """Centre (and scale) each return [E] by the returns of its group (arXiv:2402.03300): by group, not by position.
+    """Centre (and scale) each return [E] by the returns of its group (arXiv:2402.03300), in two passes in float64.
 
-    Two passes in float64. A group of one is exactly 0; so is a constant group, and with `scale` one whose spread is
+    A group of one is exactly 0. So is a constant group and, with `scale`, one whose deviation is no larger than
     rounding. `deviation`: see `with_groups`.
     """
     index = torch.unique(groups, return_inverse=True)[1]
     x = returns.double()
     size = int(index.max()) + 1 if len(index) else 0
     count = x.new_zeros(size).index_add(0, index, torch.ones_like(x))
-    # The mean of equal numbers may be off by a rounding; measured from one of them it cannot be.
+    # The mean of equal numbers may differ from them by rounding; the mean of their differences to one of them cannot.
     anchor = x.new_zeros(size).scatter(0, index, x)
     gap = x - anchor[index]
     centred = gap - (x.new_zeros(size).index_add(0, index, gap) / count)[index]
@@ -102,9 +102,9 @@ def group_relative(returns: Tensor, groups: Tensor, *, scale: bool = True, devia
 
 
 def leave_one_out(returns: Tensor, groups: Tensor) -> Tensor:
-    """Each return [E] less the mean of the others of its group (RLOO, arXiv:2402.14740); a group of one is 0.
+    """Each return [E] minus the mean of the others of its group (RLOO, arXiv:2402.14740); 0 for a group of one.
 
-    That is its distance from the mean of all, times n / (n - 1).
+    It is computed as the difference to the mean of the whole group, times n / (n - 1).
     """
     index = torch.unique(groups, return_inverse=True)[1]
     count = torch.bincount(index).to(torch.float64)[index]
@@ -116,7 +116,7 @@ def leave_one_out(returns: Tensor, groups: Tensor) -> Tensor:
 
 
 def episode_index(batch: Batch) -> Tensor:
-    """Flat places of each episode's actions in order of time [E, A]; -1 is padding."""
+    """[E, A] flat indices (row * T + column) of each episode's actions, in order of time; -1 is padding."""
     row, column = batch.actions.nonzero(as_tuple=True)
     order = torch.argsort(batch.episodes[row], stable=True)
     flat = (row * batch.tokens.shape[1] + column)[order]
@@ -149,9 +149,9 @@ def with_gae(
 ) -> Batch:
     """Token-level GAE over whole episodes.
 
-    `gamma` stands between the tokens of a reply, `gamma * turn_gamma` between the last token of a turn and the next
-    turn, or the bootstrapped state of a cut episode; `turn_lam` (None: `lam`) is lambda there. `whiten_scope`:
-    rollout | minibatch (the update does it, after the cut) | none. `whiten_rewards` scales rewards, mean kept.
+    The discount is `gamma` between the tokens of a reply, and `gamma * turn_gamma` between the last token of a turn and
+    the next turn or the bootstrapped state of a cut episode; lambda there is `turn_lam` (None: `lam`). `whiten_scope`:
+    rollout | minibatch (done by the update) | none. `whiten_rewards`: scale rewards, without changing their mean.
     """
     if whiten_scope not in ("rollout", "minibatch", "none"):
         raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
@@ -180,37 +180,38 @@ def with_gae(
 
 
 def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "population") -> Batch:
-    """Every action of an episode gets the episode's return, compared with its group's (GRPO, arXiv:2402.03300).
+    """Give every action of an episode the episode's return, relative to its group (GRPO, arXiv:2402.03300).
 
-    `scale` divides by the group's standard deviation; without it: Dr. GRPO (arXiv:2503.20783). `deviation`:
-    population (divided by n, plus 1e-6) or sample (by n - 1, plus 1e-4, as TRL has it).
+    `scale`: divide by the group's standard deviation; False is Dr. GRPO (arXiv:2503.20783). `deviation`: population
+    (divides by n, plus 1e-6) or sample (divides by n - 1, plus 1e-4, as in TRL).
     """
     if deviation not in DEVIATIONS:
         raise OperantError(f"advantage.deviation={deviation!r}: it must be one of {', '.join(DEVIATIONS)}")
     returns, groups = _returns(batch)
-    return _spread_out(batch, group_relative(returns, groups, scale=scale, deviation=deviation))
+    return _to_actions(batch, group_relative(returns, groups, scale=scale, deviation=deviation))
 
 
 def with_leave_one_out(batch: Batch) -> Batch:
-    """Every action of an episode gets the episode's return, less the mean of the others of its group."""
-    return _spread_out(batch, leave_one_out(*_returns(batch)))
+    """Give every action of an episode the episode's return minus the mean of the others of its group."""
+    return _to_actions(batch, leave_one_out(*_returns(batch)))
 
 
 def _returns(batch: Batch) -> tuple[Tensor, Tensor]:
-    """[E] the sum of each episode's rewards, and its group; episodes in order of their numbers."""
+    """The sum of each episode's rewards and its group, each [E], in order of the episodes' numbers."""
     numbers, first = torch.unique(batch.episodes, return_inverse=True)
     returns = batch.rewards.new_zeros(len(numbers)).index_add(0, first, (batch.rewards * batch.actions).sum(1))
     groups = batch.groups.new_zeros(len(numbers)).scatter(0, first, batch.groups)
     return returns, groups
 
 
-def _spread_out(batch: Batch, advantages: Tensor) -> Batch:
+def _to_actions(batch: Batch, advantages: Tensor) -> Batch:
+    """The batch in which every action has the advantage [E] of its episode."""
     row = torch.unique(batch.episodes, return_inverse=True)[1]
     return batch.with_(advantages=advantages[row][:, None] * batch.actions)
 
 
 def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:
-    """[E, A] the value after each action: the next one's, and `bootstrap` [E] after the last."""
+    """[E, A] the value of the state after each action: that of the next action, and `bootstrap` [E] after the last."""
     if not values.shape[1]:
         return values
     ahead = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)

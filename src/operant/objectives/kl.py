@@ -1,4 +1,4 @@
-"""How far the policy has gone from the reference: estimators, what is charged for it, and who sets the price.
+"""KL between policy and reference: estimators, the charge in the reward, loss terms, controllers of the coefficient.
 
 At a sampled token, d = log policy - log reference, both scaled by the temperature and untruncated.
 
@@ -12,13 +12,13 @@ At a sampled token, d = log policy - log reference, both scaled by the temperatu
 | forward  | sum_v q log(q / p)       | itself                       | itself                          |
 | plain_k3 | exp(-d) - 1 + d          | refused                      | without the ratio               |
 
-In the loss, all but `plain_k3` have the gradient of the state's KL in expectation, on policy and off; `plain_k3`
-is GRPO as published, and its gradient is not the KL's.
+In the loss, the gradient of every kind but `plain_k3` is in expectation that of the state's KL, on policy and off.
+`plain_k3` is the term of GRPO as published, whose gradient is another.
 
-A charge in the reward depends on the policy in two ways: by which tokens are drawn, which the policy gradient of the
-reward covers, and by its own value at the drawn token or state. Only for k1 is the second part 0 in expectation. For
-the others the update adds it (the third column), unless `reward_gradient` is `score`. docs/kl.md has the gradient and
-the optimum of every kind in both places.
+A charge in the reward depends on the policy in two ways. The first is the choice of tokens, whose gradient is the
+policy gradient of the reward. The second is the value of the charge at the drawn token or state, whose gradient is 0 in
+expectation for k1 only. For the other kinds the update adds it (third column), unless `reward_gradient` is `score`.
+docs/kl.md has the gradient and the optimum of every kind in both places.
 
 Estimators: http://joschu.net/blog/kl-approx.html; gradients: arXiv:2506.09477.
 """
@@ -35,32 +35,32 @@ EXACT = ("reverse", "forward")
 
 
 OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
-"""Options that say how the reward is charged."""
+"""Options of the KL charge in the reward."""
 
 
 @dataclass(frozen=True)
 class KLOptions:
-    """What divergence from the reference costs."""
+    """The price of divergence from the reference."""
 
     coef: float = 0.1
-    """Price of one nat in the reward; where an adaptive controller starts. 0: no KL in the reward."""
+    """Price of one nat of KL in the reward; an adaptive controller starts from it. 0: no KL in the reward."""
     kind: str = "k1"
-    """k1 | k2 | k3 | absolute | reverse | forward: what the reward is charged per token."""
+    """k1 | k2 | k3 | absolute | reverse | forward: the KL term that is charged in the reward, per token."""
     reward_gradient: str = "full"
-    """full: the gradient of the expected charge. score: without the part through the charge itself, as TRL; then every
-    kind but k1 has another optimum (docs/kl.md)."""
+    """full: the gradient of the expected charge. score: without the gradient of the charge itself, as in TRL; then
+    every kind but k1 has another optimum (docs/kl.md)."""
     loss_coef: float = 0.0
-    """Weight of the KL term of the loss; with `coef` above 0 as well, both are in force."""
+    """Weight of a KL term in the loss. It can be combined with a KL charge in the reward (`coef`)."""
     loss_kind: str = "k1"
-    """k1 | k2 | k3 | reverse | forward | plain_k3: the loss's own term."""
+    """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
     control: str = "fixed"
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
     target: float = 6.0
-    """Nats a reply for `adaptive`, nats a token for `per_token`: the two are not interchangeable."""
+    """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
     horizon: float = 10_000.0
-    """Replies over which `adaptive` corrects an error of 100 %."""
+    """Number of replies over which `adaptive` corrects an error of 100 %."""
     end_coef: float = 0.0
-    """Where `linear` ends."""
+    """The coefficient at the end of the run with `linear`."""
 
     def __post_init__(self) -> None:
         def check(name: str, good: bool, rule: str) -> None:
@@ -80,22 +80,22 @@ class KLOptions:
 
     @property
     def charges(self) -> bool:
-        """Whether the reward is ever charged."""
+        """Whether the reward contains a KL charge at any step."""
         return self.coef > 0 or (self.control == "linear" and self.end_coef > 0)
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """The exact divergences that have to be computed for the reward."""
+        """Names of the exact divergences that the reward needs."""
         return (self.kind,) if self.charges and self.kind in EXACT else ()
 
     @property
     def direct(self) -> bool:
-        """Whether the update adds the gradient of the reward's charge through its own value."""
+        """Whether the update adds the gradient of the charge's own value."""
         return self.charges and self.kind != "k1" and self.reward_gradient == "full"
 
 
 def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The per-token term of `kind` at sampled tokens, same shape as the arguments."""
+    """The term of `kind` at each sampled token, in the shape of the arguments."""
     d = logprobs - ref_logprobs
     match kind:
         case "k1":
@@ -110,10 +110,11 @@ def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def loss_term(kind: str, logprobs: Tensor, behaviour: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The loss form of a sampled estimator: in expectation over `behaviour` its gradient is that of the state's KL.
+    """[B, T] the loss form of a sampled estimator: its gradient is in expectation that of the state's KL.
 
-    The gradient flows through the ratio and through the log-prob (k1, k3), or through the square alone (k2), on policy
-    and off. `plain_k3` has no ratio: the published GRPO term, whose gradient is not the KL's. All arguments [B, T].
+    The expectation is over `behaviour`, the log-probs of the policy that sampled. The gradient flows through the ratio
+    and the log-prob (k1, k3), or only through the square (k2). `plain_k3` has no ratio: it is the published GRPO term,
+    whose gradient is not the KL's. All arguments are [B, T].
     """
     if kind == "plain_k3":
         return estimate("k3", logprobs, ref_logprobs)
@@ -122,28 +123,28 @@ def loss_term(kind: str, logprobs: Tensor, behaviour: Tensor, ref_logprobs: Tens
 
 
 def direct_term(kind: str, logprobs: Tensor, behaviour: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Of a sampled estimator in the reward: the term whose gradient is that of its value at the drawn tokens, [B, T].
+    """[B, T] the loss term whose gradient is that of the value of a charge in the reward, for a sampled estimator.
 
-    Weighted by the detached ratio, so that its expectation over `behaviour` is one over the policy. With the policy
-    gradient of the charge it makes the gradient of the expected charge.
+    It is weighted by the detached ratio, so that its expectation over `behaviour` is that over the policy. Together
+    with the policy gradient of the charge, it is the gradient of the expected charge.
     """
     return torch.exp(logprobs - behaviour).detach() * estimate(kind, logprobs, ref_logprobs)
 
 
-# --- who sets the price -----------------------------------------------------------------------------------------------
+# --- controllers of the coefficient -----------------------------------------------------------------------------------
 
 
 class Controller:
-    """A coefficient, and the rule by which it follows what was measured. Registers in `RunState`."""
+    """A coefficient that stays constant. Subclasses change it by the measured KL or the progress of the run."""
 
     def __init__(self, options: KLOptions):
         self.options, self.coef = options, options.coef
 
     def begin(self, progress: float) -> None:
-        """Before a step, at `progress` in [0, 1) of the run."""
+        """Called before a step; `progress` in [0, 1) is that of the run."""
 
     def update(self, per_reply: float, per_token: float, replies: int) -> None:
-        """After a step. `per_reply` and `per_token` are k1 sums over all ranks, `replies` their number."""
+        """Called after a step with the mean k1 per reply and per token, and the number of replies, over all ranks."""
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
@@ -161,7 +162,7 @@ class Adaptive(Controller):
 
 
 class PerToken(Controller):
-    """coef *= 1 + 0.1 * clip((KL - target) / target, +-0.2), KL a token, once a rollout (RL4LMs, arXiv:2210.01241)."""
+    """coef *= 1 + 0.1 * clip((KL - target) / target, +-0.2), KL per token, once a step (RL4LMs, arXiv:2210.01241)."""
 
     def update(self, per_reply: float, per_token: float, replies: int) -> None:
         error = min(max((per_token - self.options.target) / self.options.target, -0.2), 0.2)
@@ -169,7 +170,7 @@ class PerToken(Controller):
 
 
 class Linear(Controller):
-    """From `coef` at the first step towards `end_coef` at the end of the run, with the learning rate's progress."""
+    """Changes linearly from `coef` at the first step to `end_coef` at the end of the run."""
 
     def begin(self, progress: float) -> None:
         self.coef = self.options.coef + (self.options.end_coef - self.options.coef) * progress

@@ -1,7 +1,7 @@
-"""One pure function per objective: (Outputs, Batch) -> named [B, T] tensors, one of them `loss`.
+"""Losses: one pure function per objective, (Outputs, Batch) -> named [B, T] tensors, one of them `loss`.
 
-None of them averages anything: `total` does, with `batch.weights`, so how a batch is cut changes nothing. The other
-names are metrics; each is averaged over action tokens.
+The other tensors are metrics, which are averaged over actions. None of the functions averages: only `total` does, with
+`batch.weights`, so cutting a batch into micro-batches changes nothing.
 """
 
 import torch
@@ -11,20 +11,21 @@ from operant.types import Batch, OperantError, Outputs
 
 
 def total(x: Tensor, batch: Batch) -> Tensor:
-    """The weighted sum of a [B, T] (or [B]) tensor: the only place where a loss becomes one number."""
+    """The weighted sum of a [B, T] (or [B]) tensor. No other function turns a loss into one number."""
     weights = batch.weights if x.ndim == 2 else batch.weights.sum(1)
-    # Off actions a tensor may hold anything; 0 * nan is nan, so it is cut out rather than multiplied away.
+    # Off actions a tensor may contain anything. As 0 * nan is nan, these numbers are replaced, and not multiplied by 0.
     return (torch.where(weights != 0, x, 0.0) * weights).sum()
 
 
 def _above(least: float, **options: float | None) -> None:
+    """Raises: OperantError for an option that is not above `least`."""
     for name, value in options.items():
         if value is not None and value <= least:
             raise OperantError(f"loss.{name}={value}: it must be above {least:g}")
 
 
 def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
-    """Cross-entropy of the actions: supervised training."""
+    """Supervised training: the cross-entropy of the actions."""
     return {"loss": -out.logprobs, "supervised/loss": -out.logprobs.detach()}
 
 
@@ -33,14 +34,14 @@ def clipped(
 ) -> dict[str, Tensor]:
     """The clipped surrogate, max(-A r, -A clip(r, 1 - low, 1 + high)) (arXiv:1707.06347, equation 7).
 
-    `dual_clip` c > 1 bounds the loss of a bad action that became likely by -A c (arXiv:1912.09729, equation 5).
+    `dual_clip` c > 1: the loss of a bad action that became likely is at most -A c (arXiv:1912.09729, equation 5).
     """
     _above(0, clip=min(low, high))
     _above(1, dual_clip=dual_clip)
     log_ratio = out.logprobs - batch.logprobs
     ratio = torch.exp(log_ratio)
-    free, held = -batch.advantages * ratio, -batch.advantages * ratio.clamp(1 - low, 1 + high)
-    loss = torch.maximum(free, held)
+    free, limited = -batch.advantages * ratio, -batch.advantages * ratio.clamp(1 - low, 1 + high)
+    loss = torch.maximum(free, limited)
     if dual_clip is not None:
         loss = torch.where(batch.advantages < 0, torch.minimum(loss, -batch.advantages * dual_clip), loss)
     return {
@@ -61,9 +62,9 @@ def surrogate(
     clip_high: float | None = None,
     entropy_coef: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The clipped surrogate without a critic, as GRPO has it (arXiv:2402.03300, equation 3; its KL stands in `kl`).
+    """The clipped surrogate without a critic, as in GRPO (arXiv:2402.03300, equation 3; its KL term is in `kl.py`).
 
-    `clip_high`: the bound above, where it is another (arXiv:2503.14476); None: `clip`.
+    `clip_high`: the upper bound, if it shall differ from the lower one (arXiv:2503.14476); None: `clip`.
     """
     terms = clipped(out, batch, low=clip, high=clip if clip_high is None else clip_high)
     if entropy_coef:
@@ -72,20 +73,23 @@ def surrogate(
 
 
 def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -> dict[str, Tensor]:
-    """Half the squared error of the critic, clipped around the old value (arXiv:1707.06347's code; None: plain)."""
+    """Half the squared error of the critic, clipped around the old value as in the code of arXiv:1707.06347.
+
+    `value_clip`: largest change of a value that counts; None: no clipping.
+    """
     _above(0, value_clip=value_clip)
     error = (out.values - batch.returns) ** 2
-    held = error
+    limited = error
     if value_clip is not None:
         near = batch.values + (out.values - batch.values).clamp(-value_clip, value_clip)
-        held = (near - batch.returns) ** 2
-    loss = 0.5 * torch.maximum(error, held)
+        limited = (near - batch.returns) ** 2
+    loss = 0.5 * torch.maximum(error, limited)
     return {
         "loss": loss,
         "value/loss": loss.detach(),
         "value/error": error.detach(),
         "value/prediction": out.values.detach(),
-        "value/clip_fraction": (held > error).float(),
+        "value/clip_fraction": (limited > error).float(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Rollouts to rows of tokens; which rows belong together; how much each action counts."""
+"""Collates rollouts to a batch, cuts a batch into micro-batches, and computes the weight of each action."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,17 +18,17 @@ def collate(
     joined: bool = True,
     numbers: torch.dtype = torch.float32,
 ) -> Batch:
-    """Lay rollouts out as rows, paying each score on the episode's last action (a list: one float per action).
+    """Make a batch of rollouts. A score is paid on the episode's last action; a list of scores is one float per action.
 
-    A turn whose prompt extends the row so far joins that row (never where `joined` is False: encoder-decoders); any
-    other turn, after a memory that forgets, opens a new row of the same episode. `numbers`: what rewards, log-probs and
-    values come in.
+    A turn whose prompt extends the episode's last row joins that row, unless `joined` is False (encoder-decoders). Any
+    other turn opens a new row of the same episode. `numbers`: dtype of rewards, log-probs and values.
+    Raises: OperantError if there are no rollouts, or if a turn or score does not fit its actions.
     """
     if not rollouts:
         raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
     rows: list[dict[str, Any]] = []
     for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-        _lay(rows, episode, rollout, _paid(rollout, score), joined)
+        _add_rows(rows, episode, rollout, _action_rewards(rollout, score), joined)
     turns = _rectangle(rows, "turns", -1, torch.long)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
     sampled = all(turn.logprobs is not None for r in rollouts for turn in r.turns)
@@ -46,26 +46,26 @@ def collate(
         values=_rectangle(rows, "values", 0.0, numbers) if valued else None,
     )
     width = turns.shape[1]
-    choices = [(row * width + column, *choice) for row, held in enumerate(rows) for column, *choice in held["choices"]]
+    choices = [(i * width + column, *choice) for i, row in enumerate(rows) for column, *choice in row["choices"]]
     batch = batch.with_(
-        states=_kept_states(rows, width) if not choices else None, choices=Choices.of(choices) if choices else None
+        states=_cached_states(rows, width) if not choices else None, choices=Choices.of(choices) if choices else None
     )
     return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
 
 
 def nothing(numbers: torch.dtype = torch.float32) -> Batch:
-    """A row without any action, for a rank that has nothing to learn from while others have."""
+    """A batch of one row without any action, for a rank that has no rollouts while others have some."""
     batch = Batch.given([[0, 0]], [[]])
     off = torch.zeros(batch.tokens.shape, dtype=numbers)
     return batch.with_(rewards=off, bootstrap=torch.zeros(1, dtype=numbers), logprobs=off, values=off)
 
 
 SETUP = {"cpu": 128, "cuda": 4096}
-"""What a forward and backward pass costs besides its tokens, in tokens."""
+"""Fixed cost of a forward and backward pass by kind of device, as the number of tokens that take the same time."""
 
 
-def _paid(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
-    """One reward per action of the rollout: the world's, and the score's."""
+def _action_rewards(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
+    """One reward per action of the rollout: the environment's rewards plus the score."""
     counts = [turn.count for turn in rollout.turns]
     if any(not turn.action for turn in rollout.turns):
         raise OperantError(f"task {rollout.task.id!r}: a reply has no tokens; every reply needs at least one action")
@@ -86,7 +86,8 @@ def _paid(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
     return paid
 
 
-def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[float], joined: bool) -> None:
+def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[float], joined: bool) -> None:
+    """Append the rows of an episode to `rows`. `paid`: one reward per action."""
     row: dict[str, Any] | None = None
     spent = 0
     for index, turn in enumerate(rollout.turns):
@@ -96,7 +97,7 @@ def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[
             rows.append(row)
         shown = turn.prompt[len(row["tokens"]) :]
         n, blank = turn.count, [0.0] * len(shown)
-        rest = len(turn.action) - n  # of a choice: the tokens behind the first, which are no actions of their own
+        rest = len(turn.action) - n  # tokens of a chosen option after its first; the choice is a single action
         _check(turn, rollout)
         if turn.options is not None:
             row["choices"].append((len(row["tokens"]) + len(shown), *_choice(turn, rollout)))
@@ -107,93 +108,95 @@ def _lay(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[
         row["turns"] += [-1] * len(shown) + [index] * n + [-1] * rest
         if turn.allowed is not None:
             row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
-        row["states"] = turn.states  # of the last turn: it holds those of all that stand before
+        row["states"] = turn.states  # the states of the last turn contain those of all tokens before it
         spent += n
 
 
 def _check(turn: Turn, rollout: Rollout) -> None:
+    """Raises: OperantError for a list that does not have one entry per action."""
     for name in ("logprobs", "values", "allowed"):
-        given = getattr(turn, name)
-        if given is not None and len(given) != turn.count:
+        entries = getattr(turn, name)
+        if entries is not None and len(entries) != turn.count:
             raise OperantError(
-                f"task {rollout.task.id!r}: {len(given)} {name} for {turn.count} actions; "
+                f"task {rollout.task.id!r}: {len(entries)} {name} for {turn.count} actions; "
                 "give one per token (a choice is one action), or none"
             )
 
 
 def _choice(turn: Turn, rollout: Rollout) -> tuple[int, list[list[int]]]:
-    """(picked, options), each option once."""
+    """The index of the chosen option, and the options without repetition."""
     among, places = distinct(turn.options or [])
     if turn.chosen is None or not 0 <= turn.chosen < len(places) or turn.action != among[places[turn.chosen]]:
         raise OperantError(
             f"task {rollout.task.id!r}: option {turn.chosen} of {len(places)} was chosen, and its ids are not the "
-            "reply's: `chosen` says which of `options` the action is"
+            "reply's: `chosen` must be the index in `options` of the action"
         )
     return places[turn.chosen], among
 
 
 def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """The options, each once, and where each of those given stands among them: the same words are one choice.
+    """The lists of ids without repetition, in order of first appearance, and the index of each in that result.
 
-    Raises: OperantError where there are none, or one has no tokens.
+    Raises: OperantError if there are no lists, or if one is empty.
     """
     if not options or not all(options):
-        raise OperantError("a choice among given replies needs at least one, and each of them a token")
+        raise OperantError("a choice needs at least one option, and each option at least one token")
     numbers: dict[tuple[int, ...], int] = {}
     places = [numbers.setdefault(tuple(option), len(numbers)) for option in options]
     return [list(option) for option in numbers], places
 
 
 def _rectangle(rows: list[dict[str, Any]], name: str, fill: float, dtype: torch.dtype) -> Tensor:
+    """[B, T] one field of all rows, padded on the right with `fill`."""
     pieces = [torch.tensor(row[name], dtype=dtype) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True, padding_value=fill)
 
 
-def _kept_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
-    """[B, T, D] what the trunk computed while the replies were generated; None unless it is known of every row.
+def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
+    """[B, T, D] the trunk states that were computed during generation; None unless every row has them.
 
-    The last token of a row has none: nothing follows it.
+    The last token of a row has no state, because it was never fed to the model.
     """
-    held = [row["states"] for row in rows]
-    if any(s is None or len(s) != len(row["tokens"]) - 1 for s, row in zip(held, rows, strict=True)):
+    states = [row["states"] for row in rows]
+    if any(s is None or len(s) != len(row["tokens"]) - 1 for s, row in zip(states, rows, strict=True)):
         return None
-    padded = torch.nn.utils.rnn.pad_sequence(held, batch_first=True)
+    padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
     return torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
 def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The allowed ids of all rows, as `Batch.allowed`."""
     pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(shape[1])]
     ids = torch.tensor([i for piece in pieces for i in piece], dtype=torch.long)
     return ids, torch.tensor([0, *map(len, pieces)]).cumsum(0)
 
 
-# --- what is cut together, and what counts how much -------------------------------------------------------------------
+# --- micro-batches and weights ----------------------------------------------------------------------------------------
 
 
 def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
-    """The rows that stay together, as lists of row numbers. `pair`: two neighbouring episodes."""
+    """Row numbers of each unit, whose rows stay together. `unit`: episode, or pair (two neighbouring episodes)."""
     size = {"episode": 1, "pair": 2}.get(unit)
     if size is None:
         raise OperantError(f"unit {unit!r} is unknown: 'episode' or 'pair'")
-    held: dict[int, list[int]] = {}
+    rows_of: dict[int, list[int]] = {}
     for row, episode in enumerate(batch.episodes.tolist()):
-        held.setdefault(episode // size, []).append(row)
-    return list(held.values())
+        rows_of.setdefault(episode // size, []).append(row)
+    return list(rows_of.values())
 
 
 def cut(
-    batch: Batch, held: Sequence[list[int]], budget: int, setup: int | None = None, *, packed: bool = False
+    batch: Batch, groups: Sequence[list[int]], budget: int, setup: int | None = None, *, packed: bool = False
 ) -> list[list[int]]:
-    """Units of near-equal length, put together under a budget of tokens: lists of row numbers.
+    """Put groups of rows of similar length together to micro-batches of at most `budget` tokens; returns row numbers.
 
-    Of all ways to cut the units in order of length, the one that computes least: its tokens, padding included unless
-    rows are `packed` end to end, and `setup` tokens' worth of work for each pass (None: what was measured for the kind
-    of device).
+    Among all ways to cut the groups in order of length, it takes the one with the least work. The work of a micro-batch
+    is its number of tokens, with padding unless rows are `packed` end to end, plus `setup` (None: that of the device).
     """
     setup = SETUP.get(batch.tokens.device.type, SETUP["cuda"]) if setup is None else setup
     lengths = batch.sizes()
-    ordered = sorted(((max(lengths[r] for r in rows), rows) for rows in held), key=lambda unit: unit[0])
-    if packed:  # a row of one token's width for every token
+    ordered = sorted(((max(lengths[r] for r in rows), rows) for rows in groups), key=lambda group: group[0])
+    if packed:  # every token counts as a row of width 1
         sizes = [(1, sum(lengths[r] for r in rows)) for _, rows in ordered]
     else:
         sizes = [(width, len(rows)) for width, rows in ordered]
@@ -213,10 +216,10 @@ def cut(
 
 
 def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) -> Tensor:
-    """How much each action counts [B, T]; over all ranks they sum to 1 (`horizon`: to the mean length over `horizon`).
+    """[B, T] the weight of each action in the loss, so that the loss is, over all ranks,
 
-    `token`: a mean over tokens. `episode`: over episodes of the mean over their tokens. `sequence`: over episodes of
-    the sum over their tokens. `horizon`: over episodes of the sum divided by a fixed length (Dr. GRPO).
+    `token`: the mean over tokens. `episode`: the mean over episodes of the mean over their tokens. `sequence`: the mean
+    over episodes of the sum over their tokens. `horizon`: the same divided by the fixed length `horizon` (Dr. GRPO).
     """
     actions = batch.actions.double()
     index = torch.unique(batch.episodes, return_inverse=True)[1]

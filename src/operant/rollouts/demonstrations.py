@@ -1,9 +1,9 @@
-"""Given replies to rollouts: what somebody else wrote, as rows that a model is trained on.
+"""Makes rollouts of demonstrations: replies from a data set that a model is trained on.
 
-    rollouts = demonstrated(tasks, tokenizer, stop=policy.stop_tokens[:1])
+    rollouts = Demonstrations(tokenizer, stop=policy.stop_tokens[0]).rollouts(tasks)
 
-Text becomes ids once. A reply ends with a stop token, so that the model learns to stop; in a chat the template says how
-an answer ends. Messages become one turn an answer.
+A reply is encoded once, and ends with a stop token, so that the model learns to stop. In a chat, the template decides
+how an answer ends, and each answer is one turn.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from typing import Any
 from operant.rollouts.chat import encode_prompt, render
 from operant.types import End, OperantError, Rollout, Task, Turn
 
-SEVERAL = 1 << 16
-"""Replies that one task may have."""
+MOST_REPLIES = 1 << 16
+"""Most replies of one task."""
 OPENING = 8
-"""Tokens of a text without a prompt that stand for one where the model is to go on with it."""
+"""Number of first tokens of a text without a prompt that become the prompt when the model shall continue the text."""
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """How given replies become rows."""
+    """Makes rollouts of the replies in `Task.replies`."""
 
     tokenizer: Any
     stop: int | None
-    """Ends a reply; None: nothing does."""
+    """The token that ends a reply; None: none is appended."""
     everything: bool = False
-    """Train on prompts, too, and not on the replies alone."""
+    """Train on prompts as well as replies."""
     longest: int | None = None
-    """Tokens of a row, prompt and reply; what is beyond them is cut off at the end."""
+    """Most tokens of a row, prompt and reply together. Longer replies are cut at the end."""
     encoder_decoder: bool = False
 
     def rollouts(self, tasks: Sequence[Task], places: Sequence[int] | None = None) -> list[Rollout]:
-        """One for each reply of each task. `places`: where the tasks stand among all of a step.
+        """One rollout for each reply of each task. `places`: indices of the tasks among all tasks of the step.
 
-        Raises: OperantError for a reply without a token to learn, naming the task.
+        Raises: OperantError for a reply without a token to learn; it names the task.
         """
         made = []
         for place, task in zip(places or range(len(tasks)), tasks):
@@ -43,37 +43,38 @@ class Demonstrations:
                 turns, texts = self._turns(task, reply)
                 query = self._decoded(turns[0].prompt)
                 end: End = turns[-1].end if len(turns) == 1 else "world"
-                made.append(Rollout(task, place, turns, texts, end, {}, query, place=place * SEVERAL + number))
+                made.append(Rollout(task, place, turns, texts, end, {}, query, place=place * MOST_REPLIES + number))
         return made
 
     def opening(self, task: Task) -> Task:
-        """The task as a policy is asked it: of a text without a prompt, its first tokens."""
+        """The task with a prompt to generate from. A text without a prompt is continued from its first tokens."""
         if task.prompt:
             return task
         (turn, *_), _ = self._turns(task, task.replies[0])
         return replace(task, prompt=(turn.prompt + turn.action)[:OPENING])
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
+        """The turns of one reply, and their texts."""
         if isinstance(reply, list) and reply and isinstance(reply[0], dict):
             pairs, texts = self._answers(task, reply), [m["content"] for m in reply if m["role"] == "assistant"]
         else:
-            pairs, said = [self._pair(task, reply)], reply if isinstance(reply, str) else self._decoded(reply)
-            texts = [said if task.prompt else said.removeprefix(self._decoded(pairs[0][0]))]
-        if self.everything:
-            pairs = [_all_of(pairs)]
-            texts = [self._decoded(pairs[0][1])]
-        made = [(self._turn(task, *pair), text) for pair, text in zip(pairs, texts, strict=True)]
-        kept = [(turn, text) for turn, text in made if turn is not None]
-        if not kept:
+            pairs, whole = [self._pair(task, reply)], reply if isinstance(reply, str) else self._decoded(reply)
+            texts = [whole if task.prompt else whole.removeprefix(self._decoded(pairs[0][0]))]
+        if self.everything:  # the last row contains all tokens before it, and its first token cannot be predicted
+            tokens = pairs[-1][0] + pairs[-1][1]
+            pairs, texts = [(tokens[:1], tokens[1:])], [self._decoded(tokens[1:])]
+        made = [(self._turn(*pair), text) for pair, text in zip(pairs, texts, strict=True)]
+        usable = [(turn, text) for turn, text in made if turn is not None]
+        if not usable:
             raise OperantError(
                 f"task {task.id!r}: nothing is left to learn from; its prompt alone is too long, or empty"
             )
-        # The text is that of the tokens that are learnt, also of a reply that was cut: bits are counted by its bytes.
-        texts = [text if turn.end == "stop" else self._decoded(turn.action) for turn, text in kept]
-        return [turn for turn, _ in kept], texts
+        # The text of a reply that was cut is decoded again, because bits per byte are counted by the learnt tokens.
+        texts = [text if turn.end == "stop" else self._decoded(turn.action) for turn, text in usable]
+        return [turn for turn, _ in usable], texts
 
     def _pair(self, task: Task, reply: str | list[int]) -> tuple[list[int], list[int]]:
-        """(prompt, action) of a text or ids behind a prompt, or of a text alone."""
+        """(prompt, action) of a reply that is a text or ids, or of a text without a prompt."""
         stop = [] if self.stop is None else [self.stop]
         if isinstance(reply, list):
             return encode_prompt(self.tokenizer, task.prompt), [*reply, *stop]
@@ -88,21 +89,22 @@ class Demonstrations:
             return whole[:1], whole[1:]
         prompt = encode_prompt(self.tokenizer, task.prompt)
         if isinstance(task.prompt, str) and not self.encoder_decoder:
-            return prompt, self._behind(prompt, task.prompt, reply) + stop
+            whole = encode_prompt(self.tokenizer, task.prompt + reply)
+            if whole[: len(prompt)] == prompt:  # the tokenizer encodes the prompt in the same way before the reply
+                return prompt, whole[len(prompt) :] + stop
         return prompt, self._plain(reply) + stop
 
-    def _behind(self, prompt: list[int], text: str, reply: str) -> list[int]:
-        """The ids of a reply as they are behind its prompt, where the tokenizer keeps the prompt's own ids there."""
-        whole = encode_prompt(self.tokenizer, text + reply)
-        return whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._plain(reply)
-
     def _plain(self, text: str) -> list[int]:
+        """Token ids of a text without special tokens."""
         if self.tokenizer is None:
             raise OperantError("the policy has no tokenizer: give replies as token ids")
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _answers(self, task: Task, reply: list[dict[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """(prompt, action) of each assistant's message; a prompt goes on from the ids before it where the text does."""
+        """(prompt, action) of each assistant message. A prompt keeps the ids of earlier turns if their text is equal.
+
+        Raises: OperantError if the chat template writes a prompt and its answer in different ways.
+        """
         before = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt}]
         messages = [*before, *reply]
         pairs: list[tuple[list[int], list[int]]] = []
@@ -114,8 +116,8 @@ class Demonstrations:
             answered = render(self.tokenizer, messages[: i + 1], prompting=False)
             if not answered.startswith(asked):
                 raise OperantError(
-                    f"task {task.id!r}: the chat template writes an answer otherwise than it asks for one, so what is "
-                    "trained would not be what is sampled; give prompt and completion as text"
+                    f"task {task.id!r}: the chat template writes the text before an answer differently from the "
+                    "prompt, so training and sampling would differ; give prompt and completion as text"
                 )
             ids = ids + self._plain(asked[len(text) :]) if text and asked.startswith(text) else self._plain(asked)
             action = self._plain(answered[len(asked) :])
@@ -123,8 +125,8 @@ class Demonstrations:
             ids, text = ids + action, answered
         return pairs
 
-    def _turn(self, task: Task, prompt: list[int], action: list[int]) -> Turn | None:
-        """The turn, cut at the longest row; None where nothing of the reply is left."""
+    def _turn(self, prompt: list[int], action: list[int]) -> Turn | None:
+        """The turn, cut to the longest row; None if nothing of the reply is left."""
         room = len(action) if self.longest is None else self.longest - (0 if self.encoder_decoder else len(prompt))
         if not prompt or not action or room < 1:
             return None
@@ -132,9 +134,3 @@ class Demonstrations:
 
     def _decoded(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True) if self.tokenizer is not None else ""
-
-
-def _all_of(pairs: list[tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
-    """Every token but the first of the last row, which holds the ones before it."""
-    whole = pairs[-1][0] + pairs[-1][1]
-    return whole[:1], whole[1:]

@@ -1,4 +1,4 @@
-"""(query, response, score) from anywhere to rollouts: texts, id lists or tensors."""
+"""Makes rollouts of external replies: (query, response) pairs as texts, lists of ids, or tensors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,17 @@ from operant.sampling import Sampling, check_ids, reply_text, stop_table
 from operant.types import End, OperantError, Rollout, Task, Turn
 
 
-def to_ids(tokenizer: Any, given: Any, *, reply: bool = False) -> list[int]:
-    """Ids of a text (a reply gets no special tokens), a list of ids or a 1-d tensor."""
-    if isinstance(given, torch.Tensor):
-        if given.ndim != 1 or given.is_floating_point():
-            raise OperantError(f"a query or response tensor must be [T] of ids; got {tuple(given.shape)} {given.dtype}")
-        return given.tolist()
-    if isinstance(given, str) and reply:
+def to_ids(tokenizer: Any, text: Any, *, reply: bool = False) -> list[int]:
+    """Token ids of a text (a reply gets no special tokens), a list of ids, or a 1-d tensor."""
+    if isinstance(text, torch.Tensor):
+        if text.ndim != 1 or text.is_floating_point():
+            raise OperantError(f"a query or response tensor must be [T] of ids; got {tuple(text.shape)} {text.dtype}")
+        return text.tolist()
+    if isinstance(text, str) and reply:
         if tokenizer is None:
             raise OperantError("the policy has no tokenizer: give responses as token ids")
-        return encode_more(tokenizer, given)
-    return encode_prompt(tokenizer, given if isinstance(given, str) else list(given))
+        return encode_more(tokenizer, text)
+    return encode_prompt(tokenizer, text if isinstance(text, str) else list(text))
 
 
 def to_rollouts(
@@ -38,13 +38,13 @@ def to_rollouts(
     vocabulary: int | None = None,
     ends: bool = False,
 ) -> list[Rollout]:
-    """One rollout an episode, in order of first appearance; without `episodes` every triplet is one.
+    """Make one rollout per episode, in order of first appearance.
 
-    Turns of an episode follow each other in the order given, each paid its own of `rewards`. `next_values`: what the
-    state after a turn is worth; that of an episode's last turn is its bootstrap, so 0 means that the episode has ended.
-    `groups`: one a triplet, the same for all turns of an episode; None: episodes whose first queries are equal share
-    one. `declared`, how they were sampled, stands in `info["declared"]` of each. `ends`: behind a response that is a
-    text comes the first stop token, for there it ended.
+    `episodes`: the episode of each pair, whose turns are in order of time; None: each pair is an episode. `rewards`:
+    the reward of each turn. `next_values`: the value of the state after each turn; that of an episode's last turn is
+    its bootstrap, so 0 means that the episode has ended. `groups`: the group of each pair, equal for all turns of an
+    episode; None: episodes whose first queries are equal share a group. `declared`: how the replies were sampled; it is
+    stored in `info["declared"]`. `ends`: append the first stop token to responses that are texts.
     Raises: OperantError for lists of different length, an empty response, or an id that is not below `vocabulary`.
     """
     count = len(queries)
@@ -53,35 +53,40 @@ def to_rollouts(
     ahead = [0.0] * count if next_values is None else [float(v) for v in next_values]
     groups = groups.tolist() if isinstance(groups, torch.Tensor) else groups
     together = [None] * count if groups is None else list(groups)
-    given = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
-    for what, things in given.items():
+    lists = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
+    for what, things in lists.items():
         if len(things) != count:
             raise OperantError(f"{len(things)} {what} for {count} queries: give one for each")
-    held: dict[int, list[tuple[Turn, str]]] = {}
+    turns_of: dict[int, list[tuple[Turn, str]]] = {}
     group_of: dict[int, Any] = {}
     for i in range(count):
         action = to_ids(tokenizer, responses[i], reply=True)
         if ends and isinstance(responses[i], str):
             action += sorted(sampling.stops)[:1]
-        turn = _turn(tokenizer, to_ids(tokenizer, queries[i]), action, sampling, i)
+        prompt = to_ids(tokenizer, queries[i])
+        if not prompt or not action:
+            what = "response" if prompt else "query"
+            raise OperantError(f"{what} {i} has no tokens: every reply needs at least one action, every query a token")
         if group_of.setdefault(names[i], together[i]) != together[i]:
             raise OperantError(
                 f"episode {names[i]} has turns in groups {group_of[names[i]]} and {together[i]}: give one"
             )
         if vocabulary is not None:
-            check_ids([*turn.prompt, *turn.action], vocabulary, f"triplet {i}")
-        turn = Turn(turn.prompt, turn.action, end=turn.end, reward=paid[i], next_value=ahead[i])
-        text = reply_text(tokenizer, turn.prompt, turn.action, sampling) if tokenizer is not None else ""
-        held.setdefault(names[i], []).append((turn, text))
+            check_ids([*prompt, *action], vocabulary, f"triplet {i}")
+        end = _end(tokenizer, action, sampling)
+        turn = Turn(prompt, action, end=end, reward=paid[i], next_value=ahead[i])
+        text = reply_text(tokenizer, prompt, action, sampling) if tokenizer is not None else ""
+        turns_of.setdefault(names[i], []).append((turn, text))
     info = {"declared": dict(declared or {})}
     numbers: dict[Any, int] = {}
-    for name, turns in held.items():
+    for name, turns in turns_of.items():
         key = tuple(turns[0][0].prompt) if groups is None else group_of[name]
         group_of[name] = numbers.setdefault(key, len(numbers))
-    return [_rollout(name, group_of[name], turns, tokenizer, info) for name, turns in held.items()]
+    return [_rollout(name, group_of[name], turns, tokenizer, info) for name, turns in turns_of.items()]
 
 
 def _number(reward: Any, index: int) -> float:
+    """The reward of a turn as a float. Raises: OperantError if it is missing, NaN or infinite."""
     try:
         number = float("nan") if reward is None else float(reward)
     except (TypeError, ValueError):
@@ -91,15 +96,8 @@ def _number(reward: Any, index: int) -> float:
     return number
 
 
-def _turn(tokenizer: Any, prompt: list[int], action: list[int], sampling: Sampling, index: int) -> Turn:
-    if not prompt or not action:
-        what = "response" if prompt else "query"
-        raise OperantError(f"{what} {index} has no tokens: every reply needs at least one action, every query a token")
-    return Turn(prompt, action, end=_end(tokenizer, action, sampling))
-
-
 def _end(tokenizer: Any, action: list[int], sampling: Sampling) -> End:
-    """Only a reply that is as long as it might be, and does not end in a stop token or string, was cut."""
+    """Why a reply ended: `length` if it has `max_tokens` tokens and does not end in a stop token or string."""
     if len(action) < sampling.max_tokens or action[-1] in sampling.stops:
         return "stop"
     strings = () if sampling.fixed_length or tokenizer is None else sampling.stop_strings
@@ -107,6 +105,7 @@ def _end(tokenizer: Any, action: list[int], sampling: Sampling) -> End:
 
 
 def _rollout(name: int, group: int, turns: list[tuple[Turn, str]], tokenizer: Any, info: dict[str, Any]) -> Rollout:
+    """The rollout of an episode's turns and their texts."""
     first, last = turns[0][0], turns[-1][0]
     query = tokenizer.decode(first.prompt, skip_special_tokens=True) if tokenizer is not None else ""
     end: End = "cut" if last.next_value else last.end if len(turns) == 1 else "world"

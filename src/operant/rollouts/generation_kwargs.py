@@ -1,7 +1,7 @@
-"""transformers' names for how replies are generated, and our own: what they mean for sampling, and what is only noted.
+"""Translates transformers' generation arguments to `Sampling`, and checks how external replies were sampled.
 
-from_generation_kwargs(sampling, {"max_new_tokens": 24, "do_sample": True})     # to sample with
-declared(sampling, {"top_k": 50, "temperature": 0.7})                           # of replies from elsewhere
+from_generation_kwargs(sampling, {"max_new_tokens": 24, "do_sample": True})     # to generate with
+declared(sampling, {"top_k": 50, "temperature": 0.7})                           # to score external replies
 """
 
 import difflib
@@ -30,6 +30,7 @@ _NEUTRAL = {
     "pad_token_id": None,
     "early_stopping": (False, None),
 }
+"""Arguments that `Sampling` does not have, and the values with which they change nothing; None: any value."""
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
 
 
@@ -42,10 +43,10 @@ def _known_names() -> tuple[str, ...]:
 
 
 def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Sampling:
-    """`base` with transformers' generation arguments (or our own names) laid over it.
+    """`base`, changed by transformers' generation arguments or by fields of `Sampling`.
 
-    Masks never come from ids here, so `pad_token_id` is accepted and has nothing to do.
-    Raises: OperantError for an unknown name (with the nearest) and for what could not be scored exactly.
+    `pad_token_id` is accepted and has no effect, because masks are made from lengths.
+    Raises: OperantError for an unknown name (with the nearest), or for an argument that could not be scored exactly.
     """
     changes: dict[str, Any] = {}
     types = kinds({"": Sampling})
@@ -63,13 +64,11 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
             changes |= {} if value else {"top_k": 1}
         elif name == "min_length":
             if (convert(value, int | None, name) or 0) > 0:
-                raise OperantError(f"min_length={value} counts the prompt too; say min_new_tokens, or min_length=-1")
+                raise OperantError(f"min_length={value} counts the prompt too; use min_new_tokens, or min_length=-1")
         elif name in ("padding_side", "dropout"):
-            raise OperantError(
-                f"{name}={shown(value)} is nothing that sampling here can do; it may be declared to `step`"
-            )
+            raise OperantError(f"{name}={shown(value)} is not supported in generation; it can be declared to `step`")
         elif name == "max_length":
-            raise OperantError(f"max_length={shown(value)} counts the prompt too; say max_new_tokens")
+            raise OperantError(f"max_length={shown(value)} counts the prompt too; use max_new_tokens")
         elif value is not None:
             own = _RENAMED.get(name, name)
             changes[own] = convert(value, types[own], name)
@@ -77,16 +76,16 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
 
 
 def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
-    """What all replies were sampled with, as one step scores them; `usual` where they do not say.
+    """The sampling that all replies were generated with; `usual` for replies that do not store theirs.
 
-    Raises: OperantError where they were sampled from different distributions.
+    Raises: OperantError if they were sampled from different distributions.
     """
     found = list(dict.fromkeys(r.sampling or usual for r in rollouts)) or [usual]
     chose = any(turn.options is not None for r in rollouts for turn in r.turns)  # an option ends with a stop token
     if len({(sampling.distribution, sampling.terminator if chose else None) for sampling in found}) > 1:
         raise OperantError(
-            f"these replies were sampled in {len(found)} ways, as {found[0]} and as {found[1]}: one step scores all in "
-            "one way; make a step of each"
+            f"these replies were sampled in {len(found)} ways, as {found[0]} and as {found[1]}: one step scores all of "
+            "them in one way; use a step for each"
         )
     return max(found, key=lambda sampling: sampling.max_tokens)
 
@@ -103,17 +102,17 @@ UNSCORED: dict[str, tuple[Any, ...]] = {
     "padding_side": ("left", None),
     "dropout": (False, None),
 }
-"""What changes which replies come, and cannot be scored from the replies alone; with the values that change nothing.
+"""Arguments that change the distribution of replies and cannot be reproduced in scoring, with their neutral values.
 
-`padding_side="right"` says that prompts were padded between query and reply, `dropout` that the model was in training
-mode while it spoke.
+`padding_side="right"`: prompts were padded between query and reply. `dropout`: the model was in training mode while it
+generated.
 """
 
 
 def declared(base: Sampling, generation: Mapping[str, Any]) -> tuple[Sampling, dict[str, Any]]:
-    """How to score replies that were sampled elsewhere with `generation`, and what of it no score can know.
+    """The sampling to score external replies with, and the arguments that scoring cannot reproduce.
 
-    Temperature, limits and stop tokens are laid over `base`; the rest stands in the second value, as it was declared.
+    `generation`: the arguments that the replies were generated with. Temperature, limits and stop tokens change `base`.
     Raises: OperantError for an unknown name, with the nearest.
     """
     unscored = {k: v for k, v in generation.items() if k in UNSCORED and v not in UNSCORED[k]}
@@ -123,18 +122,18 @@ def declared(base: Sampling, generation: Mapping[str, Any]) -> tuple[Sampling, d
 
 
 def warned(sampling: Sampling) -> Sampling:
-    """Say what truncation does to the KL that is told and paid; the sampling itself."""
-    said = sampling.warning()
-    if said is not None:
-        warnings.warn(said, stacklevel=4)
+    """Warn if the sampling's truncation biases the KL estimate; returns the sampling."""
+    message = sampling.warning()
+    if message is not None:
+        warnings.warn(message, stacklevel=4)
     return sampling
 
 
 def warn_of_unscored(unscored: Mapping[str, Any]) -> None:
-    """Say that replies are scored as what they are not."""
+    """Warn that these generation arguments cannot be reproduced in scoring."""
     named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
     warnings.warn(
-        f"replies sampled with {named} are scored as pure sampling, for no score can know what could not be drawn: "
-        "ratios and KL are biased; sample with Learner.generate, or without it",
+        f"replies sampled with {named} are scored as pure sampling, as the tokens that could be drawn are unknown: "
+        "ratios and KL are biased; generate with Learner.generate, or without these arguments",
         stacklevel=3,
     )

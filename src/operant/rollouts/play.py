@@ -1,7 +1,7 @@
-"""Play tasks to their end: tasks x engine x env -> rollouts.
+"""Plays tasks in an environment, with replies from an engine, and returns the rollouts.
 
-Token ids are the truth. A prompt is encoded once; what the policy said is never encoded again; what a world appends is
-encoded by itself and put behind the reply's ids.
+Token ids are never made twice: a prompt is encoded once, a reply keeps the ids that were generated, and text that the
+environment appends is encoded by itself and put after the reply's ids.
 """
 
 from collections import Counter
@@ -14,16 +14,16 @@ from operant.sampling import Sampling, reply_text, task_key
 from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
 
 MAX_TURNS = 1000
-"""Turns after which an episode is held to be endless."""
+"""Number of turns after which an episode is refused as endless."""
 
 
 class Attempts:
-    """Which attempts a step has made so far: each at one task has random numbers of its own, and all share a group."""
+    """Counts the attempts of a step. Attempts at the same task share a group, and have different random numbers."""
 
     def __init__(self) -> None:
         self.count = 0
         self.first = 0
-        """The number of the first attempt at each task; ranks that play by themselves begin far apart."""
+        """Number of the first attempt at each task. Ranks that count separately begin with numbers far apart."""
         self._samples: Counter[str] = Counter()
         self._groups: dict[str, int] = {}
 
@@ -50,11 +50,13 @@ class _Episode:
         self.query = ""
 
     def start(self, first: Step) -> None:
+        """Begin with the environment's first step."""
         prompt = encode_prompt(self.tokenizer, first.text or self.task.prompt)
         self.prompt, self.options = prompt, first.options
         self.query = self.tokenizer.decode(prompt, skip_special_tokens=True) if self.tokenizer else ""
 
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
+        """Append a reply. `options`: the ids of all options if it was a choice, and `chosen` its index."""
         c = completion
         self.turns.append(
             Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, c.allowed, c.states)
@@ -64,7 +66,7 @@ class _Episode:
         self.texts.append(text)
 
     def answer(self, step: Step) -> Rollout | None:
-        """Take the world's answer; the finished rollout, or None while the episode goes on."""
+        """Apply the environment's answer to the last reply. Returns the rollout if the episode ends, otherwise None."""
         self.turns[-1] = last = replace(self.turns[-1], reward=step.reward)
         self.info |= step.info
         done = step.terminated and not step.truncated
@@ -72,7 +74,7 @@ class _Episode:
         if following is None and not done:
             following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
         if not (step.terminated or step.truncated):
-            assert following is not None  # a world that goes on says what comes next
+            assert following is not None  # the episode goes on, so the line above has set it
             self.prompt, self.options = following, step.options
             return None
         end: End = "cut" if step.truncated else last.end if len(self.turns) == 1 else "world"
@@ -104,12 +106,12 @@ def play(
     part: Sequence[int] | None = None,
     max_turns: int = MAX_TURNS,
 ) -> list[Rollout]:
-    """One rollout for each task, in their order; all live episodes speak at once.
+    """Play one episode for each task and return the rollouts, in order. All live episodes generate in one batch.
 
-    The same task given twice is two samples of it, with random numbers of their own, in one group; also where it was
-    attempted before in the same step, which `attempts` counts.
-    `part`: the places of those tasks that are played, each exactly as it would be among all; None: every one.
-    Raises: OperantError for a world that answers for slots it was not asked about, or that lets an episode go on for
+    A task that appears twice has two attempts in one group, with different random numbers. `attempts` counts earlier
+    attempts of the same step. `part`: indices of the tasks to play, with the same results as if all were played; None:
+    all of them.
+    Raises: OperantError for an environment that answers for other slots than it was asked about, or for an episode of
     more than `max_turns` turns.
     """
     attempts = attempts or Attempts()
@@ -122,20 +124,24 @@ def play(
     finished: dict[int, Rollout] = {}
     while len(finished) < len(episodes):
         live = [slot for slot in episodes if slot not in finished]
-        _check_ends(env, episodes[live[0]], max_turns)
-        _speak([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
-        steps = _answers(env.step({s: episodes[s].texts[-1] for s in live}), live)
-        for slot, given in steps.items():
-            rollout = episodes[slot].answer(given)
+        oldest = episodes[live[0]]  # all live episodes have the same number of turns
+        if len(oldest.turns) >= max_turns:
+            raise OperantError(
+                f"{type(env).__name__} has not ended task {oldest.task.id!r} after {max_turns} turns: its step must "
+                "return terminated=True, or truncated=True at a step limit of its own; or give play a larger max_turns"
+            )
+        _generate_replies([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
+        for slot, answer in _answers(env.step({s: episodes[s].texts[-1] for s in live}), live).items():
+            rollout = episodes[slot].answer(answer)
             if rollout is not None:
                 finished[slot] = rollout
     return [finished[slot] for slot in episodes]
 
 
-def _speak(
+def _generate_replies(
     live: list[_Episode], engine: Engine, tokenizer: Any, sampling: Sampling, seed: int, stream: str, step: int
 ) -> None:
-    """One reply for every live episode: free speech, or a choice where the world gave options."""
+    """Generate a reply for every live episode, or choose one if the environment offers options."""
     keys = {id(e): task_key(seed, stream, step, e.task.id, e.sample, len(e.turns)) for e in live}
     free = [e for e in live if e.options is None]
     if free:
@@ -143,27 +149,19 @@ def _speak(
         for e, completion in zip(free, completions, strict=True):
             text = reply_text(tokenizer, e.prompt, completion.action, sampling) if tokenizer else ""
             e.take(completion, text, None, None)
-    bound = [e for e in live if e.options is not None]
-    if bound:
-        options = [[encode_more(tokenizer, text) for text in e.options] for e in bound]
-        picked = engine.choose([e.prompt for e in bound], options, sampling, [keys[id(e)] for e in bound])
-        for e, ids, (index, completion) in zip(bound, options, picked, strict=True):
+    choosing = [e for e in live if e.options is not None]
+    if choosing:
+        options = [[encode_more(tokenizer, text) for text in e.options] for e in choosing]
+        picked = engine.choose([e.prompt for e in choosing], options, sampling, [keys[id(e)] for e in choosing])
+        for e, ids, (index, completion) in zip(choosing, options, picked, strict=True):
             e.take(completion, e.options[index], index, ids)
 
 
-def _check_ends(env: Env, oldest: _Episode, max_turns: int) -> None:
-    """Every live episode has spoken equally often; one that never ends would never be paid or learnt from."""
-    if len(oldest.turns) >= max_turns:
-        raise OperantError(
-            f"{type(env).__name__} has not ended task {oldest.task.id!r} after {max_turns} turns: its step must return "
-            "terminated=True, or truncated=True at a step limit of its own; or give play a larger max_turns"
-        )
-
-
 def _answers(steps: dict[int, Step], asked: list[int]) -> dict[int, Step]:
+    """Return `steps`. Raises: OperantError if they are not for the slots that were asked about."""
     if set(steps) != set(asked):
         raise OperantError(
             f"the environment answered for slots {sorted(steps)} and was asked about {sorted(asked)}: "
-            "reset and step return one Step for every slot that they were given"
+            "reset and step must return one Step for every slot that they are called with"
         )
     return steps

@@ -146,6 +146,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
         fit, foreign = applicable_options(options, chosen, usable_here)
         composed |= fit
         left_out |= {str(source): foreign} if foreign else {}
+    # Without a reference, a KL coefficient of a preset or recipe does not apply.
     if named.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     built = named.compose(known, composed | own)

@@ -1,4 +1,4 @@
-"""Held-out tasks, judged with random numbers that depend on nothing but the task: the same before, during and after."""
+"""Evaluation of held-out tasks, with the same random numbers before, during and after training."""
 
 import math
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from operant.types import OperantError, RewardFn, Rollout, Task
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How held-out tasks are put to the policy."""
+    """How the policy answers held-out tasks."""
 
     samples: int = 1
     """Replies to each held-out task (k)."""
     seeds: tuple[int, ...] = ()
-    """Seeds of its random numbers, each with `samples` replies a task; empty: the run's own seed."""
+    """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
     sampling: Any = None
-    """Sampling of its own, laid over the training's: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
+    """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -41,8 +41,8 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
-class GivenLoss:
-    """What a given reply costs: `GivenLoss(nats=52.1, tokens=17, bytes=61)`."""
+class ReplyLoss:
+    """The loss of a demonstrated reply, summed over its tokens: `ReplyLoss(nats=52.1, tokens=17, bytes=61)`."""
 
     nats: float
     tokens: int
@@ -51,47 +51,47 @@ class GivenLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What held-out tasks came to."""
+    """The results of held-out tasks."""
 
     rollouts: list[Rollout]
-    """By seed, by task, by sample."""
+    """Ordered by seed, then task, then sample."""
     scores: list[float | None]
     kl: float | None
-    """Mean k1 sum a reply against the reference, in nats."""
+    """Mean over replies of the summed k1 estimate of KL to the reference, in nats."""
     samples: int = 1
-    given: tuple[GivenLoss, ...] = ()
-    """Of held-out given replies, one each, in the order of the tasks."""
+    losses: tuple[ReplyLoss, ...] = ()
+    """Of held-out demonstrations, one per reply, in the order of the tasks."""
 
     @property
     def loss(self) -> float | None:
-        """Nats a token of the given replies."""
-        tokens = sum(reply.tokens for reply in self.given)
-        return sum(reply.nats for reply in self.given) / tokens if tokens else None
+        """Nats per token of the demonstrated replies; None without any."""
+        tokens = sum(reply.tokens for reply in self.losses)
+        return sum(reply.nats for reply in self.losses) / tokens if tokens else None
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Of the given replies' text: comparable between tokenizers."""
-        count = sum(reply.bytes for reply in self.given)
-        return sum(reply.nats for reply in self.given) / math.log(2) / count if count else None
+        """Bits per byte of the demonstrated replies' text, which is comparable between tokenizers; None without any."""
+        count = sum(reply.bytes for reply in self.losses)
+        return sum(reply.nats for reply in self.losses) / math.log(2) / count if count else None
 
     @property
     def mean(self) -> float:
-        """Mean score of the replies that were judged."""
+        """Mean score of the replies that have one; NaN if none has."""
         known = [s for s in self.scores if s is not None]
         return sum(known) / len(known) if known else float("nan")
 
     def metrics(self) -> dict[str, float]:
-        """As the registry names them."""
+        """The metrics `evaluate/...` of the registry."""
         tally = Tally()
         known = [s for s in self.scores if s is not None]
         tally.mean("evaluate/reward", known)
         tally.spread("evaluate/reward_std", known)
-        if len(known) < len(self.scores) and not self.given:
+        if len(known) < len(self.scores) and not self.losses:
             tally.add("evaluate/unjudged", len(self.scores) - len(known), len(self.scores))
         if self.samples > 1:
-            attempts = [self.scores[i : i + self.samples] for i in range(0, len(self.scores), self.samples)]
-            best = [[s for s in attempt if s is not None] for attempt in attempts]
-            tally.mean("evaluate/best_of_k", [max(scores) for scores in best if scores])
+            of_tasks = [self.scores[i : i + self.samples] for i in range(0, len(self.scores), self.samples)]
+            judged = [[s for s in scores if s is not None] for scores in of_tasks]
+            tally.mean("evaluate/best_of_k", [max(scores) for scores in judged if scores])
         measured = {"kl_per_reply": self.kl, "loss": self.loss, "bits_per_byte": self.bits_per_byte}
         for name, value in measured.items():
             if value is not None:
@@ -99,31 +99,33 @@ class Evaluation:
         return tally.result()
 
     def as_before(self) -> dict[str, float]:
-        """The metrics that later ones are compared with, of an evaluation before training."""
+        """The metrics of an evaluation before training, under the names that end in `_before`."""
         known = self.metrics()
         return {f"{name}_before": known[name] for name in ("evaluate/reward", "evaluate/loss") if name in known}
 
     def as_plain(self) -> dict[str, Any]:
-        """For a file or a checkpoint: the mean, the KL, and every reply as text with its score."""
+        """The results as plain data: the mean, the KL, and every reply as text with its score."""
         pairs = zip(self.rollouts, self.scores, strict=True)
         replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
         mean = self.mean if any(s is not None for s in self.scores) else None
-        told = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
-        losses = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "given": [asdict(g) for g in self.given]}
-        return told | (losses if self.given else {})
+        plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
+        if self.losses:
+            plain |= {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
+            plain["given"] = [asdict(loss) for loss in self.losses]
+        return plain
 
     @classmethod
-    def from_plain(cls, kept: Mapping[str, Any]) -> "Evaluation":
-        """What `as_plain` kept: texts and scores, without ids."""
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Evaluation":
+        """The inverse of `as_plain`; the rollouts have texts but no token ids."""
         rollouts = [
-            Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in kept["replies"]
+            Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in plain["replies"]
         ]
-        given = tuple(GivenLoss(**held) for held in kept.get("given", ()))
-        return cls(rollouts, [r["score"] for r in kept["replies"]], kept["kl"], kept.get("samples", 1), given)
+        losses = tuple(ReplyLoss(**loss) for loss in plain.get("given", ()))
+        return cls(rollouts, [r["score"] for r in plain["replies"]], plain["kl"], plain.get("samples", 1), losses)
 
 
 class Evaluator:
-    """Held-out tasks and how they are judged. Nothing of the training changes: not its random numbers, not its state.
+    """Evaluates held-out tasks. It changes neither the random numbers nor the state of the training.
 
     evaluator = Evaluator(learner, tasks, reward, EvaluationOptions(samples=4))
     evaluator().mean
@@ -137,7 +139,7 @@ class Evaluator:
         options: EvaluationOptions | None = None,
         demonstrations: Demonstrations | None = None,
     ):
-        """`demonstrations`: the tasks hold replies, whose loss is measured; a reward then judges the policy's own."""
+        """demonstrations: the tasks have replies, whose loss is measured; a reward then judges the policy's replies."""
         options = options or EvaluationOptions()
         self.demonstrations = demonstrations
         self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
@@ -145,17 +147,17 @@ class Evaluator:
         self.seeds = options.seeds or (learner.own.seed,)
 
     def __call__(self) -> Evaluation:
-        """Ask, judge, and measure the distance from the reference, or the loss of given replies."""
-        learner, tasks, given = self.learner, self.tasks, tuple[GivenLoss, ...]()
+        """Generate and score replies, and measure KL to the reference; with demonstrations, measure their loss."""
+        learner, tasks, losses = self.learner, self.tasks, tuple[ReplyLoss, ...]()
         if self.demonstrations is not None:
             with learner.timing("evaluate"):
-                given = given_losses(self.demonstrations.rollouts(tasks), learner.policy)
+                losses = reply_losses(self.demonstrations.rollouts(tasks), learner.policy)
             tasks = [self.demonstrations.opening(task) for task in tasks] if self.reward is not None else []
-        asked = [task for task in tasks for _ in range(self.samples)]
+        sampled = [task for task in tasks for _ in range(self.samples)]
         rollouts = [
             rollout
             for seed in self.seeds
-            for rollout in learner.play(asked, sampling=self.sampling, stream="evaluate", seed=seed)
+            for rollout in learner.play(sampled, sampling=self.sampling, stream="evaluate", seed=seed)
         ]
         with learner.timing("evaluate"):
             judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
@@ -163,26 +165,26 @@ class Evaluator:
             kl = None
             if learner.reference is not None and rollouts:
                 kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
-        return Evaluation(rollouts, scores, kl, self.samples, given)
+        return Evaluation(rollouts, scores, kl, self.samples, losses)
 
 
 @torch.no_grad()
-def given_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 8192) -> tuple[GivenLoss, ...]:
-    """What each of some given replies costs the policy, without temperature or masks."""
+def reply_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 8192) -> tuple[ReplyLoss, ...]:
+    """The policy's loss on each demonstrated reply, without temperature or masks."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
     out = forward_batch(batch, policy, PURE, micro_tokens)
     nats = torch.zeros(len(rollouts), dtype=torch.float64)
     nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
     tokens = [sum(len(turn.action) for turn in r.turns) for r in rollouts]
     sizes = [sum(len(text.encode(errors="replace")) for text in r.texts) for r in rollouts]
-    return tuple(map(GivenLoss, nats.tolist(), tokens, sizes))
+    return tuple(map(ReplyLoss, nats.tolist(), tokens, sizes))
 
 
 @torch.no_grad()
 def divergence(
     rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling, micro_tokens: int = 8192
 ) -> float:
-    """Mean over replies of the summed log-ratio to the reference, in nats."""
+    """The mean over replies of the summed log-ratio of policy to reference, in nats."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:

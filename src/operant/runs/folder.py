@@ -1,22 +1,22 @@
-"""The run folder: everything that a run leaves behind.
+"""The run folder: all files that a run writes.
 
     runs/sentiment/
       config.yaml                  complete and resolved
       environment.json             versions, machine, command
-      metrics.jsonl                one object a step
-      distributions.jsonl          one object a step: histograms, norms by block
-      rollouts/step-00012.parquet  what was said, one row a turn
-      probes/step-00010.parquet    answers to the probe queries; probes/reference.parquet: the reference's
+      metrics.jsonl                one object per step
+      distributions.jsonl          one object per step: histograms, norms by block
+      rollouts/step-00012.parquet  the replies of a step, one row per turn
+      probes/step-00010.parquet    answers to the probe prompts; probes/reference.parquet: the reference's
       checkpoints/  export/  best/  report.html  log.txt
-      lock                         who writes here now
+      lock                         the process that writes here
 
     with RunFolder.create("runs/sentiment", config) as folder:
         folder.log(1, {"reward/mean": 0.52})
         folder.rollouts(1, rows)
 
-Trackers are copies of this folder; the folder is the record. A disk that refuses stops no training: each call raises,
-`trackers.trackers` says so and goes on. Lines (metrics, distributions, the log) then wait in memory and are written, in
-order, as soon as the disk takes them; of a step's replies, which are large, the file is missing.
+The folder is the record of a run, and trackers copy it. If the disk refuses a write, the method raises, and
+`trackers.trackers` logs that and training goes on. Lines (metrics, distributions, the log) then wait in memory and are
+written, in order, once the disk works again; the replies of such a step, which are large, are not written.
 """
 
 import io
@@ -36,11 +36,11 @@ from operant.runs.journal import Journal
 from operant.storage import atomic_io, old_names
 from operant.types import OperantError
 
-_PROBE = 1 << 20  # bytes: a disk with less room than this could not hold a report
+_PROBE = 1 << 20  # bytes: a disk with less free space could not hold a report
 
 
 class RunFolder:
-    """An open run folder, held by this process until `close()`. Made by `create` or `open`."""
+    """An open run folder, locked by this process until `close()`. Made by `create` or `open`."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         self.path = path
@@ -67,11 +67,11 @@ class RunFolder:
         needs: int = 0,
         environment: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
-        """A new folder at `out`, or at `out-2`, `out-3` ... where a run lies there already.
+        """Create a new folder at `out`, or at `out-2`, `out-3` ... if `out` has files in it.
 
-        `environment`: what the run begins on, for `environment.json`.
-        `needs`: bytes that the run is going to write; a disk with less room is refused now, not in an hour.
-        Raises `OperantError` when nothing can be written there.
+        environment: content of `environment.json`: versions, machine, command.
+        needs: bytes that the run will write; a disk with less free space is refused before the run starts.
+        Raises: OperantError if nothing can be written there.
         """
         text = _dump(config)
         path = _claim(Path(out))
@@ -87,44 +87,47 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """The folder of an earlier run, to go on with it. Follow with `cut_after` of the step resumed from."""
+        """Open the folder of an earlier run to resume it. Call `cut_after` next, with the step of the checkpoint."""
         path = Path(path)
         config = read_config(path)
         folder = cls(path, config)
         for file in (folder.metrics_path, folder.distributions_path, folder.log_path):
-            if file.is_symlink():  # of a folder from somebody else, it may lead to any file of this user
+            if file.is_symlink():  # in an untrusted folder, it may lead to any file of this user
                 raise OperantError(f"{file} is a link, and a run writes its own files: put the file itself there")
         left = lock.take(path / "lock")
-        folder._sweep()
+        for directory in (path, folder.rollouts_path, folder.probes_path):
+            for unfinished in directory.glob(".*.tmp"):  # left by a killed process
+                with suppress(OSError):
+                    (atomic_io.remove_tree if unfinished.is_dir() else atomic_io.remove)(unfinished)
         if left:
-            folder.say(f"took over from process {left['pid']}, which ended without closing this run")
+            folder.log_message(f"took over from process {left['pid']}, which ended without closing this run")
         return folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one step to `metrics.jsonl`. A number that is not finite is written as null.
+        """Append one step to `metrics.jsonl`. NaN and infinity are written as null.
 
-        Raises: OperantError where the disk refuses; the line then waits, and is written with the next that it takes.
+        Raises: OperantError if the disk refuses; the line then waits, and is written before the next one.
         """
         self._metrics.add(_line({"step": step} | {k: v for k, v in metrics.items() if k != "step"}))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What was logged so far, one mapping a step."""
+        """The metrics so far, one mapping per step."""
         return atomic_io.records(self.metrics_path)
 
-    def distributions(self, step: int, told: Mapping[str, Any]) -> None:
-        """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError as `log`."""
-        self._distributions.add(_line({"step": step} | dict(told)))
+    def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
+        """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError like `log`."""
+        self._distributions.add(_line({"step": step} | dict(parts)))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write what was said at a step: one row a turn, as `metrics.rollout_table.rows` makes them."""
+        """Write the replies of a step: one row per turn, as `metrics.rollout_table.rows` returns them."""
         _write_rows(self.rollouts_path / f"{atomic_io.step_name(step)}.parquet", rows)
 
     def probes(self, step: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the answers to the probe queries at a step; None: the reference's."""
+        """Write the answers to the probe prompts at a step; None: those of the reference."""
         _write_rows(self.probes_path / f"{'reference' if step is None else atomic_io.step_name(step)}.parquet", rows)
 
     def reference_probes(self) -> list[dict[str, Any]]:
-        """The reference's answers to the probe queries; empty where there are none. Read once."""
+        """The reference's answers to the probe prompts; empty if there are none. The file is read once."""
         if self._reference is None:
             import pyarrow.parquet as pq
 
@@ -134,29 +137,30 @@ class RunFolder:
         return self._reference
 
     def lengths(self) -> dict[str, int]:
-        """Bytes of the files that grow, for a checkpoint's manifest: what comes after them is cut on resume.
+        """Sizes in bytes of the growing files, for a checkpoint's manifest: a resume truncates the files to them.
 
-        They are brought to the disk first, as the checkpoint will be. Raises: OperantError where it refuses.
+        The files are synced first, as the checkpoint will be. Raises: OperantError if the disk refuses.
         """
-        told = {journal.path: journal.size() for journal in (self._metrics, self._distributions)}
+        sizes = {journal.path: journal.size() for journal in (self._metrics, self._distributions)}
         with atomic_io.explained(self.path):
-            for path in (path for path in told if path.exists()):
+            for path in (path for path in sizes if path.exists()):
                 atomic_io.sync(path)
             atomic_io.sync_folder(self.path)
-        return {path.name: size for path, size in told.items()}
+        return {path.name: size for path, size in sizes.items()}
 
     def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
-        """Forget the steps after `step`: on resume they are played again, and must not stand there twice.
+        """Delete the records of the steps after `step`, since a resumed run repeats these steps.
 
-        lengths: as `lengths` gave them when the checkpoint was written; {}: it is of a time that did not know them.
-        Raises: OperantError where the disk refuses.
+        lengths: the result of `lengths` in the checkpoint; empty for a checkpoint of an older version.
+        Raises: OperantError if the disk refuses.
         """
+        lengths = lengths or {}
         for path in (self.metrics_path, self.distributions_path):
             if not path.exists():
-                if (lengths or {}).get(path.name):
-                    self.say(f"{path.name} is gone: what it told of the steps up to {step} is lost")
-            elif step == 0 or path.name in (lengths or {}):
-                self._cut(path, 0 if step == 0 else (lengths or {})[path.name])
+                if lengths.get(path.name):
+                    self.log_message(f"{path.name} is missing: its lines of the steps up to {step} are lost")
+            elif step == 0 or path.name in lengths:
+                self._truncate(path, 0 if step == 0 else lengths[path.name])
             else:
                 kept = [record for record in atomic_io.records(path) if record["step"] <= step]
                 atomic_io.write(path, "".join(map(_line, kept)))
@@ -166,45 +170,39 @@ class RunFolder:
                     with atomic_io.explained(left, "delete"):
                         (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
 
-    def _cut(self, path: Path, length: int) -> None:
-        """Cut a file of lines back to `length` bytes; one that is shorter, to its last whole line."""
+    def _truncate(self, path: Path, length: int) -> None:
+        """Truncate a file of lines to `length` bytes, or a shorter one to its last complete line."""
         size = path.stat().st_size
         if size < length:
-            self.say(f"{path.name} has {size} bytes, the checkpoint knew {length}: lines of earlier steps are lost")
+            self.log_message(
+                f"{path.name} has {size} bytes, at the checkpoint {length}: lines of earlier steps are lost"
+            )
             with atomic_io.explained(path, "read"):
                 length = path.read_bytes().rfind(b"\n") + 1
         if size > length:
             with atomic_io.explained(path):
                 atomic_io.truncate(path, length)
 
-    def _sweep(self) -> None:
-        """Take away what writes left that were killed."""
-        for folder in (self.path, self.rollouts_path, self.probes_path):
-            for left in folder.glob(".*.tmp"):
-                with suppress(OSError):
-                    (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
-
-    def change(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
-        """The run goes on with another configuration: `changes.jsonl` says which names changed, from what to what."""
+    def change_config(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
         atomic_io.append_text(self.path / "changes.jsonl", "".join(map(_line, changes)))
         atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
 
-    def know(self, **facts: Any) -> None:
-        """Add to `environment.json` what is known only now; a disk that refuses that stops nothing."""
+    def add_environment(self, **facts: Any) -> None:
+        """Add facts to `environment.json`. A disk that refuses that is ignored."""
         path = self.path / "environment.json"
         with suppress(OperantError, OSError, ValueError):
-            atomic_io.write(
-                path, atomic_io.strict_json({**json.loads(path.read_text(encoding="utf-8")), **facts}) + "\n"
-            )
+            known = json.loads(path.read_text(encoding="utf-8"))
+            atomic_io.write(path, atomic_io.strict_json({**known, **facts}) + "\n")
 
-    def say(self, text: str) -> None:
-        """Add a line with the time to `log.txt`. A log that cannot be written stops nothing: its lines wait."""
+    def log_message(self, text: str) -> None:
+        """Append a line with the time to `log.txt`. If the disk refuses, the line waits and nothing is raised."""
         with suppress(OperantError):
             self._log.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
-        """Let go of the folder, so that another process may open it."""
+        """Release the lock, so that another process can open the folder."""
         for journal in (self._metrics, self._distributions, self._log):
             with suppress(OperantError):
                 journal.flush()
@@ -218,13 +216,13 @@ class RunFolder:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The configuration that a run folder was made with."""
+    """The configuration of a run folder. Raises: OperantError, with the runs nearby, if there is none."""
     path = Path(path)
     file = path / "config.yaml"
     if not file.is_file():
         runs = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))
-        have = f"runs in {path.parent}: {', '.join(runs)}" if runs else f"no run lies in {path.parent}"
-        raise OperantError(f"{path} is no run folder: it has no config.yaml; {have}")
+        have = f"runs in {path.parent}: {', '.join(runs)}" if runs else f"there is no run in {path.parent}"
+        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {have}")
     return old_names.current(read_mapping(file), file)
 
 
@@ -238,7 +236,7 @@ def _dump(config: Mapping[str, Any]) -> str:
 
 
 def _claim(out: Path) -> Path:
-    """Make and lock the first folder of `out`, `out-2`, `out-3` ... that holds nothing yet."""
+    """Make and lock the first folder of `out`, `out-2`, `out-3` ... that is missing or empty."""
     if out.name in ("", ".."):
         out = out.resolve()
     number = 1
@@ -253,7 +251,7 @@ def _claim(out: Path) -> Path:
                     number += 1
                     continue
         try:
-            if lock.take_free(path / "lock"):  # another run may have been quicker
+            if lock.take_free(path / "lock"):  # else another run has just taken it
                 return path
         except OperantError:
             _discard(path)
@@ -267,7 +265,7 @@ def _discard(path: Path) -> None:
 
 
 def _probe(path: Path, needs: int) -> None:
-    """Raise now, and not after an hour of training, where the disk takes nothing."""
+    """Raise OperantError if the disk refuses writes or lacks space, before any training."""
     probe = path / "probe"
     atomic_io.write(probe, bytes(_PROBE))
     free = shutil.disk_usage(path).free
@@ -293,13 +291,10 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # The schema of pyarrow comes from the first row alone, and a reward may be absent there.
+    # pyarrow takes the schema from the first row only, and a reward may be missing there.
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {n: pa.array([row.get(n) for row in rows], pa.float64() if _is_reward(n) else None) for n in names}
+    kinds = {n: pa.float64() for n in names if n.partition("/")[0] == "reward"}
+    columns = {n: pa.array([row.get(n) for row in rows], kinds.get(n)) for n in names}
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink, compression="zstd")
     return sink.getvalue()
-
-
-def _is_reward(name: str) -> bool:
-    return name == "reward" or name.startswith("reward/")

@@ -1,18 +1,18 @@
-"""A lock file that says who holds it, and survives whoever crashes.
+"""A lock file that names its owner, and can be taken over if the owner has crashed.
 
-    left = take(path / "lock")     # None, or what a dead process left there; OperantError where a live one holds it
+    left = take(path / "lock")     # None, or the content of a dead process's lock; OperantError if its owner lives
     release(path / "lock")
 
-The file names process, machine and time, because a person may have to decide whether to wait or to delete it. Who holds
-it is dead where
+The file names process, machine and time, because a person may have to decide whether to wait or to delete it. The owner
+is dead if
 
-- the machine has been started anew since (the boot has another number);
-- on this boot, no process has that number, or one that was born at another time;
-- on this boot, but where process numbers mean something else (another container), the kernel lets go of its own lock on
-  the file, which ends with whoever holds it.
+- the machine has been restarted since (it has another boot id);
+- on this boot, no process has that id, or it belongs to a process with another start time;
+- on this boot but in another namespace of process ids (another container), the kernel's own lock on the file is free:
+  the kernel releases it when the owner ends.
 
-Another machine cannot be asked: then the file is believed. Of several that find a dead one's lock at once, one gets it:
-they take turns at the folder.
+A process on another machine cannot be checked; it counts as alive. If several processes find a dead process's lock at
+the same time, one of them gets it: a lock on the folder lets them act one after the other.
 """
 
 import json
@@ -33,14 +33,14 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-_held: dict[Path, int] = {}
-"""Descriptors of the locks of this process: the kernel's own lock is on them."""
+_descriptors: dict[Path, int] = {}
+"""Open files of this process's locks, on which it has the kernel's own lock."""
 
 
 def take(lock: Path) -> dict[str, Any] | None:
-    """Hold `lock`; returns the mapping that a dead process left in it, if one did.
+    """Take `lock`; return the content that a dead process left in it, or None.
 
-    Raises `OperantError` where a live process holds it, or one of another machine, which cannot be asked.
+    Raises: OperantError if its owner lives, or is on another machine, where that cannot be checked.
     """
     with _in_turn(lock.parent):
         left = _owner(lock)
@@ -49,28 +49,29 @@ def take(lock: Path) -> dict[str, Any] | None:
             raise OperantError(f"{lock.parent} is in use by {who}; wait for it, or if it is gone, delete {lock}")
         with atomic_io.explained(lock):
             atomic_io.remove(lock)
-        if not _make(lock):  # where there are no turns
+        if not _make(lock):  # possible only where the folder cannot be locked
             raise OperantError(f"{lock.parent} was taken by another process just now; wait for it")
     return left
 
 
 def take_free(lock: Path) -> bool:
-    """True when nobody held the lock and it is ours now."""
+    """Take `lock` if it does not exist; return whether this process has it now."""
     with _in_turn(lock.parent):
         return _make(lock)
 
 
 def release(lock: Path) -> None:
-    """Let go. A lock that meanwhile is somebody else's is left alone."""
+    """Release `lock`, unless another process has taken it over."""
     with suppress(OSError, OperantError), _in_turn(lock.parent):
         if (_owner(lock) or {}).get("pid") == os.getpid():
             atomic_io.remove(lock)
-    descriptor = _held.pop(lock.absolute(), None)
+    descriptor = _descriptors.pop(lock.absolute(), None)
     if descriptor is not None:
         os.close(descriptor)
 
 
 def _make(lock: Path) -> bool:
+    """Create the lock file; return False if it exists."""
     me = {"pid": os.getpid(), "born": _born(os.getpid()), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     with atomic_io.explained(lock):
         try:
@@ -79,17 +80,17 @@ def _make(lock: Path) -> bool:
         except FileExistsError:
             return False
         _kernel_lock(descriptor)
-        _held[lock.absolute()] = descriptor
+        _descriptors[lock.absolute()] = descriptor
         os.write(descriptor, json.dumps(me | _place()).encode())
     return True
 
 
 @contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
-    """One process at a time, where the file system knows such a thing. Nothing of it outlives a process."""
+    """Let one process at a time act in the folder, where the file system supports locks."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows; or there is no folder, which is said by whoever writes there
+    except OSError:  # on Windows; or the folder is missing, which the next write reports
         yield
         return
     try:
@@ -102,7 +103,7 @@ def _in_turn(folder: Path) -> Iterator[None]:
 
 
 def _owner(lock: Path) -> dict[str, Any] | None:
-    """Who holds the lock; None where it is free. A lock without content was torn by a crash: nobody's."""
+    """The content of the lock; None if there is none. An empty lock is the remains of a crash and has no owner."""
     try:
         return json.loads(lock.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -110,36 +111,38 @@ def _owner(lock: Path) -> dict[str, Any] | None:
     except ValueError:
         return _place() | {"pid": None}
     except OSError as error:
-        raise OperantError(f"cannot read {lock}: {error.strerror}; you may not go on with this run") from error
+        raise OperantError(f"cannot read {lock}: {error.strerror}; make it readable for your user") from error
 
 
 def _alive(owner: Mapping[str, Any], lock: Path) -> bool:
+    """Whether the owner of the lock lives, as far as this process can find out."""
     here = _place()
     if owner["pid"] is None:
         return False
     if owner["host"] == here["host"]:
-        owner = {**here, **owner}  # a lock of an older version says less
+        owner = {**here, **owner}  # the lock of an older version has fewer fields
     if owner.get("boot") != here["boot"]:
         return (owner["host"], owner.get("machine")) != (here["host"], here["machine"])
     if owner.get("space") != here["space"]:
-        return not _let_go(lock)
+        return not _kernel_lock_is_free(lock)
     if here["boot"] is None and owner["host"] != here["host"]:
         return True
-    return os.name == "nt" or _runs(owner)  # on Windows os.kill(pid, 0) is no question
+    return os.name == "nt" or _runs(owner)  # on Windows os.kill(pid, 0) would end the process
 
 
 def _runs(owner: Mapping[str, Any]) -> bool:
+    """Whether the owner's process is running on this machine."""
     try:
         os.kill(owner["pid"], 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, and alive
-    return owner.get("born") == _born(owner["pid"])  # the numbers of processes are used again
+        pass  # it belongs to another user, and is running
+    return owner.get("born") == _born(owner["pid"])  # process ids are reused
 
 
-def _let_go(lock: Path) -> bool:
-    """Whether the kernel's own lock on the file is free: its holder, wherever on this machine, is gone."""
+def _kernel_lock_is_free(lock: Path) -> bool:
+    """Whether the kernel's own lock on the file is free, so that its owner, in any container here, has ended."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except OSError:
@@ -151,6 +154,7 @@ def _let_go(lock: Path) -> bool:
 
 
 def _kernel_lock(descriptor: int) -> bool:
+    """Lock an open file; return whether that succeeded."""
     if fcntl is None:
         return False
     try:
@@ -162,7 +166,7 @@ def _kernel_lock(descriptor: int) -> bool:
 
 @cache
 def _place() -> dict[str, str | None]:
-    """Where process numbers mean something: the machine, its boot, and the name space of the numbers."""
+    """The scope of process ids: the machine, its boot, and the namespace of process ids."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -179,7 +183,7 @@ def _line(path: str) -> str | None:
 
 
 def _born(pid: int) -> str | None:
-    """When a process started, in ticks of the kernel; None where the system does not say."""
+    """The start time of a process, in clock ticks since boot; None if the system does not provide it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,9 +1,10 @@
-"""A fixed set of queries that policy and reference answer with the same random numbers: what training changed, to read.
+"""Fixed prompts that policy and reference answer with the same random numbers, to show the effect of training.
 
-The answers are rows as `metrics.rollout_table` makes them, with everything that is known of each token.
+The answers are rows as `metrics.rollout_table` returns them, with all columns of each token.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from operant import distributed
@@ -19,24 +20,28 @@ from operant.types import RewardFn, Rollout, Task
 
 @dataclass(frozen=True)
 class Answers:
-    """What was said to the probe queries, as rows, and what it came to as metrics."""
+    """The answers to the probe prompts, as rows, and their metrics."""
 
     rows: list[dict[str, Any]]
     metrics: dict[str, float]
     kl: float | None = None
-    """`kl/per_reply` of those that would be learnt from."""
+    """`kl/per_reply` of the answers that a step would train on."""
 
 
 class Probes:
-    """`probes = Probes(learner, tasks[:32], reward)`; `probes.ask()` changes nothing of the training."""
+    """Probe prompts and their reward. Answering them does not change the training.
+
+    probes = Probes(learner, tasks[:32], reward)
+    probes.ask().metrics
+    """
 
     def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn | None):
         self.learner, self.reward = learner, reward
-        # A query of its own each, so that the same text twice is not two attempts at one task.
+        # Each has an id of its own, so that the same text twice does not count as two samples of one task.
         self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
 
     def ask(self) -> Answers:
-        """The policy's answers now."""
+        """The answers of the current policy."""
         answers = self._judged(self.learner.play(self.tasks, stream="probe"))
         tally = Tally()
         tally.mean("probe/reward", _scores(answers))
@@ -45,7 +50,7 @@ class Probes:
         return replace(answers, metrics=tally.result())
 
     def ask_reference(self) -> Answers | None:
-        """The reference's answers; None where there is none."""
+        """The answers of the reference; None without a reference."""
         reference = self.learner.reference
         if reference is None:
             return None
@@ -55,7 +60,7 @@ class Probes:
         return replace(answers, metrics=tally.result())
 
     def query_share(self) -> dict[str, float]:
-        """How much of the score the query decides, from two answers of the policy to each."""
+        """The share of the score's variance that the prompt explains, from two answers to each prompt."""
         twice = [task for task in self.tasks for _ in range(2)]
         answers = self._judged(self.learner.play(twice, stream="probe"))
         known = [row for row in answers.rows if row["reward"] is not None]
@@ -66,11 +71,11 @@ class Probes:
         learner = self.learner
         with learner.timing("probe"):
             judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
-            batch, kept = learner.preview(rollouts, judged.scores)
-            tokenizer = learner.policy.tokenizer
-            told = rows(rollouts, judged.scores, judged.parts, batch, kept, lambda ids: token_pieces(tokenizer, ids))
+            batch, places = learner.preview(rollouts, judged.scores)
+            pieces = partial(token_pieces, learner.policy.tokenizer)
+            table = rows(rollouts, judged.scores, judged.parts, batch, places, pieces)
             kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
-        return Answers(told, {}, kl)
+        return Answers(table, {}, kl)
 
 
 def _scores(answers: Answers) -> list[float]:

@@ -1,14 +1,16 @@
-"""A refused step once more, in another process: from its bundle to the first number that is not finite.
+"""Repeats a refused step in another process, from its bundle, and locates the first NaN or infinity.
 
     operant replay runs/x/refused/step-00012
-    replay("runs/x/refused/step-00012", policy=model)       # where the model was a Python object
+    replay("runs/x/refused/step-00012", policy=model)       # if the model was a Python object
 
-Loads the model that the run began from, puts the trained weights of that moment into it, and makes the passes again
-that found the number: observe, advantage; or forward, loss, backward.
+It loads the run's initial model and the trained weights of that step, and repeats the computation in which the value
+was found: scoring and advantages, or forward pass, loss and backward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,13 @@ from operant.types import OperantError
 
 @dataclass(frozen=True)
 class Replayed:
-    """What was recorded, and what came of doing it again."""
+    """The recorded result and that of the repeated step."""
 
     recorded: NonFinite
     found: NonFinite | None
-    """None where every number is finite now."""
+    """None if every number is finite this time."""
     module: str | None
-    """The first part of the model whose output was not finite, though all that went in was."""
+    """The first module of the model with NaN or infinity in its output."""
 
     @property
     def same(self) -> bool:
@@ -40,46 +42,47 @@ class Replayed:
 
 
 def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Replayed:
-    """Make the step of a bundle again. `policy`, `reference`: what it began from, where that has no name.
+    """Repeat the step of a bundle. policy, reference: the initial models, if they were Python objects.
 
-    Raises: OperantError where the bundle is damaged, or its models cannot be had.
+    Raises: OperantError if the bundle is damaged, or its models cannot be loaded.
     """
     refusal, about, weights = refused_step.read(path)
-    given = {name: thing for name, thing in (("policy", policy), ("reference", reference)) if thing is not None}
+    objects = {name: model for name, model in (("policy", policy), ("reference", reference)) if model is not None}
     named = {"policy": about["policy"], "reference": about["reference"], **about["options"]}
-    named |= _kept(named, Path(path)) | given
+    named |= _copies(named, Path(path)) | objects
     for what in ("policy", "reference"):
         if str(named[what]).startswith("<"):
             raise OperantError(
                 f"the {what} of {path} was a Python object, {named[what]}: "
-                f"operant.runs.replay.replay({str(path)!r}, {what}=...) takes one as it was when the run began"
+                f"operant.runs.replay.replay({str(path)!r}, {what}=...) takes the model from the start of the run"
             )
     learner = Learner(named.pop("policy"), algorithm=about["algorithm"], total_steps=about["step"] + 1, **named)
     try:
         PolicyState(learner.policy).load_state_dict(weights)
     except RuntimeError as error:
         raise OperantError(
-            f"the weights of {path} do not fit its policy: give the model that the run began from"
+            f"the weights of {path} do not fit its policy: pass the model that the run started from"
         ) from error
     learner.budget.tokens = refusal.tokens
-    with _watched(learner.policy) as seen:
-        found = first(_again(learner, refusal, rank) for rank in range(len(refusal.parts)))
-    return Replayed(refusal.fault, found, seen.module)
+    with _first_nonfinite_module(learner.policy) as modules:
+        found = first(_repeat(learner, refusal, rank) for rank in range(len(refusal.parts)))
+    return Replayed(refusal.fault, found, next(iter(modules), None))
 
 
-def _kept(named: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Of models that were named by a folder, what the bundle's run has kept of them."""
+def _copies(named: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """The run's copies of its initial models, by option."""
     start = path.resolve().parent.parent / initial_models.START
     if not start.is_dir():
         return {}
     if wrong := manifest.problem(start):
-        raise OperantError(f"{start}, which the run began from, is damaged: {wrong}; put it back")
+        raise OperantError(f"{start}, the copy of the initial model, is damaged: {wrong}; restore it")
     called = manifest.read(start).get("models", {})
     found = {option: folder for option, folder in initial_models.MODELS.items() if named.get(option) is not None}
     return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 
-def _again(learner: Learner, refusal: refused_step.RefusedStep, rank: int) -> NonFinite | None:
+def _repeat(learner: Learner, refusal: refused_step.RefusedStep, rank: int) -> NonFinite | None:
+    """Repeat one rank's part of the step, and return its first NaN or infinity."""
     batch, bootstraps = refusal.parts[rank]
     batch = batch.to(learner.policy.device)
     if refusal.stage == "observe":
@@ -91,42 +94,37 @@ def _again(learner: Learner, refusal: refused_step.RefusedStep, rank: int) -> No
     return None if fault is None else located(fault, batch, learner.policy.tokenizer, rank)
 
 
-class _watched:
-    """While this lasts, looks for the first module that makes a number that is none out of numbers."""
+@contextmanager
+def _first_nonfinite_module(policy: torch.nn.Module) -> Iterator[list[str]]:
+    """A list that gets the name of the first module with NaN or infinity in its output."""
+    found: list[str] = []
 
-    def __init__(self, policy: torch.nn.Module):
-        self.module: str | None = None
-        named = [(name, m) for name, m in policy.named_modules() if not list(m.children())]
-        self.hooks = [m.register_forward_hook(self._look(name)) for name, m in named]
+    def check(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+        tensor = out[0] if isinstance(out, tuple) else out
+        if not found and isinstance(tensor, torch.Tensor) and not bool(tensor.isfinite().all()):
+            found.append(name)
 
-    def _look(self, name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, given: tuple[Any, ...], out: Any) -> None:
-            made = out[0] if isinstance(out, tuple) else out
-            if self.module is None and isinstance(made, torch.Tensor) and not bool(made.isfinite().all()):
-                self.module = name
-
-        return hook
-
-    def __enter__(self) -> "_watched":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for hook in self.hooks:
+    leaves = [(name, module) for name, module in policy.named_modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(partial(check, name)) for name, module in leaves]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
             hook.remove()
 
 
-def tell(path: str | Path, say: Callable[[str], None] = print) -> bool:
-    """Replay a bundle and say what came of it; whether it is what was recorded."""
+def print_replay(path: str | Path, print_line: Callable[[str], None] = print) -> bool:
+    """Replay a bundle and print the result; return whether it is the recorded one."""
     refusal, about, _ = refused_step.read(path)
     where = "before the update" if refusal.stage == "observe" else "in an optimizer step"
-    say(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
-    say(f"recorded: {refusal.fault.message()}")
-    done = replay(path)
-    if done.same:
-        say("made again: the same")
+    print_line(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
+    print_line(f"recorded: {refusal.fault.message()}")
+    result = replay(path)
+    if result.same:
+        print_line("repeated: the same")
     else:
-        say(f"made again: {done.found.message() if done.found else 'every number is finite'}")
-        say("a difference comes from another machine, other versions or threads, or another device: see its manifest")
-    if done.module:
-        say(f"first in the model: the output of {done.module}")
-    return done.same
+        print_line(f"repeated: {result.found.message() if result.found else 'every number is finite'}")
+        print_line("another machine, device, version or number of threads can make the difference: see the manifest")
+    if result.module:
+        print_line(f"first module: the output of {result.module} has NaN or infinity")
+    return result.same

@@ -1,7 +1,7 @@
-"""Resuming a run: its configuration and what may change in it, the state of the user's own parts, what was measured.
+"""Resuming a run: its options and their changes, the state of the user's own objects, and measured modes.
 
-An option that is given beside `--resume` is a changed one: checked, recorded in `changes.jsonl`, in force from the next
-step. What the checkpoint was made of cannot change, and is refused before anything loads.
+An option passed with `--resume` changes the run: it is checked, recorded in `changes.jsonl` and applied from the next
+step on. An option that the checkpoint depends on cannot change, and is refused before any model loads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,14 @@ from operant.training.learner import Learner
 from operant.types import OperantError
 
 OBJECTS = ("policy", "tasks", "reward", "reference", "evaluate")
-"""Options that may be Python objects, which no file holds: they have to be given again."""
-_WEIGHTS = "the checkpoint's weights are of that shape"
-_BEGAN = "the run began so, and what it drew and learnt since rests on it"
+"""Options that may be Python objects: no file can hold them, so a resume needs them again."""
+_WEIGHTS = "the checkpoint's weights have that shape"
+_BEGAN = "it cannot change on resume, as the results so far depend on it"
 FIXED = {
     "algorithm": _BEGAN,
     "policy": _BEGAN,
     "reference": _BEGAN,
-    "preset": "its values stand in config.yaml one by one: give those by name",
+    "preset": "its values are in config.yaml one by one; change those by name",
     "learner.seed": _BEGAN,
     "lora.": _WEIGHTS,
     "value.layers": _WEIGHTS,
@@ -37,41 +37,41 @@ FIXED = {
     "model.train_head": _WEIGHTS,
     "model.precision": _WEIGHTS,
 }
-"""What cannot change on the way, and why; a name that ends in a dot is a whole group."""
-FIXED_OPTIMIZER = {"optimizer.states": "the optimizer's state is of that shape; --fresh-optimizer begins it anew"}
+"""Options that cannot change on resume, and the reason; a name that ends in a dot is a whole group."""
+FIXED_OPTIMIZER = {"optimizer.states": "the optimizer's state has that format; --fresh-optimizer starts with a new one"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """An option that a resumed run goes on with in another way."""
+    """An option that a resume changes."""
 
     name: str
     old: Any
     new: Any
 
 
-def stored(out: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the run in `out`, with those that are given laid over them, by full name.
+def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the run in `out`, overridden by the `changed` ones, by full name.
 
-    Raises: OperantError where `out` is no run, or where what was a Python object there is not given again.
+    Raises: OperantError if `out` is not a run folder, or if an option was a Python object and is missing in `changed`.
     """
-    held = read_config(out)
+    config = read_config(out)
     for name in OBJECTS:
-        if _is_object(held.get(name)) and name not in given:
+        if _is_object(config.get(name)) and name not in changed:
             raise OperantError(
-                f"{out} was started from Python with {name}={held[name]}: go on from there, with "
+                f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
                 f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
             )
-    began = held.get("algorithm", "ppo")
-    if given.get("algorithm", began) != began:  # whose options have other names
-        raise _refused(Change("algorithm", began, given["algorithm"]), FIXED["algorithm"])
-    known = config_schema(began)
-    old_names.refuse(given)
-    whole, own = resolve(known, held), resolve(known, given)
-    if is_none(whole.get("reference", "copy")):  # earlier versions wrote down a price that nothing was charged
-        whole = {name: value for name, value in whole.items() if name not in ("kl.coef", "kl.loss_coef")}
-    pinned = {n for n in ("policy", "reference") if str(whole.get(n)).startswith(f"{own.get(n)}@")}
-    return whole | {name: value for name, value in own.items() if name not in pinned}
+    algorithm = config.get("algorithm", "ppo")
+    if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options
+        raise _refused(Change("algorithm", algorithm, changed["algorithm"]), FIXED["algorithm"])
+    known = config_schema(algorithm)
+    old_names.refuse(changed)
+    options, overrides = resolve(known, config), resolve(known, changed)
+    if is_none(options.get("reference", "copy")):  # earlier versions recorded a KL coefficient that was never applied
+        options = {name: value for name, value in options.items() if name not in ("kl.coef", "kl.loss_coef")}
+    pinned = {n for n in ("policy", "reference") if str(options.get(n)).startswith(f"{overrides.get(n)}@")}
+    return options | {name: value for name, value in overrides.items() if name not in pinned}
 
 
 def _is_object(value: Any) -> bool:
@@ -79,7 +79,7 @@ def _is_object(value: Any) -> bool:
 
 
 def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list[Change]:
-    """What `config` has otherwise than the run in `out`. Raises: OperantError for what cannot change."""
+    """The options of `config` that differ from the run in `out`. Raises: OperantError for one that cannot change."""
     old, new = _flat(read_config(out)), _flat(as_mapping(config))
     found = [Change(name, old[name], value) for name, value in new.items() if name in old and old[name] != value]
     fixed = FIXED if fresh_optimizer else FIXED | FIXED_OPTIMIZER
@@ -92,13 +92,13 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
 
 def _refused(change: Change, why: str) -> OperantError:
     return OperantError(
-        f"{change.name}={change.new!r} beside --resume: the run has {change.old!r}, and {why}; "
+        f"{change.name}={change.new!r} with --resume: the run has {change.old!r}, and {why}; "
         "leave it out, or start a new run"
     )
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """By full name. A reward is a mapping, too, and stays one."""
+    """Options by full name. A reward may be a mapping too, and stays one."""
     flat = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and key not in OBJECTS:
@@ -108,15 +108,15 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def changed_since(out: Path, step: int, config: Config) -> list[Change]:
-    """Changes that an earlier resume recorded, which the checkpoint of `step` does not know of yet."""
+def changes_after(out: Path, step: int, config: Config) -> list[Change]:
+    """Changes that an earlier resume recorded at `step` or later, so that the checkpoint of `step` lacks them."""
     now = _flat(as_mapping(config))
-    told = [record for record in atomic_io.records(out / "changes.jsonl") if record["step"] >= step]
-    return [Change(r["name"], r["old"], r["new"]) for r in told if now.get(r["name"]) == r["new"]]
+    recorded = [record for record in atomic_io.records(out / "changes.jsonl") if record["step"] >= step]
+    return [Change(r["name"], r["old"], r["new"]) for r in recorded if now.get(r["name"]) == r["new"]]
 
 
-def in_force(found: list[Change], learner: Learner) -> None:
-    """What a checkpoint brings back as it was, though its option has changed since."""
+def apply_changes(found: list[Change], learner: Learner) -> None:
+    """Apply changed options to the parts of the learner that a checkpoint has restored with their old values."""
     names = {change.name for change in found}
     if names & {"kl.coef", "kl.control"}:
         learner.controller.coef = learner.kl.coef
@@ -129,9 +129,12 @@ def in_force(found: list[Change], learner: Learner) -> None:
             group["weight_decay"] = options.weight_decay
 
 
-def finished(out: Path, given: Mapping[str, Any], *, fresh_optimizer: bool = False) -> str | None:
-    """Where nothing is left to do: a sentence that says so. Raises: OperantError as `stored` and `changes`."""
-    config = configure(stored(out, given))
+def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: bool = False) -> str | None:
+    """A sentence for the user if the run in `out` has no step left, else None.
+
+    Raises: OperantError like `stored_options` and `changes`.
+    """
+    config = configure(stored_options(out, changed))
     changes(out, config, fresh_optimizer=fresh_optimizer)
     steps = config.train.steps
     exported = (out / "export" / "config.json").is_file()
@@ -139,39 +142,40 @@ def finished(out: Path, given: Mapping[str, Any], *, fresh_optimizer: bool = Fal
     done = about(path)["step"] if path else 0
     if path is None or done < steps:
         return None
-    return f"{out} is finished: {done} of {steps} steps; --steps {2 * steps} would go on"
+    return f"{out} is finished: {done} of {steps} steps; --steps {2 * steps} would continue it"
 
 
-# --- state of the run's own ------------------------------------------------------------------------------------------
+# --- state of the user's objects, and measured modes ------------------------------------------------------------------
 
 
 def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """Whatever has `state_dict` and `load_state_dict`, by name: a reward (or parts of one), a world, a task source.
+    """The parts with a state, by name: `thing` (a reward, an environment, a task source), or the parts of a reward.
 
-    One without is taken as stateless. A torch module is taken as fixed, as a reward model is.
+    An object without `state_dict` and `load_state_dict` counts as stateless, and a torch module, such as a reward
+    model, as constant.
     """
     if isinstance(thing, torch.nn.Module):
         return
     if all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
         yield name, thing
         return
-    inside = getattr(thing, "rewards", None)
-    for part, held in inside.items() if isinstance(inside, Mapping) else ():
-        yield from stateful_parts(f"{name}/{part}", held[0] if isinstance(held, tuple) else held)
+    rewards = getattr(thing, "rewards", None)
+    for part, reward in rewards.items() if isinstance(rewards, Mapping) else ():
+        yield from stateful_parts(f"{name}/{part}", reward[0] if isinstance(reward, tuple) else reward)
     if getattr(thing, "reward", None) is not None:
         yield from stateful_parts(name, thing.reward)
 
 
-def decided(learner: Learner) -> dict[str, Any]:
-    """What the probe found out about each model: which ways of computing agree there."""
+def measured_modes(learner: Learner) -> dict[str, Any]:
+    """The measured modes of each model: which faster ways to compute give the same results."""
     return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
 
 
-def decide(learner: Learner, held: Mapping[str, Any]) -> None:
-    """Take that from the run's beginning, so that a resumed run computes in the same way."""
+def set_modes(learner: Learner, modes: Mapping[str, Any]) -> None:
+    """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
     for name, model in _models(learner):
         known = asdict(model.modes)
-        model.modes = replace(model.modes, **{k: v for k, v in held.get(name, {}).items() if k in known})
+        model.modes = replace(model.modes, **{k: v for k, v in modes.get(name, {}).items() if k in known})
 
 
 def _models(learner: Learner) -> Iterator[tuple[str, Any]]:

@@ -1,13 +1,15 @@
-"""A run in progress: one step of it, what is looked at on the way, and what stays.
+"""A run in progress: its step, its checkpoints, its best model, and what it logs.
 
-A step changes the run as a whole or not at all: where a reward fails, the state from before the step is saved, and
-`resume` plays that step again. Where the update itself fails, the last checkpoint stands.
+A step changes the run as a whole or not at all. If the reward fails, the state from before the step is saved, and a
+resumed run repeats that step. If the update itself fails, the run resumes from the last checkpoint.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,17 @@ from operant import distributed, machine
 from operant.algorithms import left_out_message
 from operant.metrics.rollout_table import rows
 from operant.rewards import Judged, isolated_parts
-from operant.runs.attempts import attempt, given
-from operant.runs.build import Built
-from operant.runs.checkpoint_schedule import Saving, write_model
+from operant.runs.build import RunParts
+from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
-from operant.runs.periodic_eval import Looks
-from operant.runs.resume import decide, decided, stateful_parts
+from operant.runs.periodic_eval import PeriodicEvaluation
+from operant.runs.resume import measured_modes, set_modes, stateful_parts
+from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, reward_metrics
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
-from operant.tally import Tally
 from operant.trackers.trackers import Trackers
 from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
@@ -34,27 +35,27 @@ from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
 SHARE = 0.02
-"""The largest part of a run's time that an observer may take: one that takes long is called less often."""
+"""The largest part of a run's time that an observer may take; a slow observer is called less often."""
 
 
 class Observer:
-    """Called on the first rank alone. Whatever it raises is logged, and the run continues."""
+    """Called during a run, on the first rank only. An exception that it raises is logged, and the run continues."""
 
     name = "observer"
-    """What the log calls it."""
+    """Its name in the log."""
 
     def after_step(self, run: "Run") -> None:
-        """A step has ended, and its checkpoint is written where one was due."""
+        """Called after every step, and after its checkpoint if one was due."""
 
     def at_end(self, run: "Run") -> None:
-        """The run ends: it is complete, interrupted, or too many of its steps were refused."""
+        """Called at the end of the run: it is complete, interrupted, or too many of its steps were refused."""
 
     def likely_cause(self, run: "Run") -> str | None:
-        """Why steps of this run are refused, as part of a sentence; None where this observer does not know."""
+        """The likely cause of refused steps, as part of a sentence; None if this observer knows none."""
 
 
 class Pace:
-    """Lets something happen at most every `least` seconds, and for at most a `SHARE` of the time."""
+    """Limits how often something happens: at most every `least` seconds, and for at most a `SHARE` of the time."""
 
     def __init__(self, least: float):
         self.least, self._next = least, 0.0
@@ -72,43 +73,34 @@ class Pace:
 
 
 class Run:
-    """A run in progress or done: its folder, what it is made of, and its metrics so far."""
+    """A run in progress or complete: its folder, its parts, and its metrics so far."""
 
-    def __init__(self, config: Config, built: Built, folder: RunFolder, trackers: Trackers):
-        self.config, self.built, self.folder, self.trackers = config, built, folder, trackers
-        self.learner, self.path = built.learner, folder.path
+    def __init__(self, config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers):
+        self.config, self.parts, self.folder, self.trackers = config, parts, folder, trackers
+        self.learner, self.path = parts.learner, folder.path
         self.first = distributed.rank() == 0
-        """Of several ranks, the one that writes."""
+        """Whether this is the first rank, the only one that writes."""
         self.metrics: list[dict[str, float]] = []
         self.after: Evaluation | None = None
+        """The held-out tasks after training."""
         self.best: dict[str, Any] | None = None
-        """Of the model in best/: `metric`, `value`, `step`."""
+        """`metric`, `value` and `step` of the model in best/."""
         self.interrupted = self.started = False
         self.state = RunState()
         for name, part in self.learner.parts().items():
             self.state.register(name, part)
-        self.state.register("tasks", built.order)
-        sources = {"reward": built.reward, "env": self.learner.env, "source": config.train.tasks}
-        self.stateful = [name for source, thing in sources.items() for name, _ in self._registered(source, thing)]
-        """Names of those parts of the state that are the user's own: a reward, a world or a source that changes."""
-        self.saving = Saving(self.state, folder, config.train, trackers.warn)
+        self.state.register("tasks", parts.order)
+        self.stateful: list[str] = []
+        """Names of the parts of the state that belong to the user: of the reward, environment and task source."""
+        sources = {"reward": parts.reward, "env": self.learner.env, "source": config.train.tasks}
+        for source, user_object in sources.items():
+            for name, part in stateful_parts(source, user_object):
+                self.state.register(name, part)
+                self.stateful.append(name)
+        self.schedule = CheckpointSchedule(self.state, folder, config.train, trackers.warn)
         self.observers: Sequence[Observer] = ()
-        self.looks = Looks(built, folder, config.train, self._aside)
-        self._best_moved = False
-
-    def _registered(self, source: str, thing: Any) -> list[tuple[str, Any]]:
-        return [(name, self.state.register(name, part)) for name, part in stateful_parts(source, thing)]
-
-    @contextmanager
-    def watched(self, item: str) -> Iterator[None]:
-        """While this lasts, the log tells what is slow, and a silence ends the process, where one was declared."""
-        lately = self.metrics[-1] if self.metrics else {}
-        usual = {name.removeprefix("time/"): seconds for name, seconds in lately.items() if name.startswith("time/")}
-        silence = 60 * self.config.train.silence_minutes
-        log = self.folder.log_path if self.first else None  # of the others the folder is a scratch one
-        with Watchdog(self.learner.clock, self.folder.say, log, silence, usual=usual) as dog:
-            dog.item = item
-            yield
+        self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.isolated_state)
+        self._new_best = False
 
     @property
     def policy(self) -> Any:
@@ -116,242 +108,251 @@ class Run:
 
     @property
     def before(self) -> Evaluation | None:
-        """The held-out tasks, judged before training."""
-        return self.looks.before
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """A look beside the training: a reward that changes is afterwards what it was before."""
-        held = self.state.snapshot(only=self.stateful)
-        try:
-            yield
-        finally:
-            self.state.restore(held)
+        """The held-out tasks before training."""
+        return self.evaluation.before
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
     def step(self) -> dict[str, float]:
-        """Play, judge, learn, track. Raises: OperantError with the state from before the step saved."""
+        """Sample tasks, play and score them, learn, evaluate, log; returns the metrics.
+
+        Raises: OperantError; unless the update had begun, the state from before the step is restored and saved.
+        """
         start, learner = time.perf_counter(), self.learner
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.stateful))
         try:
-            rollouts, judged = self._attempt()
+            rollouts, judged = self._play_and_score()
             for note in judged.notes:
-                self.folder.say(note)
+                self.folder.log_message(note)
             metrics = learner.learn(rollouts, judged.scores)
         except OperantError:
-            if not learner.updating:  # no weight has moved
+            if not learner.updating:  # no weight has changed
                 self.state.restore(before)
-                self._save_what_is()
+                self._save_before_error()
             raise
-        metrics |= _parts(judged)
-        self._track(metrics, rollouts, judged, start)
-        if learner.refused is not None:
-            self._heed(learner.refused, int(metrics["step"]))
-        return metrics
-
-    def _heed(self, refusal: RefusedStep, step: int) -> None:
-        """A refused step leaves a bundle. Raises: OperantError where too many were refused in a row, all saved."""
-        path = self.path / "refused" / atomic_io.step_name(step)
-        if self.first:
-            told = _tried(lambda: refused_step.keep(path, self.learner.bundle))
-            self.trackers.warn(f"step {step}: {refusal.message()}; {told or f'operant replay {path}'}")
-        if self.learner.progress.refused < refused_step.IN_A_ROW:
-            return
-        self._save_what_is()
-        self.observe(lambda observer: observer.at_end(self))
-        causes = self.observe(lambda observer: observer.likely_cause(self))
-        why = next((f"Likely {cause}. " for cause in causes if cause is not None), "")
-        raise OperantError(
-            f"{self.learner.progress.refused} steps in a row were refused, at last step {step}: "
-            f"{refusal.fault.message()}. {why}"
-            f"The run is saved as it was before them; the last one lies in {path}: operant replay {path}"
-        )
-
-    def _save_what_is(self) -> None:
-        """Before an error ends the run: another one must not take its place."""
-        try:
-            self.save()
-        except OperantError as error:
-            self.trackers.warn(f"nor could the state from before the step be saved: {error}")
-
-    def _attempt(self) -> tuple[list[Rollout], Judged]:
-        """This rank's rollouts of a step, judged; what fails on one rank is raised on all."""
-        train, built = self.config.train, self.built
-        picked = [built.tasks[i] for i in built.order.take(train.batch // train.samples)]
-        if (demonstrations := built.demonstrations) is not None:
-            return distributed.together(lambda: given(demonstrations, picked))
-        tasks = [task for task in picked for _ in range(train.samples)]
-        cut = {"chunks": train.reward_chunks, "samples": train.samples}
-        return distributed.together(lambda: attempt(self.learner, tasks, built.reward, **cut))
-
-    def _track(self, metrics: dict[str, float], rollouts: list[Rollout], judged: Judged, start: float) -> None:
-        begun, step, learner = time.perf_counter(), int(metrics["step"]), self.learner
-        last = learner.last_step
-        assert last is not None  # by the step that this is about
-        pieces = _pieces(learner.policy.tokenizer)
-        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces)
-        self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
-        self.trackers.distributions(step, learner.distributions)
-        looked = time.perf_counter()
-        metrics |= self.looks.after(step)
+        step = int(metrics["step"])
+        metrics |= reward_metrics(judged)
+        tracking = time.perf_counter()
+        self._log_rollouts(step, rollouts, judged)
+        tracked = time.perf_counter()
+        metrics |= self.evaluation.after_step(step)
         now = time.perf_counter()
-        metrics |= {"time/track": looked - begun, "time/step": now - start} | machine.memory()
-        metrics |= learner.clock.take() | self.saving.take()
+        metrics |= {"time/track": tracked - tracking, "time/step": now - start} | machine.memory()
+        metrics |= learner.clock.take() | self.schedule.take_metrics()
         tokens = sum(len(turn.action) for rollout in rollouts for turn in rollout.turns)
         metrics["tokens/per_second"] = distributed.total_float(float(tokens)) / (now - start)
         self.metrics.append(metrics)
         self.trackers.log(step, metrics)
-        self._keep_best(metrics)
+        self._export_if_best(metrics)
+        if learner.refused is not None:
+            self._handle_refusal(learner.refused, step)
+        return metrics
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    def _play_and_score(self) -> tuple[list[Rollout], Judged]:
+        """Sample the tasks of a step; play and score this rank's part. An error on one rank is raised on all."""
+        train, parts = self.config.train, self.parts
+        sampled = [parts.tasks[i] for i in parts.order.take(train.batch // train.samples)]
+        if (demonstrations := parts.demonstrations) is not None:
+            return distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
+        tasks = [task for task in sampled for _ in range(train.samples)]
+        chunks = {"chunks": train.reward_chunks, "samples": train.samples}
+        return distributed.together(lambda: play_and_score(self.learner, tasks, parts.reward, **chunks))
 
-    def tell_isolation(self) -> None:
-        """How isolated rewards are ended and limited on this machine, in the log and for the report."""
-        levels = {reward.__name__: reward.level for reward in isolated_parts(self.built.reward)}
-        for name, level in levels.items():
-            self.folder.say(f"isolation of reward {name!r}: {level}")
-            self.folder.know(isolation="; ".join(f"{n}: {text}" for n, text in levels.items()))
+    def _log_rollouts(self, step: int, rollouts: list[Rollout], judged: Judged) -> None:
+        """Log the replies of all ranks, and the histograms of the step."""
+        last = self.learner.last_step
+        assert last is not None  # set by `learn`
+        pieces = partial(token_pieces, self.policy.tokenizer)
+        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces)
+        self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
+        self.trackers.distributions(step, self.learner.distributions)
 
-    def tell_crowded(self) -> None:
-        """That other processes compute here, where threads that wait for each other would lose to them."""
-        learner, model = self.learner, self.learner.policy.model
-        several = learner.own.threads == "auto" and machine.worth(learner.budget.tokens, machine.largest(model)) > 1
-        if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
-            text = f"{crowd}; --threads 1 is likely faster here, and changes the last bits of a run (docs/fast.md)"
-            self.folder.say(text)
-            self.trackers.note(text)
+    def _handle_refusal(self, refusal: RefusedStep, step: int) -> None:
+        """Write the bundle of a refused step and warn.
 
-    def tell_left_out(self) -> None:
-        """Which options of recipe and preset do not go with the chosen method, in the log and on the console."""
-        for source, names in self.config.left_out.items():
-            text = left_out_message(source, names, self.config.train.algorithm)
-            self.folder.say(text)
-            self.trackers.note(text)
+        Raises: OperantError after too many refused steps in a row, with the run saved as it was before them.
+        """
+        path = self.path / "refused" / atomic_io.step_name(step)
+        if self.first:
+            error = _error_of(lambda: refused_step.keep(path, self.learner.bundle))
+            self.trackers.warn(f"step {step}: {refusal.message()}; {error or f'operant replay {path}'}")
+        if self.learner.progress.refused < refused_step.IN_A_ROW:
+            return
+        self._save_before_error()
+        self.observe(lambda observer: observer.at_end(self))
+        causes = self.observe(lambda observer: observer.likely_cause(self))
+        why = next((f"Likely {cause}. " for cause in causes if cause is not None), "")
+        raise OperantError(
+            f"{self.learner.progress.refused} steps in a row were refused, the last one was step {step}: "
+            f"{refusal.fault.message()}. {why}"
+            f"The run is saved as it was before them; the bundle of the last one is {path}: operant replay {path}"
+        )
+
+    @contextmanager
+    def isolated_state(self) -> Iterator[None]:
+        """Restore the state of the user's reward, environment and task source afterwards."""
+        before = self.state.snapshot(only=self.stateful)
+        try:
+            yield
+        finally:
+            self.state.restore(before)
+
+    @contextmanager
+    def watchdog(self, item: str) -> Iterator[None]:
+        """Log slow phases of `item`, and end the process after `silence_minutes` without progress."""
+        lately = self.metrics[-1] if self.metrics else {}
+        usual = {name.removeprefix("time/"): seconds for name, seconds in lately.items() if name.startswith("time/")}
+        silence = 60 * self.config.train.silence_minutes
+        log = self.folder.log_path if self.first else None  # the other ranks have a temporary folder
+        with Watchdog(self.learner.clock, self.folder.log_message, log, silence, usual=usual) as dog:
+            dog.item = item
+            yield
+
+    # --- beginning and observing --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The first looks, before any step."""
+        """Evaluate the initial policy, unless the run is resumed."""
         if not self.started:
-            self.looks.first()
+            self.evaluation.before_training()
             self.learner.clock.take()
             self.started = True
 
+    def log_isolation(self) -> None:
+        """Log how isolated rewards are limited on this machine, and record it for the report."""
+        levels = {reward.__name__: reward.level for reward in isolated_parts(self.parts.reward)}
+        for name, level in levels.items():
+            self.folder.log_message(f"isolation of reward {name!r}: {level}")
+        if levels:
+            self.folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
+
+    def log_crowded(self) -> None:
+        """Log a note if other processes use this machine's processor, where several threads would be slowed down."""
+        learner, model = self.learner, self.learner.policy.model
+        several = learner.own.threads == "auto" and machine.worth(learner.budget.tokens, machine.largest(model)) > 1
+        if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
+            self._log_note(
+                f"{crowd}; --threads 1 is likely faster here, and changes the last bits of a run (docs/fast.md)"
+            )
+
+    def log_left_out(self) -> None:
+        """Log the options of recipe and preset that the chosen algorithm does not have."""
+        for source, names in self.config.left_out.items():
+            self._log_note(left_out_message(source, names, self.config.train.algorithm))
+
+    def _log_note(self, text: str) -> None:
+        self.folder.log_message(text)
+        self.trackers.note(text)
+
     def observe(self, call: Callable[[Observer], Any]) -> list[Any]:
-        """Call every observer, on the first rank; returns their answers. What one raises is logged."""
+        """Call every observer, on the first rank, and return their answers. An exception is logged."""
         answers = []
         for observer in self.observers if self.first else ():
             try:
                 answers.append(call(observer))
             except Exception as error:
-                self.folder.say(f"the {observer.name} failed: {type(error).__name__}: {error}")
+                self.folder.log_message(f"the {observer.name} failed: {type(error).__name__}: {error}")
         return answers
 
-    # --- what stays ---------------------------------------------------------------------------------------------------
+    # --- checkpoints and models ---------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint. Raises: OperantError where that cannot be done."""
-        self._write(self.saving.save)
+        """Write a checkpoint. Raises: OperantError if that fails."""
+        self._write(self.schedule.save)
 
     def save_last(self) -> None:
-        """A checkpoint of the run as it stands, where there is none yet. Raises: OperantError as `save`."""
-        if self.saving.last != self.learner.progress.step:
+        """Write a checkpoint of the current step, unless there is one. Raises: OperantError if that fails."""
+        if self.schedule.last != self.learner.progress.step:
             self.save()
 
     def complete(self) -> None:
-        """Write the checkpoint that was gone on from anew, where a kill came between its two kinds."""
-        if self.saving.last != self.learner.progress.step:
-            self._write(self.saving.attempt)
+        """Write a checkpoint of the current step, unless all its kinds exist: a kill may have come between two."""
+        if self.schedule.last != self.learner.progress.step:
+            self._write(self.schedule.try_to_save)
 
     def save_when_due(self) -> None:
-        """After a step: a checkpoint, where one is due. A disk that refuses it stops nothing."""
-        if self._best_moved or self.saving.due(self.learner.progress.step):
-            self._write(self.saving.attempt)
-            self._best_moved = False
+        """Write a checkpoint after a step, if one is due. Training goes on if the disk refuses it."""
+        if self._new_best or self.schedule.due(self.learner.progress.step):
+            self._write(self.schedule.try_to_save)
+            self._new_best = False
+
+    def _save_before_error(self) -> None:
+        """Save before an error ends the run. If that fails too, warn, so that the first error is the one raised."""
+        try:
+            self.save()
+        except OperantError as error:
+            self.trackers.warn(f"the state from before the step could not be saved either: {error}")
 
     def _write(self, write: Callable[..., None]) -> None:
-        step = self.learner.progress.step
-        if self.first:
-            with self.learner.timing("checkpoint"):
-                spare = [self.best["step"]] if self.best is not None else []
-                write(step, self._extra(), spare)
+        """Write a checkpoint with the function `write` of the schedule, on the first rank."""
+        if not self.first:
+            return
+        with self.learner.timing("checkpoint"):
+            extra = self.evaluation.state_dict() | {"best": self.best, "started": self.started}
+            extra |= {"decided": measured_modes(self.learner)}
+            # Strict JSON turns NaN, such as the mean of no scores, into null: a checkpoint refuses NaN and infinity.
+            spare = [self.best["step"]] if self.best is not None else []
+            write(self.learner.progress.step, json.loads(atomic_io.strict_json(extra)), spare)
 
-    def _extra(self) -> dict[str, Any]:
-        told = self.looks.as_plain() | {"best": self.best, "started": self.started}
-        # A mean over nothing is told as nothing: no number that is not finite reaches a checkpoint.
-        return json.loads(atomic_io.strict_json(told | {"decided": decided(self.learner)}))
-
-    def go_on(self, path: Path, *, fresh_optimizer: bool = False) -> int:
-        """Put a checkpoint back; returns its step. Raises: OperantError where it does not fit."""
-        step, extra = self.state.load(path, self.folder.say, fresh_optimizer=fresh_optimizer)
+    def resume(self, path: Path, *, fresh_optimizer: bool = False) -> int:
+        """Load a checkpoint into the run; returns its step. Raises: OperantError if it does not fit."""
+        step, extra = self.state.load(path, self.folder.log_message, fresh_optimizer=fresh_optimizer)
         for name, state in (extra.get("small") or {}).items():
             if name in self.state.parts:
                 self.state.parts[name].load_state_dict(state)
-        self.looks.go_on(extra)
+        self.evaluation.load_state_dict(extra)
         self.best = extra.get("best")
         self.started = extra.get("started", True)
-        decide(self.learner, extra.get("decided") or {})
+        set_modes(self.learner, extra.get("decided") or {})
         self.policy.version = step
         self.learner.engine.sync(self.policy, step)
-        self.saving.note(step)
+        self.schedule.mark_written(step)
         if fresh_optimizer:
-            self.saving.last = None
+            self.schedule.last = None
         return step
 
-    def _keep_best(self, metrics: Mapping[str, float]) -> None:
-        """Export the model into best/ where the metric that was asked for has never been better."""
+    def _export_if_best(self, metrics: Mapping[str, float]) -> None:
+        """Export the model to best/ if the metric of the option `best` is better than ever before."""
         wanted = self.config.train.best
         if wanted is None or not self.first:
             return
         name, sign = wanted.removeprefix("-"), -1 if wanted.startswith("-") else 1
         value = metrics.get(name)
-        if value is None or value - value != 0 or (self.best is not None and sign * value <= sign * self.best["value"]):
+        if value is None or not math.isfinite(value):
+            return
+        if self.best is not None and sign * value <= sign * self.best["value"]:
             return
         best = {"metric": name, "value": value, "step": int(metrics["step"])}
-        try:
-            write_model(self.policy, self.folder.best, json.dumps(best))
-        except OperantError as error:
+        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best)))
+        if error is not None:
             self.trackers.warn(f"{error}; training goes on without the best model of step {best['step']}")
             return
-        self.best, self._best_moved = best, True
+        self.best, self._new_best = best, True
 
     def finish(self) -> None:
-        """The last checkpoint, the held-out tasks again, the exported model.
+        """Write the last checkpoint, evaluate the held-out tasks again, and export the model.
 
-        Raises: OperantError where the checkpoint or the model could not be written, once all else is done.
+        Raises: OperantError if the checkpoint or the model could not be written, after all the rest is done.
         """
-        failed = [_tried(self.save_last)]
-        self.after = self.looks.evaluate()
+        errors = [_error_of(self.save_last)]
+        self.after = self.evaluation.evaluate()
         if self.first:
-            if self.after is not None and (error := _tried(self._write_comparison)) is not None:
-                self.trackers.warn(str(error))
+            if self.after is not None:
+                both = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
+                content = json.dumps(both, indent=1)
+                error = _error_of(lambda: atomic_io.write(self.path / "evaluation.json", content))
+                if error is not None:
+                    self.trackers.warn(str(error))
             with self.learner.timing("export"):
-                failed.append(_tried(lambda: write_model(self.policy, self.folder.export)))
-        for error in failed:
+                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export)))
+        for error in errors:
             if error is not None:
                 raise error
 
-    def _write_comparison(self) -> None:
-        told = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
-        atomic_io.write(self.path / "evaluation.json", json.dumps(told, indent=1))
 
-
-def _tried(work: Callable[[], object]) -> OperantError | None:
-    """What the work ran into."""
+def _error_of(work: Callable[[], object]) -> OperantError | None:
+    """Call `work`; return the OperantError that it raised, or None."""
     try:
         work()
     except OperantError as error:
         return error
     return None
-
-
-def _parts(judged: Judged) -> dict[str, float]:
-    """Over all ranks: means of the reward's named parts, where it has several, and how many samples failed."""
-    tally = Tally()
-    judged.report(tally)
-    told = distributed.pool(tally).result()  # every rank, whatever its samples came to
-    several = sum(name.endswith("/abstained") for name in told) > 1
-    return {name: value for name, value in told.items() if several or name.startswith("reward/outcome/")}
-
-
-def _pieces(tokenizer: Any) -> Callable[[list[int]], list[str]]:
-    return lambda ids: token_pieces(tokenizer, ids)

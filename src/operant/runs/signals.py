@@ -1,11 +1,11 @@
-"""SIGINT and SIGTERM: the first one asks, the second one ends the process at once.
+"""SIGINT and SIGTERM: the first signal requests a stop, the second one ends the process immediately.
 
-    with asked_to_end() as asked:
-        while not asked: ...          # after the first signal, `asked` is true
+    with stop_on_signal() as stop:
+        while not stop: ...          # `stop` is true after the first signal
 
-The second one does not depend on Python. While a model loads, a checkpoint is written or a reward loops in C, Python's
-own handlers wait for as long as that takes; so with the first signal the system's own handling is put back, which ends
-a process without asking it. What that may leave, a temporary folder and a lock, the next start recognises.
+The second signal does not depend on Python. While a model loads, a checkpoint is written or a reward loops in C, a
+Python handler has to wait. So the first signal restores the system's default action, which ends the process. A
+temporary folder and a lock may then be left behind; the next start recognises them.
 """
 
 import ctypes
@@ -21,69 +21,69 @@ from typing import Any
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Asked:
-    """Whether the end was asked for: true after the first signal."""
+class StopRequest:
+    """True after the first signal."""
 
     def __init__(self) -> None:
         self.by: int | None = None
         """The number of the signal."""
-        self.told: Callable[[str], Any] = _nowhere
-        """Takes a sentence about it; called between two lines of whatever runs."""
+        self.on_request: Callable[[str], Any] = lambda text: None
+        """Called by the signal handler, with a sentence about the signal."""
 
     def __bool__(self) -> bool:
         return self.by is not None
 
 
 @contextmanager
-def asked_to_end() -> Iterator[Asked]:
-    """Take the two signals while this lasts; in a thread beside the main one, nothing is taken.
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Handle the two signals. In a thread other than the main one, no signal is handled.
 
-    In an interactive session the second one is a KeyboardInterrupt: the session is not the run's to end.
+    In an interactive session the second signal raises KeyboardInterrupt, because the session must not end with the run.
     """
-    asked = Asked()
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop
         return
 
     relayed = "RANK" in os.environ
-    """By torchrun, which hands a Ctrl-C that its processes have heard themselves on as SIGTERM: one of each asks."""
+    """torchrun answers a Ctrl-C by sending SIGTERM to processes that have received it too: both are one request."""
 
     def first(number: int, frame: Any) -> None:
-        again = asked.by is not None
-        if again and not relayed:
+        repeated = stop.by is not None
+        if repeated and not relayed:
             raise KeyboardInterrupt
         if not interactive():
             for each in (number,) if relayed else NUMBERS:
                 signal.signal(each, signal.SIG_DFL)
-        if again:
+        if repeated:
             return
-        asked.by = number
-        text = f"signal {signal.Signals(number).name}: the run ends after this step; a second one ends it at once"
-        with suppress(OSError):  # print would fail where the signal met a print
+        stop.by = number
+        text = f"signal {signal.Signals(number).name}: the run ends after this step; a second one ends it immediately"
+        with suppress(OSError):  # print would fail if the signal interrupted a print
             os.write(2, f"\n{text}\n".encode())
-        asked.told(text)
+        stop.on_request(text)
 
     old = {number: signal.signal(number, first) for number in NUMBERS}
     if not interactive():
         for number in NUMBERS:
-            _once(number)
+            _handle_once(number)
     try:
-        yield asked
+        yield stop
     finally:
-        with suppress(ValueError):  # in another thread, where a generator that nobody drained is thrown away
+        with suppress(ValueError):  # raised in another thread, when an unfinished generator is collected there
             for number, handler in old.items():
                 signal.signal(number, handler)
 
 
 def interactive() -> bool:
-    """Whether a person types at this Python: a notebook, a prompt."""
+    """Whether this Python is interactive: a notebook or a prompt."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def _once(number: int) -> None:
-    """Have the kernel forget Python's handler as it calls it, so that not even the first signal need be looked at.
+def _handle_once(number: int) -> None:
+    """Let the kernel remove Python's handler on the first signal, so that the second one works before Python reacts.
 
-    Of glibc: its `sysv_signal` is the old kind that holds for one signal. Elsewhere the handler itself has to run.
+    Only with glibc, whose `sysv_signal` installs a handler for one signal. Elsewhere Python's handler has to run first.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -91,9 +91,5 @@ def _once(number: int) -> None:
     for name in ("signal", "sysv_signal"):
         function = getattr(library, name)
         function.argtypes, function.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    handler = library.signal(number, None)  # what stood there: the C side of Python's handling
+    handler = library.signal(number, None)  # the previous handler: the C function of Python's handling
     library.sysv_signal(number, handler)
-
-
-def _nowhere(text: str) -> None:
-    pass

@@ -1,6 +1,7 @@
 """Logging of a run: always to the run folder, and to the trackers that copy it.
 
-    trackers = Trackers(folder, [Console(total=100), *make_trackers(["wandb"], "runs/x", folder.say)], folder.say)
+    copies = [Console(total=100), *make_trackers(["wandb"], "runs/x", folder.log_message)]
+    trackers = Trackers(folder, copies, folder.log_message)
     trackers.start(config)
     trackers.log(1, {"reward/mean": 0.52})
 

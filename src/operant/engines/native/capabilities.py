@@ -1,4 +1,4 @@
-"""Which ways of decoding agree with a model's plainest forward pass; tried when a policy first decodes."""
+"""Finds out which ways of decoding are exact for a model, when it first decodes."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from operant.models.policy import Policy
 
 @torch.no_grad()
 def try_decoding(policy: Policy) -> Modes:
-    """The policy's modes, with those of decoding: what was not tried yet is tried on three rows of unequal length."""
+    """Try the ways of decoding that were not tried yet on three short rows; returns the policy's modes."""
     modes = policy.modes
     if None in (modes.left, modes.cached, modes.pooled):
         rows = three_rows(policy)
@@ -28,16 +28,16 @@ def try_decoding(policy: Policy) -> Modes:
 
 
 def _left(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of prompts that were read side by side."""
+    """The states at the ends of prompts that are read side by side, padded on the left."""
     decoding = Cached(policy)
     decoding.admit(rows)
     return list(decoding.states[:, None])
 
 
 def _cached(policy: Policy, row: list[int]) -> Tensor:
-    """The state at the end of a row of which the last token was fed by itself."""
+    """The state at the end of a row whose last token is fed by itself, after the others."""
     decoding = Cached(policy)
-    if policy.encoder_decoder:  # one step past the start token and back is the same comparison on the decoder's side
+    if policy.encoder_decoder:  # here the token that is fed by itself is one on the decoder's side
         decoding.admit([row])
         decoding.step(torch.tensor([row[0]], device=policy.device))
         fed = feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
@@ -49,7 +49,7 @@ def _cached(policy: Policy, row: list[int]) -> Tensor:
 
 
 def _pooled(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of three rows, of which two step in beside the longest; in the order of the rows."""
+    """The states at the ends of three rows, of which two are admitted after the longest; in the order of `rows`."""
     short, long, middle = rows
     decoding = Pooled(policy, 3, len(long))
     decoding.admit([long[:-2]])

@@ -1,10 +1,10 @@
-"""Decoding whose shapes never change, so that a GPU replays each step as one captured graph.
+"""Decoding with fixed shapes, so that a GPU replays each step as one captured graph.
 
-The buffer of keys and values has all its columns from the start, attention looks at all of them through a mask, and
-what changes from step to step (ids, the column, where rows begin) stands in tensors that stay where they are. Buffer
-and graphs are kept for the next call of the same shape, as long as the weights lie where they did.
+The buffer of keys and values has all its columns from the start, and attention reads all of them through a mask. The
+tensors that change from step to step (ids, the column, the starts of rows) stay at the same addresses. Later calls of a
+similar shape reuse buffer and graphs, as long as the weights stay at their addresses, too.
 
-    decoding = static(policy, rows=32, columns=72)      # None where the model cannot be decoded so
+    decoding = static(policy, rows=32, columns=72, moves=True)      # None if the model does not allow it
 """
 
 import logging
@@ -22,13 +22,13 @@ from operant.models.policy import Policy
 
 log = logging.getLogger(__name__)
 FEWER = 4
-"""A graph for all rows, one for a quarter of them, and so on: each is captured when it is first needed."""
+"""There is a graph for all rows, one for 1 / FEWER of them, and so on. Each is captured when it is first needed."""
 ALIGN = 16
-"""Columns come in multiples of this, as attention kernels like them."""
+"""The number of columns is a multiple of this, for which attention kernels are fastest."""
 
 
 class StaticWindow(Window):
-    """A window with all its columns from the start, that steps at a column which the device knows."""
+    """A window that has all its columns from the start. The column of the next step is stored on the device."""
 
     grows = False
 
@@ -40,12 +40,12 @@ class StaticWindow(Window):
         self.begins = torch.zeros(rows, dtype=torch.long, device=device)
         self.ids = torch.zeros(rows, dtype=torch.long, device=device)
         self.known = self.starts.copy()
-        """What `begins` holds."""
+        """A copy of `begins` in the CPU's memory."""
         self.static = False
-        """Whether the call to come is a step."""
+        """Whether the next call of the model is a step."""
 
     def clear(self) -> None:
-        """No row is live; what they held is masked for whoever comes."""
+        """Remove all rows. Their keys and values stay in the buffer, where later rows mask them."""
         self.live = self.first = self.end = 0
         self.static = False
 
@@ -71,22 +71,22 @@ class StaticWindow(Window):
         return own[0], own[1]
 
     def seen(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What is added to the scores of attention [rows, 1, 1, columns], and positions [rows, 1]."""
+        """The mask that is added to attention scores [rows, 1, 1, columns], and positions [rows, 1]."""
         begins = self.begins[:rows, None]
         columns = torch.arange(self.columns, device=begins.device)
         hidden = (columns < begins) | (columns > self.column)
         added = torch.zeros(hidden.shape, dtype=dtype, device=begins.device)
-        # Rows that nobody uses are computed along: wherever they begin, their position is one that the model has.
+        # Unused rows are computed, too. Their positions are clamped to those that the model has.
         positions = (self.column - begins).clamp(0, self.limit - 1)
         return added.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None], positions
 
     def _buffer(self, like: Tensor, columns: int = 0) -> Tensor:
         shape = (len(self.layers), 2, self.rows, like.shape[1], self.columns, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)  # rows that nobody uses are computed along
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)  # not empty: unused rows are computed, too
 
 
-class Kept:
-    """What outlives a call: the buffer and the graphs that read and write it, by their number of rows."""
+class GraphBuffer:
+    """A buffer and the graphs that use it, by their number of rows. Later calls reuse both."""
 
     def __init__(self, policy: Policy, rows: int, columns: int, moves: bool):
         layers = plain_layers(policy.model, columns)
@@ -97,7 +97,7 @@ class Kept:
         self.weights = addresses(policy)
 
     def fits(self, policy: Policy, rows: int, columns: int, moves: bool) -> bool:
-        """Whether a call can use it: no larger than needed by much, and with the weights where they were."""
+        """Whether a call can use it: large enough, at most twice as large as needed, weights at the same addresses."""
         window = self.window
         enough = rows <= window.rows <= 2 * rows and columns <= window.limit <= 2 * columns
         roomy = window.columns >= window.limit + window.limit // 4 if moves else True
@@ -105,39 +105,40 @@ class Kept:
 
 
 class Static(Pooled):
-    """Rows of one buffer, as `Pooled`; a step computes a fixed number of rows over all columns."""
+    """Decodes as `Pooled`, but a step computes a fixed number of rows over all columns."""
 
-    def __init__(self, policy: Policy, kept: Kept, capture: bool):
+    def __init__(self, policy: Policy, buffer: GraphBuffer, capture: bool):
         super().__init__(policy, 1, 1)
-        self.kept, self.capture = kept, capture
-        self.cache: StaticWindow = kept.window
+        self.buffer, self.capture = buffer, capture
+        self.cache: StaticWindow = buffer.window
         self.cache.clear()
 
     def step(self, ids: Tensor) -> None:
         window, rows = self.cache, self._rows()
         window.stepping()
         window.ids[: self.live].copy_(ids)
-        if rows not in self.kept.graphs and self.capture:
+        if rows not in self.buffer.graphs and self.capture:
             self._capture(rows)
-        if rows in self.kept.graphs:
-            graph, states, below = self.kept.graphs[rows]
+        if rows in self.buffer.graphs:
+            graph, states, below = self.buffer.graphs[rows]
             graph.replay()
             self.calls += 1
         else:
             states, below = self._compute(rows)
         window.stepped()
         self.states = states[: self.live]
-        # A replay writes over what the last one gave: states are read before, but these are kept.
+        # The next replay overwrites both tensors. `states` is used before that, `below` is stored.
         self.below = below[: self.live].clone() if below is not None else None
 
     def _rows(self) -> int:
-        """As many rows as a graph computes for those that are live."""
+        """Number of rows that a graph computes for the live ones."""
         rows = self.cache.rows
         while rows // FEWER >= max(self.live, 8):
             rows //= FEWER
         return rows
 
     def _compute(self, rows: int) -> tuple[Tensor, Tensor | None]:
+        """One step without a graph: the states, and the trunk states of the tokens that were fed."""
         window = self.cache
         mask, positions = window.seen(rows, self.policy.head.weight.dtype)
         feed = {"input_ids": window.ids[:rows, None], "attention_mask": mask, "position_ids": positions}
@@ -145,71 +146,72 @@ class Static(Pooled):
         return states, self.trunk.last[:, -1] if self.trunk is not None else None
 
     def _capture(self, rows: int) -> None:
-        """Record the step of so many rows. It writes the column to come, which the replay writes again."""
+        """Capture the step of this many rows. It writes the next column, which the replay overwrites."""
         try:
             side, now = torch.cuda.Stream(), torch.cuda.current_stream()
             side.wait_stream(now)
             with torch.cuda.stream(side):
-                for _ in range(2):  # libraries choose and make room for their kernels outside of the capture
+                for _ in range(2):  # libraries choose their kernels and allocate memory before the capture
                     self._compute(rows)
             now.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 states, below = self._compute(rows)
-            self.kept.graphs[rows] = (graph, states, below)
+            self.buffer.graphs[rows] = (graph, states, below)
         except RuntimeError as error:
             reason = (str(error).strip().splitlines() or ["no reason"])[0][:200]
             log.warning("decoding without graphs: %s cannot be captured (%s)", type(self.policy.model).__name__, reason)
             self.capture = False
-            _not_at_all[self.policy] = True
+            _unsupported[self.policy] = True
 
 
 def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: bool = True) -> Static | None:
-    """Static decoding of at most `rows` replies of `columns` tokens; None where the model cannot be decoded so.
+    """Static decoding of at most `rows` replies; None if the model does not allow it.
 
-    `moves`: prompts will step in, so that the window travels.
+    `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows, so
+    that the window moves through the buffer.
     """
     if (
-        _not_at_all.setdefault(policy, False)
+        _unsupported.setdefault(policy, False)
         or not try_decoding(policy).pooled
         or plain_layers(policy.model, columns) is None
     ):
         return None
-    if policy not in _kept and not agrees(policy):
+    if policy not in _buffers and not agrees(policy):
         log.warning("decoding without graphs: %s gives other numbers over a fixed buffer", type(policy.model).__name__)
-        _not_at_all[policy] = True
+        _unsupported[policy] = True
         return None
-    kept = _kept.get(policy)
-    if kept is None or not kept.fits(policy, rows, columns, moves):
-        _kept.pop(policy, None)
+    buffer = _buffers.get(policy)
+    if buffer is None or not buffer.fits(policy, rows, columns, moves):
+        _buffers.pop(policy, None)
         limit = -(-columns // ALIGN) * ALIGN
-        if plain_layers(policy.model, limit) is None:  # a sliding window between the two
+        if plain_layers(policy.model, limit) is None:  # a sliding window is longer than `columns`, but not than `limit`
             limit = columns
-        kept = Kept(policy, rows, min(limit, policy.context or limit), moves)
-        _kept[policy] = kept
-    return Static(policy, kept, capture)
+        buffer = GraphBuffer(policy, rows, min(limit, policy.context or limit), moves)
+        _buffers[policy] = buffer
+    return Static(policy, buffer, capture)
 
 
-_kept: WeakKeyDictionary[Policy, Kept] = WeakKeyDictionary()
-_not_at_all: WeakKeyDictionary[Policy, bool] = WeakKeyDictionary()
+_buffers: WeakKeyDictionary[Policy, GraphBuffer] = WeakKeyDictionary()
+_unsupported: WeakKeyDictionary[Policy, bool] = WeakKeyDictionary()
 
 
 def agrees(policy: Policy) -> bool:
-    """Hold three rows, of which two step in, against decoding in a buffer that grows."""
+    """Whether static decoding of three short rows has the same states as decoding in a buffer that grows."""
     prompts = [[(3 + 5 * j) % policy.vocabulary for j in range(n)] for n in (4, 2, 1)]
-    said = []
-    for decoding in (Pooled(policy, 3, 6), Static(policy, Kept(policy, 3, 6, True), capture=False)):
+    states = []
+    for decoding in (Pooled(policy, 3, 6), Static(policy, GraphBuffer(policy, 3, 6, True), capture=False)):
         try:
             decoding.admit(prompts[:1])
             decoding.step(torch.tensor([1], device=policy.device))
             decoding.admit(prompts[1:])
             decoding.step(torch.tensor([1, 1, 1], device=policy.device))
-            said.append(decoding.states)
+            states.append(decoding.states)
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
             return False
-    return bool((said[0] - said[1]).abs().max() <= 2e-2 * said[0].abs().max())
+    return bool((states[0] - states[1]).abs().max() <= 2e-2 * states[0].abs().max())
 
 
 def addresses(policy: Policy) -> tuple[int, ...]:
-    """Where the weights lie: a graph reads them there."""
+    """Memory addresses of the weights. A graph reads the weights from these addresses."""
     return tuple(p.data_ptr() for p in policy.model.parameters())

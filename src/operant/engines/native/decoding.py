@@ -1,12 +1,13 @@
-"""Decoding state: prompts that were read once, and rows that grow by a token a step, leave, and make room for others.
+"""Decoding: reads prompts once, then feeds one token per row and step, and removes finished rows.
 
     decoding = decode(policy, rows=32, columns=72)
     decoding.admit(prompts)                 # .states [B, D]: the state before the first token of each reply
-    decoding.step(ids)                      # feeds one token a row; .states moves on
-    decoding.keep(order)                    # finished replies leave; nothing is computed for them any more
+    decoding.step(ids)                      # feeds one token to each row, and updates .states
+    decoding.keep(order)                    # removes the rows of finished replies
 
-`Pooled` writes into one buffer and lets rows step in at any time; `Cached` has what transformers makes itself, for
-encoder-decoders and caches of other kinds; `Whole` has no cache. The probe decides which agree with the plain forward.
+`Pooled` writes into one buffer, and can admit new prompts at any time. `Cached` uses transformers' own cache, for
+encoder-decoders and for models whose cache is of another kind. `Whole` has no cache. `capabilities.py` finds out which
+of them are exact for a model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,10 @@ from torch import Tensor
 from operant.engines.native.kv_cache import Window, plain_layers
 from operant.models import layout
 from operant.models.policy import Policy
+from operant.rollouts.collate import distinct
 
 READ_AT_ONCE = 16384
-"""Tokens of prompts in one call, padding included."""
+"""Most prompt tokens in one call of the model, padding included."""
 
 
 class Decoding:
@@ -30,7 +32,7 @@ class Decoding:
     joins = True
     """Whether prompts can be admitted beside live rows."""
     calls = 0
-    """Of the model, so far."""
+    """Number of calls of the model so far."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
@@ -38,23 +40,23 @@ class Decoding:
         self.live = 0
         self.trunk: Any = None if policy.encoder_decoder else getattr(policy, "trunk", None)
         self.read: list[Tensor] = []
-        """With a trunk: the trunk states [len(prompt), D] of each prompt that was admitted last."""
+        """With a trunk: the trunk states [len(prompt), D] of each prompt that was last admitted."""
         self.below: Tensor | None = None
-        """With a trunk: the trunk states [B, D] of the tokens that were fed last."""
+        """With a trunk: the trunk states [B, D] of the tokens that were last fed."""
 
     def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
-        """Read prompts, equal ones once; their rows stand behind the live ones. `following`: the prompt to come next.
+        """Read prompts, equal ones once, and append a row for each. `following`: the prompt that will come next.
 
-        Where rows are live, no prompt may be longer than the longest of them: the longest go first.
+        If there are live rows, no prompt may be longer than the longest of them, so the longest prompts come first.
         """
         raise NotImplementedError
 
     def step(self, ids: Tensor) -> None:
-        """Append one token a row."""
+        """Append one token to each row; `ids` [B]."""
         raise NotImplementedError
 
     def keep(self, order: np.ndarray) -> None:
-        """Row i becomes what row order[i] was, and the others leave."""
+        """Row i becomes the previous row order[i]; rows that are not in `order` are removed."""
         raise NotImplementedError
 
     def _call(self, **feed: Any) -> tuple[Tensor, Any]:
@@ -66,27 +68,27 @@ class Decoding:
         self.live = len(self.states)
 
     def _keep_states(self, order: np.ndarray) -> Tensor:
-        """The rows as a tensor, on the way."""
+        """Reorder `states`; returns `order` as a tensor on the device."""
         rows = torch.from_numpy(order).to(self.policy.device)
         self.states, self.live = self.states[rows], len(order)
         return rows
 
     def _left(self, prompts: list[list[int]]) -> dict[str, Tensor]:
-        """What a causal model is called with to read prompts that end at the same column."""
+        """The arguments of a causal model for prompts padded on the left, so that all end at the same column."""
         tokens, mask = layout.pad(prompts, "left", self.policy.device)
         if min(map(len, prompts)) == tokens.shape[1]:
             return {"input_ids": tokens}
         return {"input_ids": tokens, "attention_mask": mask.long(), "position_ids": layout.positions(mask)}
 
     def _below(self, prompts: list[list[int]]) -> list[Tensor]:
-        """The trunk states of prompts that were just read."""
+        """The trunk states of prompts that the last call of the model has read."""
         if self.trunk is None:
             return []
         return [last[len(last) - len(p) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
 
 
 class Pooled(Decoding):
-    """Rows of one buffer, written in place. A prompt is read apart, into columns that end at the current one."""
+    """All rows share one buffer, written in place. New prompts are read into columns that end at the current one."""
 
     def __init__(self, policy: Policy, rows: int, columns: int):
         super().__init__(policy)
@@ -95,15 +97,15 @@ class Pooled(Decoding):
             raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
         self.cache = Window(layers, rows, columns)
         self.parked: tuple[list[int], Tensor, Tensor, list[Tensor]] | None = None
-        """The last prompt that was read, while more replies to it are waiting."""
+        """The last prompt, its keys and values, state and trunk states, if the next `admit` begins with it again."""
 
     def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
         unique, sources = distinct(prompts)
         states, below, begin = [], [], self.live
         todo = unique
         if self.parked is not None and unique[0] == self.parked[0]:
-            _, held, state, read = self.parked
-            self.cache.place(held)
+            _, keys_and_values, state, read = self.parked
+            self.cache.place(keys_and_values)
             states, below, todo = [state], list(read), unique[1:]
         self.parked = None
         for part in portions(todo):
@@ -133,7 +135,7 @@ class Pooled(Decoding):
 
 
 class Cached(Decoding):
-    """With the cache that transformers makes for the model. New prompts wait until every row has left."""
+    """Uses the cache that transformers makes for the model. New prompts wait until there is no live row."""
 
     joins = False
 
@@ -185,7 +187,7 @@ class Cached(Decoding):
 
 
 class Whole(Decoding):
-    """Without a cache: every row whole, by itself. Slow, and right for every model."""
+    """Has no cache: every step computes each row from its start, by itself. Slow, but exact for every model."""
 
     def __init__(self, policy: Policy):
         super().__init__(policy)
@@ -221,15 +223,8 @@ class Whole(Decoding):
         return states
 
 
-def distinct(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The prompts without repetition, in the order in which they come, and which of them each one is."""
-    seen: dict[tuple[int, ...], int] = {}
-    sources = [seen.setdefault(tuple(p), len(seen)) for p in prompts]
-    return [list(p) for p in seen], sources
-
-
 def portions(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Prompts, the longest first, in parts that are read in one call each."""
+    """Cut prompts, which come longest first, into parts that one call of the model reads."""
     start = 0
     while start < len(prompts):
         count = max(1, READ_AT_ONCE // len(prompts[start]))

@@ -1,7 +1,7 @@
-"""Generate with the training weights themselves: batched, cached, and nothing computed for replies that have ended.
+"""The native engine: generates replies with the training weights, in batches and with a cache.
 
-Log-probs, values and trunk states come out of decoding; there is no second pass for them. Random numbers come from
-counters, so a reply depends on its key and not on its neighbours: prompts step in wherever a reply has left.
+Decoding also computes log-probs, values and trunk states, so no second pass is needed. Waiting prompts take the rows of
+finished replies. The random numbers of a reply come from its own key, so it does not depend on the rest of the batch.
 """
 
 from collections.abc import Sequence
@@ -22,27 +22,27 @@ from operant.types import Batch, Completion, OperantError
 from operant.watchdog import beat
 
 COMPACT_AT = 1.0
-"""Finished replies leave the batch once the live ones are fewer than this share of it."""
+"""Finished replies are removed once the live ones are fewer than this share of the batch."""
 ADMIT_AT = 0.25
-"""Waiting prompts step in once this share of the rows is free: reading few at a time costs a pass over the weights."""
+"""Waiting prompts are admitted once this share of the rows is free: each call of the model reads all its weights."""
 MICRO_TOKENS = 8192
-"""Tokens of a pass in which given replies are scored, prompts and options together."""
-LOOK_EVERY = 8
-"""Tokens between two looks at which replies have ended, where looking makes the CPU wait for the device."""
+"""Most tokens of a forward pass that scores options, prompts included."""
+CHECK_EVERY = 8
+"""Tokens between two checks for finished replies on a GPU, where the CPU has to wait for the result."""
 
 
 class NativeEngine:
-    """The engine of one process: `policy` is the model in training, so `sync` only notes the version.
+    """An engine in the training process: `policy` is the model in training, so `sync` only stores the version.
 
-    `batch`: rows that are decoded at once; more prompts than that step in as others end.
-    `mask_model`: another policy whose truncated distribution says which tokens may be drawn (NLPO).
+    `batch`: number of rows that are decoded at a time; further prompts wait until others have ended.
+    `mask_model`: another policy, whose truncated distribution decides which tokens may be drawn (NLPO).
     """
 
     def __init__(self, policy: Policy, *, batch: int = 256, mask_model: Policy | None = None):
         self.policy, self.batch, self.mask_model, self.version = policy, batch, mask_model, policy.version
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Take over the weights of `policy`. Caches never outlive a call, so there is nothing to invalidate."""
+        """Use the weights of `policy`. No cache is kept between calls, so none has to be cleared."""
         self.policy, self.version = policy, version
 
     @torch.no_grad()
@@ -55,7 +55,7 @@ class NativeEngine:
         if not prompts:
             return []
         record = Record(self.policy, prompts, sampling, self.version)
-        _Speech(self, prompts, sampling, keys, record).run()
+        _GenerateCall(self, prompts, sampling, keys, record).run()
         return record.completions()
 
     @torch.no_grad()
@@ -66,9 +66,9 @@ class NativeEngine:
         sampling: Sampling,
         keys: Sequence[int],
     ) -> list[tuple[int, Completion]]:
-        """For each prompt, one of the given replies, drawn as `Sampling.choice` says; which one, and it.
+        """Draw one option for each prompt, as `Sampling.choice` defines; returns its index and the completion.
 
-        Of replies with the same ids the first stands for all.
+        If several options have the same ids, only the first of them is drawn.
         """
         once = [distinct(replies) for replies in options]
         batch = Batch.choosing(prompts, [among for among, _ in once])
@@ -85,6 +85,7 @@ class NativeEngine:
         return made
 
     def _check(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+        """Raises: OperantError for prompts that cannot be used."""
         sampling.check_ids(self.policy.vocabulary)
         for i, prompt in enumerate(prompts):
             if not prompt:
@@ -94,8 +95,8 @@ class NativeEngine:
                 raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")
 
 
-class _Speech:
-    """All prompts of one call, from the first that is read to the last reply that ends."""
+class _GenerateCall:
+    """The state of one call of `generate`."""
 
     def __init__(
         self,
@@ -113,34 +114,34 @@ class _Speech:
         self.decodings: list[Decoding] = [
             decode(model, self.rows, columns, moves=self.rows < len(prompts)) for model in models
         ]
-        self.waiting = in_turn(prompts)
+        self.waiting = reading_order(prompts)
         device = self.policy.device
         self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=self.policy.numbers, device=device)
-        self.ahead_by = look_every(device)
-        self.patience = 1 if record.table is not None else self.ahead_by
-        self._seat(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        self.ahead_by = check_every(device)
+        self.check_every = 1 if record.table is not None else self.ahead_by
+        self._set_rows(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
     def run(self) -> None:
-        """Until every reply has ended."""
+        """Generate until every reply has ended."""
         tokens = 0
         while self.waiting or len(self.live):
             beat()
             self._admit()
             ids = self._draw()
             tokens += 1
-            ids = self._retire(ids, look=tokens % self.patience == 0)
+            ids = self._remove_finished(ids, check=tokens % self.check_every == 0)
             if len(self.live):
                 self._step(ids)
 
-    def _seat(self, live: np.ndarray, places: np.ndarray) -> None:
-        """Row i says the token at places[i] of reply live[i]; the device has a copy of both."""
+    def _set_rows(self, live: np.ndarray, places: np.ndarray) -> None:
+        """Let row i generate the token at position places[i] of reply live[i]; the device has a copy of both."""
         self.live, self.places = live, places
         self.ahead: list[Tensor] = []
         device = self.policy.device
         self.on_device = torch.tensor(live, device=device), torch.tensor(places, device=device)
 
     def _admit(self) -> None:
-        """Waiting prompts take the free rows, once those are enough to be worth a call."""
+        """Admit waiting prompts to the free rows, once there are enough of these."""
         free = self.rows - len(self.live)
         least = min(len(self.waiting), max(1, int(self.rows * ADMIT_AT)))
         if not self.waiting or free < least or (len(self.live) and not all(d.joins for d in self.decodings)):
@@ -152,48 +153,52 @@ class _Speech:
             decoding.admit(prompts, following)
         self.record.read |= dict(zip(taken, self.decodings[0].read, strict=False))
         new = np.asarray(taken, dtype=np.int64)
-        self._seat(np.concatenate([self.live, new]), np.concatenate([self.places, np.zeros_like(new)]))
+        self._set_rows(np.concatenate([self.live, new]), np.concatenate([self.places, np.zeros_like(new)]))
 
     def _draw(self) -> Tensor:
-        """One token for every row; returns their ids [B]."""
+        """Draw one token for every row; returns the ids [B]."""
         policy, sampling, states = self.policy, self.sampling, self.decodings[0].states
         live, places = self.on_device
         scores = sampling.adjust(policy.logits(states), places)
         masks = scores
         if self.mask_model is not None:
             masks = sampling.adjust(self.mask_model.logits(self.decodings[1].states), places)
-        kept = sampling.kept(masks)
-        if kept is not None:
-            scores = scores.masked_fill(~kept, -torch.inf)
-        ids, logprobs = sampling.draw(scores, self._chances(), self.work[: len(scores)])
+        allowed = sampling.kept(masks)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        ids, logprobs = sampling.draw(scores, self._next_uniforms(), self.work[: len(scores)])
         values = policy.value_head(states) if policy.value_head is not None else None
-        self.record.write(live, places, ids, logprobs, values, kept)
+        self.record.write(live, places, ids, logprobs, values, allowed)
         return ids
 
-    def _chances(self) -> Tensor:
-        """[B] the random number of each row; for the tokens up to the next look at once, as one copy to the device."""
+    def _next_uniforms(self) -> Tensor:
+        """[B] the random number of each row. Those of several steps are copied to the device together."""
         if not self.ahead:
             keys, places = self.keys[self.live], self.places + np.arange(self.ahead_by)[:, None]
             drawn = uniforms(np.broadcast_to(keys, places.shape), places)
             self.ahead = list(drawn.to(self.policy.device, non_blocking=True).flip(0))
         return self.ahead.pop()
 
-    def _retire(self, ids: Tensor, look: bool) -> Tensor:
-        """Rows whose replies have ended leave; the ids that remain."""
+    def _remove_finished(self, ids: Tensor, check: bool) -> Tensor:
+        """Remove rows whose replies have ended; returns the ids of the others.
+
+        `check`: ask the device for replies that have ended by a stop token or string.
+        """
         running = self.places + 1 < self.sampling.max_tokens
         full = not running.all()
-        if look and (self.sampling.stops or self.record.table is not None):
+        if check and (self.sampling.stops or self.record.table is not None):
             running &= ~self.record.ended[self.on_device[0]].cpu().numpy()
         count = int(running.sum())
         if full or not count or count < COMPACT_AT * len(running):
-            order = without(running)
+            order = compaction_order(running)
             for decoding in self.decodings:
                 decoding.keep(order)
             ids = ids[torch.from_numpy(order).to(ids.device)]
-            self._seat(self.live[order], self.places[order])
+            self._set_rows(self.live[order], self.places[order])
         return ids
 
     def _step(self, ids: Tensor) -> None:
+        """Feed the drawn tokens."""
         for decoding in self.decodings:
             decoding.step(ids)
         live, places = self.on_device
@@ -204,9 +209,9 @@ class _Speech:
 
 
 def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> Decoding:
-    """The fastest way of decoding that agrees with the model: at most `rows` replies at once, of `columns` tokens.
+    """The fastest way of decoding that is exact for the model, with at most `rows` live rows.
 
-    `columns`: of a row's prompt and reply together. `moves`: whether prompts will step in beside live rows.
+    `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows.
     """
     modes = try_decoding(policy)
     pooled = modes.pooled and plain_layers(policy.model, columns) is not None
@@ -219,20 +224,20 @@ def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> De
     return Pooled(policy, rows, columns) if pooled else Cached(policy)
 
 
-def look_every(device: torch.device) -> int:
-    """Tokens between two looks at the device."""
-    return 1 if device.type == "cpu" else LOOK_EVERY
+def check_every(device: torch.device) -> int:
+    """Tokens between two checks for finished replies."""
+    return 1 if device.type == "cpu" else CHECK_EVERY
 
 
-def in_turn(prompts: Sequence[list[int]]) -> list[int]:
-    """The order in which prompts are read: the longest first, equal ones together. It depends on nothing else."""
+def reading_order(prompts: Sequence[list[int]]) -> list[int]:
+    """The order in which prompts are read: the longest first, equal ones together."""
     first: dict[tuple[int, ...], int] = {}
     group = [first.setdefault(tuple(p), i) for i, p in enumerate(prompts)]
     return sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), group[i], i))
 
 
-def without(running: np.ndarray) -> np.ndarray:
-    """The rows that are running, so that as few as possible move: the last ones fill the holes."""
+def compaction_order(running: np.ndarray) -> np.ndarray:
+    """The rows that are running, in an order that moves as few as possible: the last ones fill the gaps."""
     count = int(running.sum())
     order = np.arange(count)
     order[~running[:count]] = count + np.flatnonzero(running[count:])

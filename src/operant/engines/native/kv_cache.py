@@ -1,14 +1,14 @@
-"""Keys and values of all layers in one buffer that is written in place: rows leave it, and others step in.
+"""A key-value cache in one buffer that is written in place, from which finished rows are removed and others added.
 
-Every live row ends at the same column, so that one call of the model appends to all of them; a row begins where its
-own prompt does. What lies between the window's first column and that place is masked.
+All live rows end at the same column, so that one call of the model appends to all of them. A row begins at the column
+where its prompt begins; the columns of the window before that are masked.
 
     cache = Window(layers, rows=32, limit=72)
-    cache.reading(4, width=8)       # the next call of the model reads 4 prompts into free rows
-    cache.read([8, 8, 7, 5])        # their lengths; the rows are live now
-    cache.stepping()                # the next call appends one column to every live row
-    cache.stepped()
-    cache.keep(order)               # rows that ended are overwritten by live ones
+    cache.reading(4, width=8)       # before a call of the model that reads 4 prompts into free rows
+    cache.read([8, 8, 7, 5])        # after it: the lengths of the prompts, whose rows are now live
+    cache.stepping()                # before a call of the model that appends one column to every live row
+    cache.stepped()                 # after it
+    cache.keep(order)               # live rows overwrite finished ones
 """
 
 from typing import Any
@@ -19,28 +19,29 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 START_WITH = 64
-"""Columns for replies to begin with; a buffer that is full doubles them."""
+"""Columns for replies in a new buffer. A full buffer is replaced by one with twice as many columns."""
 
 
 def plain_layers(model: Any, columns: int) -> int | None:
-    """How many layers of plain keys and values the model caches; None where its cache is of another kind.
+    """Number of layers, if the model caches plain keys and values; None if its cache is of another kind.
 
-    A sliding window is plain as long as rows of `columns` tokens fit into it.
+    A layer with a sliding window counts as plain if rows of `columns` tokens fit into the window.
     """
     try:
         layers = DynamicCache(config=model.config).layers
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    plain = layers and all(type(x) is DynamicLayer or _window_of(x) >= columns for x in layers)
-    return len(layers) if plain and not getattr(model.config, "is_encoder_decoder", False) else None
-
-
-def _window_of(layer: Any) -> int:
-    return int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else 0
+    if not layers or getattr(model.config, "is_encoder_decoder", False):
+        return None
+    for layer in layers:
+        window = int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else 0
+        if type(layer) is not DynamicLayer and window < columns:
+            return None
+    return len(layers)
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's part of a window, as transformers asks for it."""
+    """One layer of a window, with the methods that transformers calls."""
 
     is_sliding = False
 
@@ -65,9 +66,9 @@ class _Layer(CacheLayerMixin):
 
 
 class Window(Cache):
-    """[layers, 2, rows, heads, columns, width of a head]; made when the first keys come, and grown up to `limit`.
+    """A buffer [layers, 2, rows, heads, columns, width of a head], and its rows in use.
 
-    `limit`: the most columns that a prompt and its reply can have.
+    It is allocated when the first keys are written, and grows. `limit`: most columns of a prompt and its reply.
     """
 
     grows = True
@@ -80,17 +81,18 @@ class Window(Cache):
         self.starts = np.zeros(rows, dtype=np.int64)
         """[rows] the column in which each row begins."""
         self.live = self.first = self.end = 0
-        """Rows in use; the window's first column, and the one after its last."""
+        """Number of rows in use; the window's first column, and the column after its last one."""
         self.view = slice(0, 0)
+        """The rows of the next call of the model."""
         self.begin = self.at = 0
-        """Of the call to come: its rows, the first column that it sees, and the first that it writes."""
+        """The first column that the next call reads, and the first that it writes."""
 
     # --- one call of the model ----------------------------------------------------------------------------------------
 
     def reading(self, count: int, width: int) -> None:
-        """The next call reads `count` prompts, padded on the left to `width`, into free rows.
+        """Prepare a call that reads `count` prompts, padded on the left to `width`, into free rows.
 
-        Raises: ValueError for prompts that are wider than the window of live rows.
+        Raises: ValueError for prompts that are longer than the window of live rows.
         """
         if not self.live:
             self.first, self.end = 0, width
@@ -104,24 +106,25 @@ class Window(Cache):
         self.begin = self.at = self.end - width
 
     def read(self, lengths: list[int]) -> None:
-        """The prompts were read; their rows are live, and what stands before them in the window is 0."""
+        """Make the rows of prompts that were read live, and set the columns of the window before them to 0."""
         assert self.store is not None
         rows, begin = self.view, self.begin
-        self.store[:, :, rows, :, self.first : begin] = 0  # masked, but no number there may be NaN
+        self.store[:, :, rows, :, self.first : begin] = 0  # these are masked, but must not be NaN
         self.starts[rows] = self.end - np.asarray(lengths)
         self.live = rows.stop
         self._narrow()
 
     def stepping(self) -> None:
-        """The next call appends one column to every live row."""
+        """Prepare a call that appends one column to every live row."""
         self._make_room()
         self.view, self.begin, self.at = slice(0, self.live), self.first, self.end
 
     def stepped(self) -> None:
+        """The call has appended its column."""
         self.end += 1
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep [rows, heads, T, width] of one layer; all that the call may see of it."""
+        """Store keys and values [rows, heads, T, width] of a layer; returns all that the call attends to."""
         if self.store is None:
             self.store = self._buffer(keys)
         own = self.store[layer, :, self.view]
@@ -135,7 +138,7 @@ class Window(Cache):
         return own[0, :, :, self.begin : end], own[1, :, :, self.begin : end]
 
     def visible(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Mask [live, columns] and positions [live, 1] for the column to come; None where no row is padded."""
+        """Mask [live, columns] and positions [live, 1] for the next column; None if no row is padded."""
         starts = self.starts[: self.live]
         if not (starts != self.first).any():
             return None
@@ -146,7 +149,7 @@ class Window(Cache):
     # --- rows that come and go ----------------------------------------------------------------------------------------
 
     def repeat(self, sources: list[int], begin: int) -> None:
-        """The rows from `begin` on become copies of the `sources`, counted from `begin`: one prompt, many replies."""
+        """Copy rows, for several replies to one prompt: row `begin` + i becomes row `begin` + sources[i]."""
         if sources == list(range(self.live - begin)):
             return
         assert self.store is not None
@@ -159,7 +162,7 @@ class Window(Cache):
         self.live = rows.stop
 
     def keep(self, order: np.ndarray) -> None:
-        """Row i becomes what row order[i] was; those after them are free. Rows that stay cost nothing."""
+        """Row i becomes the previous row order[i], and the rows after these are free. Only moving rows are copied."""
         moved = np.flatnonzero(order != np.arange(len(order)))
         if len(moved) and self.store is not None:
             to, of = (torch.from_numpy(rows).to(self.store.device) for rows in (moved, order[moved]))
@@ -171,20 +174,20 @@ class Window(Cache):
         self._narrow()
 
     def lift(self, row: int) -> Tensor:
-        """[layers, 2, heads, columns, width] a copy of what one row holds."""
+        """[layers, 2, heads, columns, width] a copy of the keys and values of one row."""
         assert self.store is not None
         return self.store[:, :, row, :, self.starts[row] : self.end].clone()
 
-    def place(self, held: Tensor) -> None:
-        """What was lifted from a row becomes a live row that ends at the current column."""
+    def place(self, keys_and_values: Tensor) -> None:
+        """Add a live row, which ends at the current column, with the result of `lift`."""
         assert self.store is not None
-        width = held.shape[3]
+        width = keys_and_values.shape[3]
         self.reading(1, width)
-        self.store[:, :, self.live, :, self.at : self.end] = held
+        self.store[:, :, self.live, :, self.at : self.end] = keys_and_values
         self.read([width])
 
     def _narrow(self) -> None:
-        """Columns before the first row's beginning are seen by nobody."""
+        """Let the window begin at the first column that a live row uses."""
         if self.live:
             self.first = int(self.starts[: self.live].min())
 
@@ -196,18 +199,18 @@ class Window(Cache):
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
     def _make_room(self) -> None:
-        """One more column: where dead columns stand in front, the window moves there, else the buffer doubles."""
+        """Make room for one more column: move the window over unused columns before it, or double the buffer."""
         assert self.store is not None
-        held, columns = self.end - self.first, self.store.shape[4]
+        width, columns = self.end - self.first, self.store.shape[4]
         if self.end < columns:
             return
-        seen, source = slice(self.first, self.end), self.store
+        window, source = slice(self.first, self.end), self.store
         if self.grows and self.first < columns // 4:
-            # A quarter more than can be needed at once, so that the window is moved only now and then.
+            # A quarter more than a window can need, so that it is seldom moved.
             most = self.limit + self.limit // 4 + 1
             self.store = self._buffer(source[0, 0], max(columns + 1, min(2 * columns, most)))
         for new, old in zip(self.store, source, strict=True):
-            rows = old[:, : self.live, :, seen]
-            new[:, : self.live, :, :held] = rows.clone() if new.data_ptr() == old.data_ptr() else rows
+            rows = old[:, : self.live, :, window]
+            new[:, : self.live, :, :width] = rows.clone() if new.data_ptr() == old.data_ptr() else rows
         self.starts -= self.first
-        self.first, self.end = 0, held
+        self.first, self.end = 0, width

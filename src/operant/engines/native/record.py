@@ -1,4 +1,4 @@
-"""What decoding has said so far, reply by reply, and the completions that it makes in the end."""
+"""Records the tokens that decoding generates, and makes completions of them."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from operant.types import Completion, End
 
 
 class Record:
-    """[N, max_tokens] tokens, log-probs and values of N replies, and the length of each that has ended."""
+    """Tokens, log-probs and values of N replies, each [N, max_tokens], and which of the replies have ended."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], sampling: Sampling, version: int):
         shape, device = (len(prompts), sampling.max_tokens), policy.device
@@ -30,16 +30,19 @@ class Record:
         self.table = stop_table(policy.tokenizer, strings) if strings else None
         self.flags = torch.from_numpy(self.table.flags).to(device) if self.table else None
         self.allowed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        """Of each token: the replies, how many ids each could draw, and those ids."""
+        """One entry per step: the replies, the number of ids that each could draw, and these ids."""
         self.read: dict[int, Tensor] = {}
-        """With a trunk: its states [len(prompt), D], by reply."""
+        """With a trunk: the trunk states [len(prompt), D] of each reply's prompt."""
         self.below: list[tuple[Tensor, Tensor, Tensor]] = []
-        """With a trunk: of each step the replies, the places of the tokens that were fed, and their states."""
+        """With a trunk: one entry per step: the replies, the positions of the tokens that were fed, their states."""
 
     def write(
         self, live: Tensor, places: Tensor, ids: Tensor, logprobs: Tensor, values: Tensor | None, kept: Tensor | None
     ) -> None:
-        """Note the token at `places` [B] of the replies `live` [B]. What follows an end is noted and never read."""
+        """Record the tokens at positions `places` [B] of the replies `live` [B].
+
+        `kept` [B, V]: the tokens that could be drawn. Tokens after the end of a reply are recorded, but never used.
+        """
         at = (live, places)
         self.tokens[at], self.logprobs[at] = ids, logprobs
         if self.values is not None and values is not None:
@@ -55,16 +58,16 @@ class Record:
         self.ended[live] |= fresh
 
     def _find_strings(self, live: Tensor, places: Tensor, ids: Tensor, stopped: Tensor) -> None:
-        """Look at the replies whose last token could complete a stop string."""
+        """Set `stopped` [B] for replies that end in a stop string."""
         assert self.table is not None and self.flags is not None
         least = self.sampling.min_tokens
         flagged = self.flags[ids.clamp(max=len(self.flags) - 1)] & ~stopped & (places + 1 >= least)
         for i in flagged.nonzero().squeeze(1).tolist():
-            said = self.tokens[live[i], : int(places[i]) + 1]
-            stopped[i] = self.table.ends(said.tolist(), least)
+            reply = self.tokens[live[i], : int(places[i]) + 1]
+            stopped[i] = self.table.ends(reply.tolist(), least)
 
     def completions(self) -> list[Completion]:
-        """One per prompt; the ids keep the stop token."""
+        """One completion for each prompt."""
         tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
         values = self.values.tolist() if self.values is not None else None
         lengths = self.lengths.tolist()
@@ -78,6 +81,7 @@ class Record:
         return out
 
     def _allowed(self, lengths: list[int]) -> list[list[list[int]]] | None:
+        """The ids that could be drawn at each position of each reply."""
         if not self.allowed:
             return None
         out: list[list[list[int]]] = [[] for _ in lengths]
@@ -88,7 +92,7 @@ class Record:
         return out
 
     def _states(self, lengths: list[int]) -> list[Tensor] | None:
-        """[len(prompt) + len(action) - 1, D] of each reply: of every token that was read, one after the other."""
+        """The trunk states [len(prompt) + len(action) - 1, D] of each prompt and reply."""
         if not self.read:
             return None
         counts = [len(p) + n - 1 for p, n in zip(self.prompts, lengths, strict=True)]

@@ -7,7 +7,7 @@ from toys import letters, lm
 
 from operant import OperantError, train
 from operant.rewards import judge, resolve
-from operant.runs.attempts import attempt, cut, joined
+from operant.runs.scored_rollouts import chunk_slices, join_judgements, play_and_score
 from operant.training.learner import Learner
 from operant.types import Task
 
@@ -28,8 +28,8 @@ def vowels(rollouts):
 @pytest.mark.parametrize("chunks", [2, 3, 6])
 @pytest.mark.parametrize("tasks", [TASKS[:6], TWICE], ids=["different", "again"])
 def test_a_reward_of_single_rollouts_gives_the_numbers_of_one_call(chunks, tasks):
-    whole, judged = attempt(learner(), tasks, vowels)
-    parts, also = attempt(learner(), tasks, vowels, chunks=chunks)
+    whole, judged = play_and_score(learner(), tasks, vowels)
+    parts, also = play_and_score(learner(), tasks, vowels, chunks=chunks)
     for a, b in zip(whole, parts, strict=True):
         assert (a.task.id, a.group, a.ids, a.reply) == (b.task.id, b.group, b.ids, b.reply)
         assert a.turns[0].logprobs == pytest.approx(b.turns[0].logprobs, abs=1e-5)
@@ -55,7 +55,7 @@ def test_the_reward_is_called_in_order_in_one_thread_while_the_next_chunk_is_gen
         return [1.0] * len(rollouts)
 
     mine.play = watched
-    rollouts, _ = attempt(mine, TASKS[:6], reward, chunks=3)
+    rollouts, _ = play_and_score(mine, TASKS[:6], reward, chunks=3)
     assert calls == [["t/0", "t/1"], ["t/2", "t/3"], ["t/4", "t/5"]]
     assert len(threads) == 1 and threads != {threading.get_ident()}
     assert [r.task.id for r in rollouts] == [t.id for t in TASKS[:6]]
@@ -70,15 +70,15 @@ def test_a_reward_that_fails_says_the_same_and_stops_the_step(chunks):
         return [0.0] * len(rollouts)
 
     with pytest.raises(OperantError, match=r"'fails' raised ValueError: no such word while judging task 't/1'"):
-        attempt(learner(), TASKS[:6], fails, chunks=chunks)
+        play_and_score(learner(), TASKS[:6], fails, chunks=chunks)
     assert not [t for t in threading.enumerate() if t.name.startswith("reward")]
 
 
 def test_chunks_are_nearly_equal_and_keep_the_samples_of_a_prompt_together():
-    assert [len(range(12)[s]) for s in cut(12, 5, 1)] == [2, 3, 2, 3, 2]
-    assert [range(12)[s] for s in cut(12, 4, 3)] == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
-    assert [range(8)[s] for s in cut(8, 2, 2)] == [range(0, 4), range(4, 8)]
-    assert [range(3)[s] for s in cut(3, 8, 1)] == [range(0, 1), range(1, 2), range(2, 3)]
+    assert [len(range(12)[s]) for s in chunk_slices(12, 5, 1)] == [2, 3, 2, 3, 2]
+    assert [range(12)[s] for s in chunk_slices(12, 4, 3)] == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
+    assert [range(8)[s] for s in chunk_slices(8, 2, 2)] == [range(0, 4), range(4, 8)]
+    assert [range(3)[s] for s in chunk_slices(3, 8, 1)] == [range(0, 1), range(1, 2), range(2, 3)]
 
 
 @pytest.mark.parametrize("reward", [vowels, {"letters:a": 1.0, "length:3": 0.5}, lambda rs: [None] * len(rs)])
@@ -89,7 +89,7 @@ def test_judgements_of_chunks_are_put_together_as_if_said_at_once(reward):
 
     for each in (resolve(reward), sometimes):
         rollouts = learner().play(TASKS[:6])
-        assert joined([judge(each, rollouts[s]) for s in cut(6, 3, 1)]) == judge(each, rollouts)
+        assert join_judgements([judge(each, rollouts[s]) for s in chunk_slices(6, 3, 1)]) == judge(each, rollouts)
 
 
 def test_parts_stay_whole_where_a_chunk_is_not_judged():
@@ -97,7 +97,7 @@ def test_parts_stay_whole_where_a_chunk_is_not_judged():
         return [None if r.task.id in ("t/0", "t/1") else {"a": 1.0, "b": None} for r in rollouts]
 
     rollouts = learner().play(TASKS[:4])
-    told = joined([judge(half, rollouts[:2]), judge(half, rollouts[2:])])
+    told = join_judgements([judge(half, rollouts[:2]), judge(half, rollouts[2:])])
     assert told.parts["a"] == judge(half, rollouts).parts["a"] == [None, None, 1.0, 1.0] and "half" not in told.parts
 
 
@@ -127,5 +127,5 @@ def test_a_run_in_chunks_is_the_run_without(tmp_path):
 
 
 def test_more_chunks_than_prompts_are_refused(tmp_path):
-    with pytest.raises(OperantError, match="reward_chunks=4: a step has 3 prompts, and no more"):
+    with pytest.raises(OperantError, match="reward_chunks=4: a step has only 3 prompts; use at most 3"):
         train("./none", TASKS, vowels, out=tmp_path / "x", batch=6, samples=2, reward_chunks=4)

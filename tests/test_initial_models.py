@@ -15,7 +15,7 @@ from operant.models.loading import export, load_policy
 from operant.models.lora import LoraOptions
 from operant.models.reference import fingerprint
 from operant.runs.config import configure
-from operant.runs.initial_models import keep, pinned, restored
+from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
 from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 
@@ -61,13 +61,13 @@ def names(folder):
 
 def test_a_plain_folder_is_kept_with_its_tokenizer_and_nothing_else(model, run):
     config = config_of(policy=str(model))
-    keep(config, run)
+    copy_initial_models(config, run)
     kept = names(run / "start")
     assert "policy/model.safetensors" in kept and "policy/tokenizer.json" in kept and "policy/config.json" in kept
     assert not any("optimizer" in name or "runs" in name for name in kept)
     before = fingerprint(load_policy(str(model)))
     shutil.rmtree(model)
-    again = restored(config, run, quiet)
+    again = with_copies(config, run, quiet)
     assert again.train.policy == str(run / "start" / "policy") and again.train.tasks == config.train.tasks
     policy = load_policy(again.train.policy)
     assert fingerprint(policy) == before and policy.tokenizer is not None
@@ -77,42 +77,42 @@ def test_what_is_written_into_the_folder_later_is_not_what_the_run_began_from(mo
     """In place, as transformers writes: a link would have changed along."""
     config = config_of(policy=str(model))
     before = (model / "model.safetensors").read_bytes()
-    keep(config, run)
+    copy_initial_models(config, run)
     with open(model / "model.safetensors", "r+b") as file:
         file.write(b"\0" * 64)
     assert (run / "start/policy/model.safetensors").read_bytes() == before
-    assert restored(config, run, quiet).train.policy == str(run / "start/policy")
+    assert with_copies(config, run, quiet).train.policy == str(run / "start/policy")
 
 
 def test_each_model_by_name_is_kept_in_its_place(model, run, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     given = {"policy": str(model), "reference": str(other), "value.critic": str(other)}
     config = config_of(**given)
-    keep(config, run)
+    copy_initial_models(config, run)
     assert {name.split("/")[0] for name in names(run / "start")} == {"policy", "reference", "critic", "manifest.json"}
-    again = restored(config, run, quiet)
+    again = with_copies(config, run, quiet)
     start = run / "start"
     assert (again.train.reference, again.learner["value"].critic) == (str(start / "reference"), str(start / "critic"))
 
 
 def test_a_copy_of_the_policy_and_a_model_of_the_package_are_not_kept(run):
     config = config_of(policy="builtin:reviews-lm", reference="copy", **{"value.critic": "copy"})
-    assert pinned(config) == config
-    keep(config, run)
+    assert pin_names(config) == config
+    copy_initial_models(config, run)
     assert names(run) == []
     heard = []
-    assert restored(config, run, heard.append) == config and heard == []
+    assert with_copies(config, run, heard.append) == config and heard == []
 
 
 def test_a_name_of_the_hub_is_pinned_and_not_kept(cache, run, monkeypatch):  # noqa: F811
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     cache("a/model", "1111", config__json="{}", model__safetensors="")
     cache("a/critic", "2222", config__json="{}", model__safetensors="")
-    config = pinned(config_of(policy="a/model", reference="a/model", **{"value.critic": "a/critic"}))
+    config = pin_names(config_of(policy="a/model", reference="a/model", **{"value.critic": "a/critic"}))
     assert config.train.policy == config.train.reference == "a/model@1111"
     assert config.learner["value"].critic == "a/critic@2222"
-    keep(config, run)
-    assert names(run) == [] and restored(config, run, quiet) == config
+    copy_initial_models(config, run)
+    assert names(run) == [] and with_copies(config, run, quiet) == config
 
 
 def test_a_critic_beside_the_model_is_kept(tmp_path, run):
@@ -120,7 +120,7 @@ def test_a_critic_beside_the_model_is_kept(tmp_path, run):
 
     torch.manual_seed(0)
     export(load_policy(lm("gpt2", 40), value=ValueOptions(init="normal")), tmp_path / "out")
-    keep(config_of(policy=str(tmp_path / "out")), run)
+    copy_initial_models(config_of(policy=str(tmp_path / "out")), run)
     assert "policy/critic/head.safetensors" in names(run / "start")
     before = load_policy(str(tmp_path / "out"), value=ValueOptions()).value_head.net[0].weight
     after = load_policy(str(run / "start/policy"), value=ValueOptions()).value_head.net[0].weight
@@ -144,20 +144,20 @@ def an_adapter(base, folder):
 def test_the_model_of_an_adapter_is_kept_with_it(model, run, tmp_path):
     before = an_adapter(model, tmp_path / "adapter")
     config = config_of(policy=str(tmp_path / "adapter"))
-    keep(config, run)
+    copy_initial_models(config, run)
     assert {"policy/base/model.safetensors", "policy/adapter_model.safetensors"} <= set(names(run / "start"))
     shutil.rmtree(model)
     shutil.rmtree(tmp_path / "adapter")
-    assert fingerprint(load_policy(restored(config, run, quiet).train.policy)) == before
+    assert fingerprint(load_policy(with_copies(config, run, quiet).train.policy)) == before
 
 
 def test_an_adapter_for_the_policy_is_kept_alone(model, run, tmp_path):
     an_adapter(model, tmp_path / "adapter")
     config = config_of(policy=str(model), **{"lora.adapter": str(tmp_path / "adapter")})
-    keep(config, run)
+    copy_initial_models(config, run)
     assert "adapter/adapter_model.safetensors" in names(run / "start")
     assert not any(name.startswith("adapter/base") for name in names(run / "start"))
-    assert restored(config, run, quiet).learner["lora"].adapter == str(run / "start/adapter")
+    assert with_copies(config, run, quiet).learner["lora"].adapter == str(run / "start/adapter")
 
 
 def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tmp_path, monkeypatch):  # noqa: F811
@@ -172,7 +172,7 @@ def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tm
 
     adapters.save(load_policy("a/base", lora=LoraOptions(rank=2)).model, tmp_path / "open")
     assert adapters.base_of(tmp_path / "open") == "a/base"
-    keep(config_of(policy=str(tmp_path / "open")), run)
+    copy_initial_models(config_of(policy=str(tmp_path / "open")), run)
     assert adapters.base_of(run / "start/policy") == "a/base@1111"
     assert manifest.problem(run / "start") is None
 
@@ -198,22 +198,24 @@ def change(path):
 )
 def test_a_kept_model_that_was_changed_is_named(model, run, damage, said):
     config = config_of(policy=str(model))
-    keep(config, run)
+    copy_initial_models(config, run)
     damage(run / "start")
-    with pytest.raises(OperantError, match=rf"start, which the run began from, is damaged: .*{said}.*; put it back"):
-        restored(config, run, quiet)
+    with pytest.raises(
+        OperantError, match=rf"start, the copy of the initial model, is damaged: .*{said}.*restore it"
+    ):
+        with_copies(config, run, quiet)
 
 
 def test_where_nothing_was_kept_the_folder_is_taken_as_it_is_and_that_is_said(model, run):
     config, heard = config_of(policy=str(model)), []
-    assert restored(config, run, heard.append) == config
-    assert len(heard) == 1 and f"{model} is taken as it is now" in heard[0]
+    assert with_copies(config, run, heard.append) == config
+    assert len(heard) == 1 and f"{model} is loaded as it is now" in heard[0]
 
 
 def test_another_model_that_is_given_on_resume_is_not_replaced(model, run, tmp_path):
-    keep(config_of(policy=str(model)), run)
+    copy_initial_models(config_of(policy=str(model)), run)
     other = config_of(policy=str(tmp_path / "other"))
-    assert restored(other, run, quiet) == other
+    assert with_copies(other, run, quiet) == other
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -221,17 +223,17 @@ def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypat
     config = config_of(policy=str(model))
     seam = Watched()
     monkeypatch.setattr(atomic_io, "seam", seam)
-    keep(config, run)
+    copy_initial_models(config, run)
     operations = len(seam.seen)
     shutil.rmtree(run / "start")
     for at in range(operations):
         monkeypatch.setattr(atomic_io, "seam", Watched(at, FULL, stays=stays))
-        with pytest.raises(OperantError, match=r"cannot keep the model that the run begins from as .*no space left"):
-            keep(config, run)
+        with pytest.raises(OperantError, match=r"cannot copy the model that the run starts from to .*no space left"):
+            copy_initial_models(config, run)
         monkeypatch.undo()
         whole = (run / "start").exists()
         assert not whole or manifest.problem(run / "start") is None
-        keep(config, run)
+        copy_initial_models(config, run)
         assert manifest.problem(run / "start") is None and names(run) == [f"start/{n}" for n in names(run / "start")]
         shutil.rmtree(run / "start")
 

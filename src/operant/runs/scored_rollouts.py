@@ -1,0 +1,87 @@
+"""Rollouts and their scores, chunk by chunk: one chunk is judged while the next one is generated.
+
+The chunks depend on the tasks alone, the samples of a prompt stay in one chunk, and random numbers do not depend on
+chunks. So a reward that judges each rollout by itself returns the same scores with and without chunks.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+
+from operant import distributed
+from operant.rewards import Judged, judge
+from operant.rollouts.demonstrations import Demonstrations
+from operant.tally import Tally
+from operant.training.learner import Learner
+from operant.types import RewardFn, Rollout, Task
+
+
+def play_and_score(
+    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, *, chunks: int = 1, samples: int = 1
+) -> tuple[list[Rollout], Judged]:
+    """Play this rank's part of the tasks and score the rollouts. Adds to the phases `generate` and `reward`.
+
+    chunks: number of calls of the reward, each with a part of the prompts. Above 1, the reward is called in a thread,
+    one call after the other, and the phase `reward` is the time spent waiting for it.
+    samples: number of consecutive tasks that stay in one chunk.
+    Raises: OperantError of the reward; generation then stops after the current chunk.
+    """
+    mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
+    if chunks == 1:
+        rollouts = learner.play(tasks, part=mine)
+        with learner.timing("reward"):
+            return rollouts, judge(reward, learner.as_seen(rollouts), pays=pays)
+    rollouts: list[Rollout] = []
+    pending: list[Future[Judged]] = []
+    reward_thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
+    try:
+        for chunk in chunk_slices(len(mine), chunks, samples):
+            for future in pending:
+                if future.done():
+                    future.result()  # raises the error of a reward before more is generated
+            played = learner.play(tasks, part=mine[chunk])
+            rollouts += played
+            pending.append(reward_thread.submit(judge, reward, learner.as_seen(played), pays=pays))
+        with learner.timing("reward"):
+            return rollouts, join_judgements([future.result() for future in pending])
+    finally:
+        reward_thread.shutdown(cancel_futures=True)
+
+
+def demonstration_rollouts(demonstrations: Demonstrations, tasks: Sequence[Task]) -> tuple[list[Rollout], Judged]:
+    """The demonstrated replies to this rank's part of the tasks, without scores."""
+    mine = distributed.deal([task.id for task in tasks])
+    rollouts = demonstrations.rollouts([tasks[i] for i in mine], mine)
+    return rollouts, judge(None, rollouts)
+
+
+def chunk_slices(count: int, chunks: int, samples: int) -> Iterator[slice]:
+    """Slices of `count` tasks, of nearly equal length, with borders at multiples of `samples`."""
+    prompts = -(-count // samples)
+    edges = [round(i * prompts / chunks) * samples for i in range(chunks + 1)]
+    yield from (slice(a, min(b, count)) for a, b in pairwise(edges) if a < b)
+
+
+def join_judgements(judged: Sequence[Judged]) -> Judged:
+    """Join the judgements of chunks into the judgement that one call for all rollouts would have returned."""
+
+    def has_values(chunk: Judged, name: str) -> bool:
+        return any(value is not None for value in chunk.parts.get(name, []))
+
+    names = dict.fromkeys(name for chunk in judged for name in chunk.parts)
+    # A chunk without any score has one part, named after the reward; other chunks may have the reward's named parts.
+    real = [n for n in names if all(n in j.parts for j in judged) or any(has_values(j, n) for j in judged)]
+    parts = {n: [v for j in judged for v in j.parts.get(n, [None] * len(j.scores))] for n in real or names}
+    failures = any(j.outcomes for j in judged)
+    outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if failures else []
+    notes = [note for j in judged for note in j.notes]
+    return Judged([score for j in judged for score in j.scores], parts, outcomes, notes)
+
+
+def reward_metrics(judged: Judged) -> dict[str, float]:
+    """The metrics of the reward's named parts, if there are several, and of outcomes, over all ranks."""
+    tally = Tally()
+    judged.report(tally)
+    metrics = distributed.pool(tally).result()  # a collective call: every rank makes it, whatever its outcomes are
+    several = sum(name.endswith("/abstained") for name in metrics) > 1
+    return {name: value for name, value in metrics.items() if several or name.startswith("reward/outcome/")}
