@@ -290,6 +290,7 @@ def test_given_choices_are_learnt_by_their_share_among_the_options():
 
 def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
     from operant.training import refused_step
+    from operant.training.nonfinite import NonFinite
 
     def gradient(tokens):
         learner = Learner(lm("llama", 40), tokenizer=letters(), env=House(), max_tokens=4, micro_tokens=tokens)
