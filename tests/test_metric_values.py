@@ -477,7 +477,7 @@ def skipped(folder, patch):
     """An update of which some optimizer steps are left out, and bad tokens that became likely are clipped, too."""
 
     def made(every):
-        return [m for m in every if mean(np.exp(m.told["new"] - m.told["old"])) <= THRESHOLD]
+        return [m for m in every if mean(np.exp(m.terms["new"] - m.terms["old"])) <= THRESHOLD]
 
     return foreign(patch, Rules(dual=DUAL), made=made, ratio_threshold=THRESHOLD, dual_clip=DUAL)
 
