@@ -38,4 +38,4 @@ class Algorithm:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The method's own defaults of options, where the general ones do not suit it."""
     update: str = "gradient"
-    """The update rule: a key of `training.update.UPDATES`."""
+    """The update rule: a key of `training.update_rules.UPDATE_RULES`."""

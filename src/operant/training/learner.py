@@ -54,7 +54,7 @@ from operant.training.scoring import (
 )
 from operant.training.select import TrainingBatch, select, select_all
 from operant.training.setup import configured_sampling, load_trained_policy
-from operant.training.update import UPDATES
+from operant.training.update_rules import UPDATE_RULES
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 
 HISTORY = 2000
@@ -339,7 +339,7 @@ class Learner:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
         self.updating = True
         with self.timing("update"):
-            tally, bad = UPDATES[self.algorithm.update](
+            tally, bad = UPDATE_RULES[self.algorithm.update](
                 self.policy,
                 self.optimizer,
                 batch,

@@ -6,7 +6,7 @@ first backward pass, and gradients are summed, so micro-batches, padding and ran
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,10 +123,6 @@ def update(
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     return UpdateResult(_finish(tally, recorder), None)
-
-
-UPDATES: dict[str, Callable[..., UpdateResult]] = {"gradient": update}
-"""Update rules by name. Each takes the arguments of `update`."""
 
 
 def _without_step(
