@@ -200,9 +200,7 @@ def test_a_kept_model_that_was_changed_is_named(model, run, damage, said):
     config = config_of(policy=str(model))
     copy_initial_models(config, run)
     damage(run / "start")
-    with pytest.raises(
-        OperantError, match=rf"start, the copy of the initial model, is damaged: .*{said}.*restore it"
-    ):
+    with pytest.raises(OperantError, match=rf"start, the copy of the initial model, is damaged: .*{said}.*restore it"):
         with_copies(config, run, quiet)
 
 

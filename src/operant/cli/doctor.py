@@ -19,7 +19,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "trackio": ("trackio",),
 }
-"""Extra -> the packages that `pip install 'operant[EXTRA]'` installs."""
+"""Extra -> the modules whose presence shows that it is installed."""
 
 
 def examine() -> int:
@@ -40,7 +40,8 @@ def examine() -> int:
         state = f"missing: pip install 'operant[{extra}]'" if missing else "installed"
         print(f"  extra {extra:11} {state}")
     print(f"  built-in       {', '.join(f'builtin:{n}' for n in builtin_models()) or 'none'}")
-    print(f"  hub            {'off (HF_HUB_OFFLINE)' if offline() else 'used if --policy is not a local folder'}")
+    hub = "off (HF_HUB_OFFLINE)" if offline() else "used for model names that are neither a folder nor built in"
+    print(f"  hub            {hub}")
     return _self_test()
 
 

@@ -1,4 +1,4 @@
-"""Did the reward rise? Compares the score before training with the current one, and with the noise of both."""
+"""Did the reward rise? Compares the scores before training and now: is the difference larger than noise?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,8 @@ def _held_out(evaluation: Mapping[str, Any], spread: float) -> RewardChange | No
     old, new = ([r.get("score") for r in side.get("replies", ())] for side in (before, after))
     changes = [b - a for a, b in zip(old, new) if a is not None and b is not None]
     old_spread = _spread([float(x) for x in old if x is not None])
-    return RewardChange("held-out reward", before["mean"], after["mean"], _standard_error(changes), old_spread or spread)
+    error = _standard_error(changes)
+    return RewardChange("held-out reward", before["mean"], after["mean"], error, old_spread or spread)
 
 
 def _repeated(history: History, spread: float) -> RewardChange | None:

@@ -12,14 +12,14 @@ from operant.diagnosis.history import RECENT, Finding, History, number, percent
 from operant.rollouts.generation_kwargs import UNSCORED
 
 ERRORS = 3.0
-"""KL is negative if it is this many standard errors below 0. With two, a healthy start would raise one false alarm in
-forty checks."""
+"""A KL counts as negative if it is this many standard errors below 0. With two, a healthy start would raise one false
+alarm in forty checks."""
 LEAST_NATS = 0.02
 """Nats per reply. A KL closer to 0 than this is rounding (with unchanged weights it is 0 to 1e-6)."""
 ODD_Z = 6.0
 """Standard errors of the likelihood gap: the registry's healthy range, far beyond chance at any number of checks."""
 ODD_GAP = 0.005
-"""Nats per token. A gap below it could be float noise in half precision, and has no effect."""
+"""Nats per token. A gap below it could be float noise in half precision, and is too small to matter for training."""
 SAME = 1e-3
 """Nats. If log-probs of sampling and training differ by less, both use the same distribution."""
 BALANCE = 150.0
@@ -102,7 +102,7 @@ def _negative_kl(history: History) -> tuple[str, int] | None:
     if mean > -LEAST_NATS or mean > -ERRORS * error:
         return None
     over = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
-    text = f"KL is {mean:.2f} nats a reply (mean of {over}, standard error {error:.2f}), and no true KL is below 0"
+    text = f"KL is {mean:.2f} nats a reply (mean of {over}, standard error {error:.2f}), and a KL is never below 0"
     return text, history.since("kl/per_reply", lambda x: x < 0)
 
 
@@ -115,7 +115,7 @@ def _likelihood_gap(history: History) -> tuple[str, float, int] | None:
     if not history.external and difference is not None and difference < SAME:
         return None  # sampled here and scored alike: the gap is chance, in a policy that is nearly deterministic
     together = sum(z) / len(z) ** 0.5
-    if gap * together <= 0:  # a nearly deterministic policy had one rare draw: mean and standard errors disagree
+    if gap * together <= 0:  # a nearly deterministic policy had one rare draw: the signs of mean and pooled z differ
         return None
     tokens = sum(history.values("rollout/count")[-RECENT:]) * (history.recent("rollout/reply_tokens") or 0.0)
     if abs(together) <= ODD_Z or 0 < gap * tokens < BALANCE:

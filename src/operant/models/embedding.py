@@ -67,7 +67,7 @@ class _Rows(torch.autograd.Function):
 
 
 def look_up_directly(model: nn.Module) -> None:
-    """Turn every `nn.Embedding` of the model into a `Lookup`. Its weight stays the same object."""
+    """Turn every embedding whose class is exactly `nn.Embedding` into a `Lookup` with the same weight."""
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.__class__ = Lookup

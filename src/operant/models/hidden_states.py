@@ -1,7 +1,7 @@
 """Computes the hidden states of a batch: calls a transformers model, and takes the input of its output head.
 
-The code knows no architecture. A hook takes the hidden states where they enter the output head, and leaves the head
-itself almost nothing to compute. `Modes` lists which ways of arranging rows are exact for a model; `capabilities.py`
+There is no code for particular architectures. A hook takes the hidden states where they enter the output head, and
+leaves the head nothing to compute. `Modes` lists which ways of arranging rows are exact for a model; `capabilities.py`
 tries them.
 """
 
@@ -36,7 +36,7 @@ class Modes:
     packed: bool = False
     """Rows packed end to end."""
     branched: bool | None = None
-    """Options as branches of their row."""
+    """The given replies of a choice (`choices.py`) as branches of one row."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """The function that the model applies to its logits after the head, such as soft-capping."""
 
@@ -118,7 +118,7 @@ class HiddenStates(nn.Module):
 
     @property
     def start_token(self) -> int:
-        """The token before an encoder-decoder's reply."""
+        """The first token that an encoder-decoder's decoder is given."""
         start = self.config.decoder_start_token_id
         if start is None:
             raise OperantError("the encoder-decoder's config has no decoder_start_token_id: set it before training")
@@ -243,7 +243,7 @@ class HiddenStates(nn.Module):
     def catching(self, select: layout.Select) -> Iterator[dict[str, Tensor]]:
         """Inside this context, collect `select(states)` as they enter the output head, under the key `states`.
 
-        The head itself then computes the logits of only one state per row of the model's input.
+        The head is given an empty input, so it computes nothing.
         """
         caught: dict[str, Tensor] = {}
 

@@ -109,7 +109,7 @@ def load_reference(name: Any, policy: Policy) -> PolicyCopy | None:
     if reference.vocabulary != policy.vocabulary:
         raise OperantError(
             f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}: "
-            "they score the same ids, so the two must be the same"
+            "they score the same ids, so both vocabularies must have the same size"
         )
     return PolicyCopy(reference, copy=False)
 

@@ -38,7 +38,7 @@ class SweepInput:
     ids: Tensor
     """[N] the chosen tokens."""
     places: Tensor
-    """[N] index of each in its reply."""
+    """[N] position of each chosen token in its reply."""
     sampling: Sampling
     other: Tensor | None = None
     """[N, V] logits of another model, for the exact divergences."""

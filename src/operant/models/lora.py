@@ -43,13 +43,13 @@ class LoraOptions:
     rank: int = 0
     """Width of the matrices; 0: no adapter, the weights themselves are trained."""
     alpha: float | None = None
-    """The adapter's output is multiplied by alpha / rank; none: twice the rank."""
+    """The adapter's output is multiplied by alpha / rank; none: alpha is twice the rank, so the factor is 2."""
     targets: tuple[str, ...] = ("all-linear",)
     """Layers with an adapter, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
     adapter: str | None = None
     """A folder in peft's format: train this adapter further. The reference is then the adapter as it was loaded."""
     rslora: bool = False
-    """Multiply by alpha / sqrt(rank) instead."""
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (rank-stabilised LoRA)."""
     quantise: str = "none"
     """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
 
@@ -75,7 +75,7 @@ class LoraOptions:
 
 
 _DEFAULTS = (0, None, ("all-linear",), False)
-"""Defaults of the options that a saved adapter has of its own: rank, alpha, targets, rslora."""
+"""Defaults of the options that a saved adapter fixes itself: rank, alpha, targets, rslora."""
 
 
 def check(options: LoraOptions, device: torch.device) -> None:
@@ -110,8 +110,8 @@ def quantisation_arguments(kind: str, dtype: torch.dtype, device: torch.device) 
 def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:
     """Freeze the model and put an adapter beside its layers; returns the model.
 
-    The output of a new adapter is exactly 0; its other matrix is drawn from `seed`. `base`: the model's name, which the
-    adapter's config stores.
+    Matrix B of a new adapter is 0, so its output is 0; matrix A is drawn from `seed`. `base`: the model's name, which
+    the adapter's config stores.
     Raises: OperantError if peft is missing, or if the adapter or its targets do not fit the model.
     """
     weights = None

@@ -27,7 +27,7 @@ NAME = "operant_rows"
 MORE = ("softcap", "s_aux", "position_bias", "head_mask", "block_mask", "cache")
 """Arguments, by transformers' names, that some architectures pass to attention and that are not supported here."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window")
-"""Names under which configs store the length of an attention window. Rows that are longer stay padded."""
+"""Names under which configs store the length of an attention window. A batch with a longer row is not packed."""
 RAGGED = 0.9
 """Rows are packed if at most this share of the batch is real tokens. Packed attention takes more calls: without any
 padding, that costs 4 to 8 % of a small model's time on a CPU."""
@@ -69,7 +69,7 @@ class Packing:
         self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)
 
     def pays(self, mask: Tensor) -> bool:
-        """Whether packing saves time: rows [B, T] fit into the attention window, and enough of them is padding."""
+        """Whether packing saves time: rows [B, T] fit into the attention window, and enough of the batch is padding."""
         lengths = mask.sum(1)
         most, real = torch.stack([lengths.max(), lengths.sum()]).tolist()
         return real <= RAGGED * mask.numel() and (self.window is None or most <= self.window)
@@ -120,7 +120,7 @@ def attend(
 
 
 def _row_by_row(q: Tensor, k: Tensor, v: Tensor, rows: _PackedRows, scale: float | None) -> Tensor:
-    """Attention [S, H, D] within packed rows, without a kernel for it. Neighbours of equal length are one call."""
+    """Attention [S, H, D] within packed rows, without a kernel for it. Adjacent rows of equal length share one call."""
     out, begin, shared = [], 0, q.shape[1] != k.shape[1]
     for length, run in groupby(rows.lengths):
         end = begin + length * len(list(run))

@@ -1,6 +1,6 @@
 """Find the first NaN or infinity of a step: its tensor, token and reply.
 
-fault = find_in_batch(batch)                            # None, or NonFinite("value", "nan", row=3, column=17)
+fault = find_in_batch(batch)                            # None, or NonFinite("log-prob", "nan", row=3, column=17)
 fault = located(fault, batch, tokenizer)                 # ... token=12, piece=" film", reply="The film was"
 fault.message()
 """
@@ -39,7 +39,7 @@ class NonFinite:
     """The row of the batch; None if the number does not belong to a token."""
     column: int | None = None
     rank: int = 0
-    """The rank of the batch."""
+    """The process (rank) whose batch it was in."""
     token: int | None = None
     piece: str = ""
     """The token as text."""
