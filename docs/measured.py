@@ -222,4 +222,10 @@ def architecture() -> str:
     for name, value in after.items():
         old = before[name] if "afternoon" not in name else None
         table += f"| {name} | {'' if old is None else f'{old:,}'} | {value:,} | {asked.get(name, '')} |\n"
-    return table
+    speed: Any = _read("against.json")
+    table += "\nSeconds of a step, after over before, in turn on one machine (`python -m benchmarks.against`): "
+    table += "; ".join(f"{w} {r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for w, r in speed.items())
+    counted: Any = _read("operations.json")
+    same = "equal" if counted == _read("operations-before.json") else "different"
+    methods = ", ".join(counted)
+    return f"{table}.\nCounts of torch operations (`python -m benchmarks.operations`) of {methods}: {same}.\n"

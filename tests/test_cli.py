@@ -94,7 +94,7 @@ def test_a_mistake_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("content", "more", "sentence"),
     [
-        ("", [], "empty list of tasks"),
+        ("", [], "it has no rows"),
         ("a" * 500, [], "context"),
         ("ab", ["--reference", "other"], "vocabulary"),
     ],
