@@ -7,7 +7,6 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
-from operant.options import values
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
@@ -53,7 +52,7 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
         algorithm=train.algorithm,
         env=env,
         total_steps=train.steps,
-        **{f"{group}.{k}": v for group, made in config.learner.items() for k, v in values(made).items()},
+        composed=config.learner,
     )
     policy = learner.policy
     # The reply of an encoder-decoder takes no space in the context of the prompt.

@@ -75,7 +75,8 @@ class Learner:
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
     policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
     total_steps: the number of steps of the run, for schedules that depend on it.
-    Options are passed by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`.
+    Options are passed by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`. composed: all of them by group, composed and
+    checked already by `runs.config.configure`.
     Raises: OperantError for an unknown or impossible option, before any model loads.
     """
 
@@ -90,12 +91,16 @@ class Learner:
         engine: Engine | None = None,
         env: Env | None = None,
         total_steps: int | None = None,
+        composed: Mapping[str, Any] | None = None,
         **options: Any,
     ):
         name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(name)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
-        self.options, left_out = learner_options(name, preset, options, above=without_kl)
+        if composed is None:
+            self.options, left_out = learner_options(name, preset, options, above=without_kl)
+        else:
+            self.options, left_out = dict(composed), []
         if left_out:
             warnings.warn(left_out_message(f"preset {preset}", left_out, name), stacklevel=2)
         self.own: LearnerOptions = self.options["learner"]

@@ -107,13 +107,22 @@ def learner_options(
     of_a_run = [k for k in chosen if "." not in k]  # steps and batch, which a learner does not have
     base, left_out = applicable_options(chosen, name, [*option_names(algorithm), *of_a_run])
     base = {k: v for k, v in {**algorithm.defaults, **base, **(above or {})}.items() if k in names(known)}
-    composed = compose(known, base | own_options(name, known, given))
+    return checked_options(name, base | own_options(name, known, given)), left_out
+
+
+def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Compose the options of a learner from full names and check them together: one object for each group.
+
+    Raises: OperantError for a wrong value, or options that contradict each other.
+    """
+    known = schema(find(name))
+    composed = compose(known, given)
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
     _check_groups_are_used(name, known, composed)
     _check_combinations(name, composed)
-    _check_loss_and_advantage(algorithm, composed)
-    return composed, left_out
+    _check_loss_and_advantage(find(name), composed)
+    return composed
 
 
 def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
