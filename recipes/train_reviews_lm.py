@@ -155,7 +155,7 @@ def main() -> None:
                 as_batch(next(batches)),
                 objective,
                 options=pieces,
-                steering=replace(options, lr=lr),
+                optimizer_options=replace(options, lr=lr),
                 sampling=Sampling(),
                 seed=args.seed,
                 step=step,
