@@ -1,28 +1,90 @@
-"""Import a function of the user by its name: `module:function` or `file.py:function`."""
+"""Objects by name: built in, `module:object`, `file.py:object`, or installed by another package as an entry point."""
 
 import difflib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 
-def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function `name` of the module or file `place`. The working directory is searched too, as by `python -m`.
+class Table:
+    """The objects of one kind that a user can name.
 
-    `what` names the kind of function in errors, for example "reward"; `known` are names to suggest.
+    kind: the word for one of them in errors, such as "environment". built_in: by name, the object, or the text
+    "module:object", which is imported when it is first looked up. Other packages add names as entry points of the group
+    `group`, such as `operant.envs`, in their `pyproject.toml`.
+    """
+
+    def __init__(self, kind: str, group: str, built_in: Mapping[str, Any]):
+        self.kind, self.group, self.built_in = kind, group, built_in
+
+    def names(self) -> list[str]:
+        """The names that are built in, and those that installed packages add."""
+        return sorted({*self.built_in, *(entry.name for entry in self._installed())})
+
+    def find(self, name: Any) -> Any:
+        """The object of that name, or of a `module:object`.
+
+        Raises: OperantError for an unknown name, with the nearest one and the list; and for an object that cannot be
+        imported, with the package that it belongs to and the reason.
+        """
+        entries = [entry for entry in self._installed() if entry.name == name]
+        if len(entries) + (name in self.built_in) > 1:
+            owners = [_package(entry) for entry in entries] + ["operant"] * (name in self.built_in)
+            raise OperantError(f"{self.kind} {name!r} belongs to {' and to '.join(owners)}; name it module:object")
+        if name in self.built_in:
+            found = self.built_in[name]
+            return find(self.kind, *found.split(":")) if isinstance(found, str) else found
+        if entries:
+            try:
+                return entries[0].load()
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise OperantError(
+                    f"{self.kind} {name!r} of package {_package(entries[0])} ({entries[0].value}) cannot be imported: "
+                    f"{why}; mend or remove that package"
+                ) from error
+        if isinstance(name, str) and ":" in name:
+            return find(self.kind, *name.rpartition(":")[::2], known=self.names())
+        hint = nearest(str(name)[:100], self.names())
+        raise OperantError(
+            f"{self.kind} {shown(name)} is unknown{hint}; names: {', '.join(self.names())}, or module:object"
+        )
+
+    def _installed(self) -> list[importlib.metadata.EntryPoint]:
+        return list(importlib.metadata.entry_points(group=self.group))
+
+
+def _package(entry: importlib.metadata.EntryPoint) -> str:
+    """The name and version of the package that an entry point belongs to."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
+
+
+def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Any:
+    """The object `name` of the module or file `place`. The working directory is searched too, as by `python -m`.
+
+    `what` names the kind of object in errors, for example "reward"; `known` are names to suggest.
     Raises: OperantError if there is none.
     """
     module = _module(what, place, known)
     found = module
     for part in name.split("."):
         found = getattr(found, part, None)
+    if found is None:
+        raise OperantError(f"{what} '{place}:{name}': {place!r} has no {name!r}{nearest(name, dir(module))}")
+    return found
+
+
+def find_function(what: str, place: str, name: str, known: Sequence[str] = ()) -> Callable[..., Any]:
+    """As `find`, for a function or another callable. Raises: OperantError also for an object that is none."""
+    found = find(what, place, name, known)
     if not callable(found):
-        raise OperantError(f"{what} '{place}:{name}': {place!r} has no function {name!r}{nearest(name, dir(module))}")
+        raise OperantError(f"{what} '{place}:{name}' is a {type(found).__name__}; name a function or a class")
     return found
 
 

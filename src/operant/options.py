@@ -1,6 +1,7 @@
 """Options by name: from keyword arguments, YAML or a command line to the dataclasses that use them.
 
-A schema maps each group of options to a dataclass, or to a function whose keyword-only arguments are the options.
+A schema maps each group of options to a dataclass, to a function whose keyword-only arguments are the options, or to a
+`Factory`, a function or class of the user's whose arguments are.
 `compose` takes `{"kl.coef": 0.2}`, `{"kl": {"coef": 0.2}}` or, if only one group has the name, `{"coef": 0.2}`.
 The options of group "" have no prefix. An unknown name, a wrong type or a value out of range is an `OperantError`.
 """
@@ -11,13 +12,22 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from operant.types import OperantError, shown
 
-Schema = Mapping[str, type | Callable]
+
+@dataclass(frozen=True)
+class Factory:
+    """A function or class whose arguments are options: all that can be passed by name, after the first `skip`."""
+
+    make: Callable[..., Any]
+    skip: int = 0
+
+
+Schema = Mapping[str, "type | Callable | Factory"]
 LARGEST_FLOAT = 3.4e38
 """Largest number that an option may have: that of float32, in which almost everything is computed."""
 MOST = 100_000
@@ -37,7 +47,11 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
     picked: dict[str, dict[str, Any]] = {group: {} for group in schema}
     for full, value in resolve(schema, options).items():
         group, name = names(schema)[full]
-        picked[group][name] = convert(value, typing.get_type_hints(schema[group])[name], full)
+        picked[group][name] = convert(value, _types(schema[group]).get(name, Any), full)
+    for group, made in schema.items():
+        missing = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
+        if absent := [name for name in missing if name not in picked[group]]:
+            raise OperantError(f"{group}.{absent[0]} is missing: it has no default")
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
 
 
@@ -74,12 +88,27 @@ def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 
-def defaults(made: type | Callable) -> dict[str, Any]:
-    """Map each option of a group to its default."""
+def defaults(made: type | Callable | Factory) -> dict[str, Any]:
+    """Map each option of a group to its default; `inspect.Parameter.empty`: it has none."""
+    if isinstance(made, Factory):
+        parameters = list(inspect.signature(made.make).parameters.values())[made.skip :]
+        return {p.name: p.default for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     if is_dataclass(made):
         return {f.name: f.default for f in fields(made) if f.init}
     parameters = inspect.signature(made).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _types(made: type | Callable | Factory) -> dict[str, Any]:
+    """Map each option of a group to its type, if it has one."""
+    if not isinstance(made, Factory):
+        return typing.get_type_hints(made)
+    make = made.make.__init__ if inspect.isclass(made.make) and not is_dataclass(made.make) else made.make
+    make = make if inspect.isroutine(make) or inspect.isclass(make) else type(make).__call__
+    try:
+        return typing.get_type_hints(make)
+    except NameError:  # an annotation for type checkers only: the value is passed on as it is
+        return {}
 
 
 def values(made: Any) -> dict[str, Any]:
@@ -144,7 +173,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
 
 def kinds(schema: Schema) -> dict[str, Any]:
     """Map each full name to its type."""
-    return {full: typing.get_type_hints(schema[group])[name] for full, (group, name) in names(schema).items()}
+    return {full: _types(schema[group]).get(name, Any) for full, (group, name) in names(schema).items()}
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:

@@ -1,0 +1,6 @@
+"""Engines by name. Each is a package of this one; other packages add theirs as entry points of `operant.engines`."""
+
+from operant.import_by_name import Table
+
+ENGINES = Table("engine", "operant.engines", {"native": "operant.engines.native.engine:NativeEngine"})
+"""The class or function that makes each engine from the policy; its other arguments are the options `engine.*`."""

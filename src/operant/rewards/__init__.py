@@ -12,7 +12,7 @@ resolve(lambda rollouts: [len(r.reply) for r in rollouts])
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from operant.import_by_name import find, nearest
+from operant.import_by_name import find_function, nearest
 from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
@@ -91,7 +91,7 @@ def resolve(spec: Any) -> RewardFn:
         raise OperantError(
             f"reward {spec!r} is unknown{nearest(name, [*NAMES])}; names: {', '.join(NAMES)}, or module:function"
         )
-    return cast(RewardFn, find("reward", *spec.strip().rpartition(":")[::2], known=[*NAMES]))
+    return cast(RewardFn, find_function("reward", *spec.strip().rpartition(":")[::2], known=[*NAMES]))
 
 
 def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:

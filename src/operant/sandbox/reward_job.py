@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from operant.import_by_name import find
+from operant.import_by_name import find_function
 from operant.sandbox.serialise import answer_to_plain, as_list, rollout_from_plain
 
 
 def reward(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
     """The reward `module:function` or `file.py:function` as a function from plain rollouts to plain answers."""
     place, _, name = spec.rpartition(":")
-    function = find("reward", place, name)
+    function = find_function("reward", place, name)
 
     def judge(rollouts: list[dict[str, Any]]) -> dict[str, Any]:
         returned = function([rollout_from_plain(rollout) for rollout in rollouts])
