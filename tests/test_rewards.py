@@ -89,7 +89,7 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
     (tmp_path / "mine_for_a_test.py").write_text("def nice(rollouts):\n    return [2.0]\n", encoding="utf-8")
     assert resolve("mine_for_a_test:nice")([rollout_of("")]) == [2.0]
     assert resolve("./mine_for_a_test.py:nice")([rollout_of("")]) == [2.0]
-    with pytest.raises(OperantError, match="no function 'nic'; did you mean 'nice'"):
+    with pytest.raises(OperantError, match="has no 'nic'; did you mean 'nice'"):
         resolve("mine_for_a_test:nic")
     (tmp_path / "broken_for_a_test.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")
     with pytest.raises(OperantError, match="needs 'nothing_of_the_kind', which is not installed"):
