@@ -14,7 +14,7 @@ import torch
 from operant.options import is_none, resolve
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, named_in
-from operant.runs.folder import read_config
+from operant.runs.folder import is_export, read_config
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
@@ -139,7 +139,7 @@ def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: 
     config = configure(stored_options(out, changed))
     changes(out, config, fresh_optimizer=fresh_optimizer)
     steps = config.train.steps
-    exported = (out / "export" / "config.json").is_file()
+    exported = is_export(out / "export")
     path = to_resume(out / "checkpoints", lambda text: None, fresh_optimizer=True) if exported else None
     done = about(path)["step"] if path else 0
     if path is None or done < steps:

@@ -19,7 +19,7 @@ from operant.metrics.rollout_table import rows
 from operant.rewards import Judged, isolated_parts
 from operant.runs.build import RunParts
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
-from operant.runs.config import Config
+from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
@@ -102,6 +102,7 @@ class Run:
         self.observers: Sequence[Observer] = ()
         self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.isolated_state)
         self._new_best = False
+        self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
     @property
     def policy(self) -> Any:
@@ -323,7 +324,7 @@ class Run:
         if self.best is not None and sign * value <= sign * self.best["value"]:
             return
         best = {"metric": name, "value": value, "step": int(metrics["step"])}
-        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best)))
+        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best), self._made_by))
         if error is not None:
             self.trackers.warn(f"{error}; training goes on without the best model of step {best['step']}")
             return
@@ -344,7 +345,7 @@ class Run:
                 if error is not None:
                     self.trackers.warn(str(error))
             with self.learner.timing("export"):
-                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export)))
+                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export, None, self._made_by)))
         for error in errors:
             if error is not None:
                 raise error

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from operant import distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_message
 from operant.algorithms import preset as find_preset
 from operant.engines.native.engine import NativeEngine
+from operant.engines.own import OwnEngine
 from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.loading import load_reference
@@ -76,7 +77,7 @@ class Learner:
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
     policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
-    engine: what generates the replies, or a function that makes it from the policy; None: the native engine.
+    engine: what generates the replies, or a function that makes it from the policy; None: the policy itself.
     total_steps: the number of steps of the run, for schedules that depend on it.
     Options are passed by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`. composed: all of them by group, composed and
     checked already by `runs.config.configure`.
@@ -117,9 +118,8 @@ class Learner:
         self.copies = {
             name: PolicyCopy(self.policy, rule) for name, rule in self.algorithm.copies.items() if name != "reference"
         }
-        self.engine: Any = engine or NativeEngine
-        if inspect.isclass(self.engine) or not hasattr(self.engine, "generate"):
-            self.engine = self.engine(self.policy)
+        is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
+        self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         self.env = env or SingleTurn()
         self.optimizer = make_optimizer(self.policy, self.options["optimizer"])
         self.controller, self.moments = controller(self.kl), RunningMoments()
@@ -469,6 +469,11 @@ class Learner:
             **reference,
             **copies,
         }
+
+
+def default_engine(policy: Any) -> Engine:
+    """The engine in this process: native for a transformers model, and otherwise the policy's own `generate`."""
+    return NativeEngine(policy) if isinstance(policy, Policy) else OwnEngine(policy)
 
 
 def _task(query: Any) -> Task:
