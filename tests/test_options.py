@@ -88,6 +88,22 @@ def test_names_of_earlier_versions_are_read_with_todays(monkeypatch):
     assert old_names.current({"schema": 3, "kl.coef": 0.1}, "x") == {"kl.coef": 0.1}, "a name of today's own"
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"guests": {"timeout": 3}, "isolation": {"workers": 2}}, "'guests' and 'isolation'"),
+        ({"guests.timeout": 3, "isolation": {"timeout": 4}}, "'guests.timeout' and 'isolation.timeout'"),
+        ({"schema": 2, "kl": {"coef": 0.1, "price": 0.2}}, "'kl.coef' and 'kl.price'"),
+        ({"schema": 2, "kl": {"coef": 0.1}, "kl.price": 0.2}, "'kl.coef' and 'kl.price'"),
+    ],
+)
+def test_an_option_with_both_its_old_and_its_new_name_is_refused(options, names, monkeypatch):
+    monkeypatch.setattr(old_names, "SCHEMA", 3)
+    monkeypatch.setattr(old_names, "RENAMED", {1: {"guests": "isolation"}, 2: {"kl.coef": "kl.price"}})
+    with pytest.raises(OperantError, match=rf"run/config\.yaml has both {names}.*: remove one of them"):
+        old_names.current(options, "run/config.yaml")
+
+
 @pytest.mark.parametrize("schema", [0, 99, "2", True, None])
 def test_a_configuration_of_an_unknown_schema_is_refused(schema):
     with pytest.raises(OperantError, match="has schema"):
