@@ -35,6 +35,8 @@ UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 OPTIONS = {"epochs": 2, "micro_tokens": 30, "score.scale": True, "stop_tokens": (2,), "lr": 1e-3, "max_grad_norm": 1.0}
 
 MINIBATCHES = {"minibatch": 3, "advantage.whiten_scope": "minibatch"}
+EMPTY = {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.0}
+"""One reply in each minibatch, so one of the two ranks has no action in it; some ratios are above the threshold."""
 PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
 """Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
 
@@ -43,7 +45,7 @@ def learnt(which: list[int], **more) -> tuple[dict, dict]:
     """Metrics of two steps on these replies; and what is left of the learner."""
     policy = Policy(lm(), value=ValueOptions(init="zero"))
     learner = Learner(
-        policy, reference=Policy(lm(seed=1)), **{"kl.control": "adaptive", "kl.horizon": 50}, **OPTIONS, **more
+        policy, reference=Policy(lm(seed=1)), **{"kl.control": "adaptive", "kl.horizon": 50}, **OPTIONS | more
     )
     told = {}
     for step in range(2):
@@ -96,6 +98,7 @@ def ranks_work(rank: int, world: int) -> dict:
         "used": judged.used if hasattr(judged, "used") else judged.scores,
         "learnt": learnt(DEALT[rank]),
         "minibatches": learnt(DEALT[rank], **MINIBATCHES),
+        "empty": learnt(DEALT[rank], **EMPTY),
         "parts": learnt_in_parts(DEALT[rank]),
     }
 
@@ -152,10 +155,11 @@ def test_counts_and_lengths_are_those_of_all_ranks(ranks):
     assert told["0/update/epochs"] == 2 and told["0/rollout/ended_stop"] == 1.0  # all are below the limit
 
 
-@pytest.mark.parametrize("how", ["learnt", "minibatches"])
-def test_two_ranks_tell_and_learn_what_one_process_does(ranks, how):
+@pytest.mark.parametrize(("how", "more"), [("learnt", {}), ("minibatches", MINIBATCHES), ("empty", EMPTY)])
+def test_two_ranks_tell_and_learn_what_one_process_does(ranks, how, more):
     """Every metric of two steps, the controller and the moments; both ranks end with the same weights, to the bit."""
-    truth, held = learnt(list(range(7)), **MINIBATCHES if how == "minibatches" else {})
+    truth, held = learnt(list(range(7)), **more)
+    assert (0 < truth["0/policy/skipped_steps"] < 1) is (how == "empty"), "some steps are above the threshold, not all"
     for rank in (0, 1):
         told, mine = ranks[rank][how]
         assert told.keys() == truth.keys()
