@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from operant import OperantError
+from operant import Learner, OperantError
 from operant.options import compose, convert, names
 from operant.runs.config import config_schema, configure
 from operant.storage import old_names
@@ -73,6 +73,15 @@ def test_mistakes_are_sentences(given, sentence):
 )
 def test_values(value, kind, expected):
     assert convert(value, kind, "x") == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [({"kl.coef": 0.2, "gae": {}}, "gae, kl.coef"), ({"preset": "trl"}, "preset")]
+)
+def test_options_beside_composed_ones_are_refused(given, named):
+    composed = configure({"tasks": "builtin:openings/train", "reward": "letters:e"}).learner
+    with pytest.raises(OperantError, match=f"^{named} beside composed="):
+        Learner("no-such-model", composed=composed, **given)
 
 
 # --- names of earlier versions ----------------------------------------------------------------------------------------

@@ -97,6 +97,11 @@ class Learner:
         name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(name)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
+        if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
+            raise OperantError(
+                f"{', '.join(given)} beside composed=, which has every option already: give these to "
+                "runs.config.configure, or leave composed out"
+            )
         if composed is None:
             self.options, left_out = learner_options(name, preset, options, above=without_kl)
         else:
