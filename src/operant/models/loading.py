@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from operant.models import lora as adapters
+from operant.models import quantisation
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
@@ -68,7 +69,7 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, adapters.quantisation_arguments(lora.quantise, options.dtype, device))
+    model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
     model = _adapted(model, lora, stored_name, seed)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     return _with_critic(model, tokenizer, value, folder, options)
