@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
-    from operant.runs.run import Run
+    from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
@@ -21,6 +21,7 @@ _MODULE_OF = {
     "Batch": "types",
     "Completion": "types",
     "Learner": "training.learner",
+    "Observer": "runs.run",
     "OperantError": "types",
     "Outputs": "types",
     "Policy": "models.policy",

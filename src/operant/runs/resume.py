@@ -112,9 +112,12 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def changes_after(out: Path, step: int, config: Config) -> list[Change]:
     """Changes that an earlier resume recorded at `step` or later, so that the checkpoint of `step` lacks them."""
-    now = _flat(as_mapping(config))
-    recorded = [record for record in atomic_io.records(out / "changes.jsonl") if record["step"] >= step]
-    return [Change(r["name"], r["old"], r["new"]) for r in recorded if now.get(r["name"]) == r["new"]]
+    now, path, found = _flat(as_mapping(config)), out / "changes.jsonl", []
+    for record in atomic_io.records(path):
+        (name,) = old_names.current({"schema": record.get("schema", 1), record["name"]: None}, path)
+        if record["step"] >= step and now.get(name) == record["new"]:
+            found.append(Change(name, record["old"], record["new"]))
+    return found
 
 
 def apply_changes(found: list[Change], learner: Learner) -> None:

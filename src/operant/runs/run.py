@@ -34,9 +34,6 @@ from operant.training.refused_step import RefusedStep
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
-SHARE = 0.02
-"""The largest part of a run's time that an observer may take; a slow observer is called less often."""
-
 
 class Observer:
     """Called during a run, on the first rank only. An exception that it raises is logged, and the run continues."""
@@ -52,24 +49,6 @@ class Observer:
 
     def likely_cause(self, run: "Run") -> str | None:
         """The likely cause of refused steps, as part of a sentence; None if this observer knows none."""
-
-
-class Pace:
-    """Limits how often something happens: at most every `least` seconds, and for at most a `SHARE` of the time."""
-
-    def __init__(self, least: float):
-        self.least, self._next = least, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *exception: object) -> None:
-        now = time.monotonic()
-        self._next = now + max(self.least, (now - self._begun) / SHARE)
 
 
 class Run:

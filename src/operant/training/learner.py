@@ -101,6 +101,11 @@ class Learner:
         name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(name)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
+        if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
+            raise OperantError(
+                f"{', '.join(given)} beside composed=, which has every option already: give these to "
+                "runs.config.configure, or leave composed out"
+            )
         if composed is None:
             self.options, left_out = learner_options(name, preset, options, above=without_kl)
         else:
@@ -232,18 +237,18 @@ class Learner:
         others = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
         if self.algorithm.source == "data":
             known = {"algorithm": name, "policy": self.policy, "sampling": self.sampling}
-            scored = step_arguments.from_demonstrations(first, second, {"scores": scores, **others}, **known)
+            parsed = step_arguments.from_demonstrations(first, second, {"scores": scores, **others}, **known)
         elif scores is None:
-            scored = step_arguments.from_generated(first, second, others, self.sampling)
+            parsed = step_arguments.from_generated(first, second, others, self.sampling)
         else:
             sampling, unscored = declared(self.sampling, generation or {})
             if unscored:
                 warn_of_unscored(unscored)
             known = {"policy": self.policy, "sampling": sampling}
-            scored = step_arguments.from_triplets(first, second, scores, **others, **known)
+            parsed = step_arguments.from_triplets(first, second, scores, **others, **known)
         samples = self.algorithm.needs.samples
-        step_arguments.check_comparable(scored.rollouts, name, samples, groups_named=groups is not None)
-        metrics = self.learn(*scored)
+        step_arguments.check_comparable(parsed.rollouts, name, samples, groups_named=groups is not None)
+        metrics = self.learn(*parsed)
         if self.refused is not None:
             warnings.warn(self.refused.message(), stacklevel=2)
         return metrics
@@ -269,21 +274,21 @@ class Learner:
         try:
             selected = self._select(rollouts, scores)
             with self.timing("observe"):
-                collated, bootstraps, batch = distributed.together(lambda: self._score(selected, sampling))
+                collated, bootstraps, batch = distributed.together(lambda: self._collate_and_score(selected, sampling))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
         with self.timing("advantage"):
             batch = self.credit(batch, coef)
-        scored = batch.with_(states=None).to("cpu")
+        on_cpu = batch.with_(states=None).to("cpu")
         tally = selected.tally.merge(collect.of_rollouts(selected.rollouts, texts=self.policy.tokenizer is not None))
-        tally.merge(collect.of_batch(scored, coef))
+        tally.merge(collect.of_batch(on_cpu, coef))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
-        self.refused = refuse("observe", find_in_batch(scored), collated, bootstraps, **known)
+        self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
             places = [rollout.place for rollout in selected.rollouts]
             tally.merge(self._update(batch, sampling, lr, coef, places))
-        self.last_step = LastStep(rollouts, selected.raw_scores, scored, selected.places, sampling)
+        self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, selected.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:
@@ -300,7 +305,7 @@ class Learner:
             selected = self._select(rollouts, scores)
         finally:
             self.moments.load_state_dict(moments)
-        batch = self._score(selected, self.sampling).scored
+        batch = self._collate_and_score(selected, self.sampling).scored
         return self.credit(batch, self.controller.coef).to("cpu"), selected.places
 
     def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
@@ -311,7 +316,7 @@ class Learner:
         scores = [0.0] * len(rollouts) if scores is None else scores
         return select(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
 
-    def _score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
+    def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
         """Collate the replies and score them."""
         if selected.rollouts:
             joined = not self.policy.encoder_decoder
@@ -321,9 +326,9 @@ class Learner:
         lengths_too = self.own.on_length == "bootstrap"
         bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
         batch = batch.to(self.policy.device)
-        return Scored(batch, bootstraps, self.scored(batch, bootstraps, sampling))
+        return Scored(batch, bootstraps, self.score(batch, bootstraps, sampling))
 
-    def scored(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
+    def score(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
         """Add log-probs, values, reference log-probs and KL to a collated batch; demonstrations need none of these."""
         if self.algorithm.source == "data":
             return with_trunk_states(batch, self.policy, self.budget.tokens)
