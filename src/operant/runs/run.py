@@ -81,6 +81,7 @@ class Run:
         self.first = distributed.rank() == 0
         """Whether this is the first rank, the only one that writes."""
         self.metrics: list[dict[str, float]] = []
+        """The metrics of each step."""
         self.after: Evaluation | None = None
         """The held-out tasks after training."""
         self.best: dict[str, Any] | None = None
@@ -104,6 +105,7 @@ class Run:
 
     @property
     def policy(self) -> Any:
+        """The `Policy` in training."""
         return self.learner.policy
 
     @property
