@@ -8,6 +8,7 @@ The pages, the check and the tests take the public names from `public`.
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -17,8 +18,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import pdoc.render
-import pdoc.render_helpers
 from pdoc.doc import Class, Doc, Function, Module, Variable
+from pdoc.render_helpers import markdown_extensions, to_html
 from pygments.formatters import HtmlFormatter
 
 from operant.algorithms import METHODS
@@ -48,16 +49,26 @@ def public(names: Sequence[str] = MODULES) -> dict[str, Module]:
     for name in names:
         modules[name] = module = _load(name)
         for doc in module.members.values():
-            home = homes.setdefault(id(doc.obj), name) if isinstance(doc, Class | Function) else name
             if isinstance(doc, Class):
-                hidden = [m for (base, _), found in doc.inherited_members.items() if base not in names for m in found]
-                here = [m for m in (*doc.own_members, *hidden) if m.taken_from[0].startswith("operant")]
-                doc.own_members = here if home == name else []
-                doc.inherited_members = doc.inherited_members if home == name else {}
+                _leave_public(doc, names)
+            home = homes.setdefault(id(doc.obj), name) if isinstance(doc, Class | Function) else name
             if home != name:
                 link = os.path.relpath(_page(home), _page(name).parent)
-                doc.docstring = f"{_first(doc.docstring)}\n\nSee [`{home}.{doc.name}`]({link}#{doc.name})."
+                doc.docstring = doc.docstring.split("\n\n")[0] + f"\n\nDescribed under [{home}]({link}#{doc.name})."
+                doc.members, doc.own_members, doc.inherited_members = {}, [], {}
     return modules
+
+
+def _leave_public(doc: Class, names: Sequence[str]) -> None:
+    """Leave the public members of a class, and count those of a base without a page as its own."""
+    with_page = {base: found for base, found in doc.inherited_members.items() if base[0] in names}
+    hidden = [member for base, found in doc.inherited_members.items() if base not in with_page for member in found]
+    doc.own_members = [member for member in (*doc.own_members, *hidden) if _shown(doc.obj, member)]
+    doc.inherited_members = with_page
+    doc.members = {member.name: member for found in (*with_page.values(), doc.own_members) for member in found}
+    if "__init__" in doc.members:
+        made = doc.members["__init__"]
+        made.docstring = inspect.cleandoc(made.obj.__doc__ or "")  # and not that of a base such as torch's Module
 
 
 def _load(name: str) -> Module:
@@ -76,13 +87,17 @@ def _load(name: str) -> Module:
     return module
 
 
+def _shown(owner: type, member: Doc) -> bool:
+    """Whether a class shows a member of it. An attribute that only `__init__` sets is public if it has a docstring."""
+    bases = [base for base in owner.__mro__ if base.__module__.startswith("operant")]
+    declared = any(member.name in vars(base) or member.name in vars(base).get("__annotations__", {}) for base in bases)
+    if member.name.startswith("_"):
+        return member.name == "__init__" and declared and not getattr(owner, "_is_protocol", False)
+    return bool(member.docstring and member.taken_from[0].startswith("operant")) or declared
+
+
 def _page(module: str) -> Path:
     return Path(module.replace(".", "/") + ".html")
-
-
-def _first(docstring: str) -> str:
-    """The first paragraph."""
-    return docstring.split("\n\n")[0]
 
 
 # --- the pages ----------------------------------------------------------------------------------------------------
@@ -97,11 +112,10 @@ def build(folder: Path) -> list[Path]:
         parent = modules.get(name.rpartition(".")[0])
         if parent is not None:
             parent.submodules.append(module)
-    pdoc.render.configure(
-        docformat="markdown", show_source=False, include_undocumented=False, template_directory=DOCS / "theme"
-    )
+    pdoc.render.configure(docformat="markdown", show_source=False, template_directory=DOCS / "theme")
     pdoc.render.env.globals["dark"] = HtmlFormatter(style="github-dark").get_style_defs(".pdoc-code")
-    pdoc.render_helpers.markdown_extensions["latex"] = None  # to MathML, which browsers show without a script
+    markdown_extensions["latex"] = None  # to MathML, which browsers show without a script
+    pdoc.render.env.filters["to_html"] = lambda text: to_html(re.sub(r"\n(?=Raises: )", "\n\n", text))
     pages = {folder / _page(name): pdoc.render.html_module(module, modules) for name, module in modules.items()}
     pages[folder / "index.html"] = pdoc.render.html_index(modules)
     pages[folder / "search.js"] = pdoc.render.search_index(modules)
@@ -128,13 +142,8 @@ def complaints(modules: Iterable[Module]) -> Iterator[str]:
         for doc in module.members.values():
             yield from _left_out(doc)
             for member in doc.own_members if isinstance(doc, Class) else ():
-                if not member.name.startswith("_") and (member.docstring or _declared(doc.obj, member.name)):
+                if member.name != "__init__":
                     yield from _left_out(member, doc.docstring if is_dataclass(doc.obj) else "")
-
-
-def _declared(owner: type, name: str) -> bool:
-    """Whether a class itself has the attribute. One that `__init__` alone sets is shown if it has a docstring."""
-    return any(name in vars(base) or name in vars(base).get("__annotations__", {}) for base in owner.__mro__)
 
 
 def _left_out(doc: Doc, around: str = "") -> Iterator[str]:
@@ -155,9 +164,8 @@ def _raises(doc: Doc) -> bool:
         return False
     body = ast.parse(textwrap.dedent(doc.source)).body[0]
     if isinstance(body, ast.ClassDef):
-        body = ast.Module(
-            [part for part in body.body if getattr(part, "name", "") in ("__init__", "__post_init__")], []
-        )
+        making = [part for part in body.body if getattr(part, "name", "") in ("__init__", "__post_init__")]
+        body = ast.Module(making, [])
     functions = [part for part in ast.walk(ast.parse(doc.source_file.read_text("utf-8"))) if hasattr(part, "args")]
     private = {part.name: part for part in functions if getattr(part, "name", "").startswith("_")}
     reached, ahead = set(), [body]

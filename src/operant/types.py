@@ -211,7 +211,7 @@ class Env(Protocol):
 class Engine(Protocol):
     """Generates a completion for each of N prompts.
 
-    `prompts`: N lists of token ids. `sampling`: a `Sampling`. `keys`: [N] a random-number key per prompt, from
+    `prompts`: N lists of token ids. `sampling`: an `operant.Sampling`. `keys`: [N] a random-number key per prompt, from
     `sampling.task_key`. A completion depends on its prompt and key, and not on the other prompts of the call.
     """
 
@@ -222,7 +222,7 @@ class Engine(Protocol):
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Any, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
-        """Draw one of its `options` (token ids) for each prompt, as `Sampling.choice` says.
+        """Draw one of its `options` (token ids) for each prompt, as `operant.Sampling.choice` says.
 
         Returns for each prompt the index of the option, and a completion with its ids and a single log-prob [1].
         """
@@ -289,8 +289,8 @@ A reward may also have these attributes, all of them optional:
 - `__name__`: its name in metrics and messages; without it, the name of its class.
 - `check()`: loads what the reward needs, such as a model. It is called before training, so that a mistake shows early,
   and raises `OperantError`.
-- `judged(rollouts)`: returns a `rewards.Judged` (scores, named parts, outcomes, notes), and is called instead of the
-  reward itself. It checks its answers, or calls `rewards.judge` on the rewards that it is made of.
+- `judged(rollouts)`: returns an `operant.rewards.Judged` (scores, named parts, outcomes, notes), and is called instead
+  of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
 - `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
   on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
 """

@@ -7,7 +7,7 @@ At a sampled token, d = log policy - log reference, both scaled by the temperatu
 | k1       | d                        | 0 in expectation             | ratio * d                       |
 | k2       | d^2 / 2 (TRL's `mse`)    | detached ratio * d^2 / 2     | detached ratio * d^2 / 2        |
 | k3       | exp(-d) - 1 + d          | detached ratio * it          | ratio * (exp(-d) - 1 + d)       |
-| absolute | |d| (no KL estimator)    | detached ratio * |d|         | refused                         |
+| absolute | abs(d), no KL estimator  | detached ratio * abs(d)      | refused                         |
 | reverse  | sum_v p log(p / q)       | itself                       | itself                          |
 | forward  | sum_v q log(q / p)       | itself                       | itself                          |
 | plain_k3 | exp(-d) - 1 + d          | refused                      | without the ratio               |
