@@ -118,6 +118,7 @@ class Learner:
         check_reference(self.kl, name, reference)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference), "algorithm": name}
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
+        """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
         self.copies = {
@@ -260,6 +261,7 @@ class Learner:
 
         The scores are added to the rewards that an environment paid, which are stored in the turns. Demonstrations have
         no scores, and are scored without temperature or masks.
+        Raises: OperantError for scores that cannot be trained on, or after the last step of a schedule.
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
