@@ -98,8 +98,8 @@ class Policy(HiddenStates):
     def double_backward(self) -> Iterator[None]:
         """Inside this context, gradients of what `forward` returns can be differentiated again, as for Fisher products.
 
-        Attention is unfused, rows are not packed and the vocabulary is scored by torch's own operations, which is slower
-        and takes several times the memory. Outside, a second derivative of log-probs is an error.
+        Attention is unfused, rows are not packed and the vocabulary is scored by torch's own operations, which is
+        slower and takes several times the memory. Outside, a second derivative of log-probs is an error.
         """
         modes, self.modes, self._twice = self.modes, replace(self.modes, packed=False), True
         try:
