@@ -34,7 +34,14 @@ class RunParts:
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
 
 
-def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> RunParts:
+def build(
+    config: Config,
+    *,
+    tokenizer: Any = None,
+    env: Env | None = None,
+    optimizer: Any = None,
+    lr_scheduler: Any = None,
+) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded."""
     train, sampling = config.train, config.learner["sampling"]
     reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.isolation)
@@ -51,6 +58,8 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
         reference=train.reference,
         algorithm=train.algorithm,
         env=env,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
         total_steps=train.steps,
         composed=config.learner,
     )

@@ -19,7 +19,7 @@ from operant.rewards import IsolationOptions
 from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
-from operant.training.options import checked_options, option_names, own_options, schema
+from operant.training.options import checked_options, option_names, own_options, schema, with_base
 from operant.types import OperantError, shown
 
 
@@ -149,7 +149,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool
     # Without a reference, a KL coefficient of a preset or recipe does not apply.
     if named.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
-    whole, of_run = composed | own, named.names(OWN)
+    whole, of_run = with_base(composed, own), named.names(OWN)
     built = named.compose(OWN, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built[group] for group in OWN)
     train = replace(train, algorithm=chosen)
