@@ -29,7 +29,7 @@ from operant.runs.signals import StopRequest, stop_on_signal
 from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.training.own_optimizer import check_given, with_kind
-from operant.types import Env, OperantError
+from operant.types import OperantError
 from operant.watchdog import Watchdog
 
 
@@ -37,7 +37,6 @@ def runs(
     out: Any = None,
     *,
     tokenizer: Any = None,
-    env: Env | None = None,
     optimizer: Any = None,
     lr_scheduler: Any = None,
     recipe: str | None = None,
@@ -58,13 +57,13 @@ def runs(
     out = Path(out or f"runs/{recipe or 'run'}")
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer without resume: a new run has a fresh optimizer anyway; leave it out")
-    pays, changed = env is not None, list[Change]()
+    changed = list[Change]()
     optimizer, given = with_kind(optimizer, given)
     if resume:
-        config = configure(stored_options(out, given), pays=pays)
+        config = configure(stored_options(out, given))
         changed = changes(out, config, fresh_optimizer=fresh_optimizer)
     else:
-        config = pin_names(configure(given, recipe, pays=pays))
+        config = pin_names(configure(given, recipe))
     check_given(config.learner, optimizer, lr_scheduler)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
@@ -75,7 +74,7 @@ def runs(
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         stack.enter_context(_threads(config.learner["learner"].threads, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
-        objects = {"tokenizer": tokenizer, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         run = _load(config, models, folder, resume, objects, show=show)
         run.observers = observers
         for reward in isolated_parts(run.parts.reward):
@@ -154,7 +153,9 @@ def _load(
     clock, first, log_message = machine.Clock(), distributed.rank() == 0, folder.log_message
     try:
         with Watchdog(clock, log_message, folder.log_path), clock.timing("loading"):
-            trackers = [*show, *make_trackers(config.train.trackers, folder.path, log_message)] if first else []
+            named, own = config.train.trackers, config.parts.get("trackers")
+            named = named if own is None or isinstance(named, Mapping) else {named[0]: own}
+            trackers = [*show, *make_trackers(named, folder.path, log_message)] if first else []
             parts = build(models, **objects)
     except BaseException:
         folder.close()
