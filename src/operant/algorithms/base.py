@@ -39,5 +39,5 @@ class Algorithm:
     """The places where a KL penalty may be charged: in the `reward`, in the `loss`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The method's own defaults of options, where the general ones do not suit it."""
-    update: str = "gradient"
-    """The update rule: a key of `training.update_rules.UPDATE_RULES`."""
+    update: Any = "gradient"
+    """The update rule: a class like `training.update_rules.GradientUpdate`, its name, or its `module:object`."""
