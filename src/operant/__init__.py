@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from operant.runs.run import Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
-    from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
+    from operant.types import Batch, Completion, Judgement, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _MODULE_OF = {
     "Batch": "types",
     "Completion": "types",
+    "Judgement": "types",
     "Learner": "training.learner",
     "OperantError": "types",
     "Outputs": "types",
