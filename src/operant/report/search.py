@@ -45,7 +45,8 @@ class Index:
 
         Equal rows are ordered by step, newest first, then as in the file; rows without a value of `sort` come last.
         Returns `total`: number of replies found; `available`: numbers of steps and replies of the run; `steps`: the
-        steps; `outcomes`: the outcome classes of the run; `rows`: one mapping per reply, from `offset`; `notes`: files that could not be read.
+        steps; `outcomes`: the outcome classes of the run; `rows`: one mapping per reply, from `offset`; `notes`: files
+        that could not be read.
         Raises: OperantError for a sort, offset or limit that is not allowed.
         """
         if sort not in SORTS:

@@ -46,7 +46,8 @@ class Feedback:
         judged, steps = judge(self.reward, rollouts), {}
         for i, (slot, score) in enumerate(zip(replies, totals(judged.scores, rollouts))):
             classes, message = judged.remark(i)
-            parts = {name: values[i] for name, values in judged.parts.items() if name != name_of(self.reward)}
+            parts = {name: number for name, values in judged.parts.items() if (number := values[i]) is not None}
+            parts.pop(name_of(self.reward), None)  # the score itself
             judgement = Judgement(score, parts, ", ".join(classes)[:40], message)  # a sum has a class for each part
             ended = not message or len(rollouts[i].texts) == self.turns
             text = "" if ended else self.text.replace("{message}", message)
