@@ -286,7 +286,7 @@ def test_a_policy_that_reads_the_message_gets_it_right_on_the_second_turn():
 
 
 def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
-    started = {"tokenizer": letters(), "env": Feedback(vowels)} | SMALL
+    started = {"tokenizer": letters(), "env": "feedback", "env.reward": "test_judgement:vowels"} | SMALL
     run = train(lm(vocab=40, spread=0.1), TASKS, out=tmp_path / "run", **started)
     table = pq.read_table(run.path / "rollouts" / "step-00002.parquet").to_pylist()
     last = [row for row in table if row["reward"] is not None]
