@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
-    from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
+    from operant.types import Batch, Completion, Judgement, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _MODULE_OF = {
     "Algorithm": "algorithms",
     "Batch": "types",
     "Completion": "types",
+    "Judgement": "types",
     "Learner": "training.learner",
     "Observer": "runs.run",
     "OperantError": "types",

@@ -321,8 +321,25 @@ class Choices:
         return Choices.of(sorted(found, key=lambda choice: choice[0])) if found else None
 
 
-Score = float | Mapping[str, float] | Sequence[float] | None
-"""A float, named floats, one float per action token, or None if the reward abstains."""
+@dataclass(frozen=True)
+class Judgement:
+    """What a reward may return in place of a score: `Judgement(-0.6, {"passed": 3.0}, "runtime error", "IndexError")`.
+
+    A subclass may add methods, but no fields.
+    """
+
+    score: float | Sequence[float] | None
+    """The score: a float, one float per action token [A], or None if the reward abstains."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to log by name. They are not added to the score, as the named floats of a mapping are."""
+    outcome: str = ""
+    """The class of the outcome, such as "passed": a short text, one of a small set. Empty: none."""
+    message: str = ""
+    """Why: an error, a rationale. It is shown with the reply, and cut after `rewards.evaluate.LONGEST` characters."""
+
+
+Score = float | Mapping[str, float] | Sequence[float] | Judgement | None
+"""A float, named floats (their sum is the score), one float per action token, a `Judgement`, or None: it abstains."""
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
 """Judges rollouts: returns one score for each, in their order. Any callable will do.
 

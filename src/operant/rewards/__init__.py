@@ -23,7 +23,7 @@ from operant.options import Factory, arguments
 from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
-from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of
+from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
@@ -47,6 +47,7 @@ __all__ = [
     "minus_query",
     "name_of",
     "resolve",
+    "reward_metrics",
     "totals",
     "under",
     "weighted",

@@ -33,6 +33,7 @@ from operant.models.policy_state import PolicyState
 from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
 from operant.options import values
+from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollouts.collate import collate, nothing
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
@@ -227,8 +228,9 @@ class Learner:
         Methods that learn from demonstrations (sft) take `step(queries, responses)`; responses that are texts are
         followed by the stop token.
 
-        A score is a float, one float per action token, or None, which leaves the reply out. For queries, responses and
-        scores, log-probs and values are computed in one forward pass, and these arguments can be added, one entry each:
+        A score is a float, one float per action token, a `Judgement`, or None, which leaves the reply out. For queries,
+        responses and scores, log-probs and values are computed in one forward pass, and these arguments can be added,
+        one entry each:
         episodes: the episode of each response. Those of one episode are its turns, in order, each with its own reward.
         groups: the group of each response, within which a method compares; None: responses to equal queries. All of a
         group must be on one rank.
@@ -256,7 +258,10 @@ class Learner:
             parsed = step_arguments.from_triplets(first, second, scores, **others, **known)
         samples = self.algorithm.needs.samples
         step_arguments.check_comparable(parsed.rollouts, name, samples, groups_named=groups is not None)
-        metrics = self.learn(*parsed)
+        judged, before = step_arguments.judged(parsed), self.history[-1] if self.history else None
+        metrics = self.learn(parsed.rollouts, judged.scores if judged else parsed.scores, parsed.sampling)
+        if judged is not None:
+            metrics |= reward_metrics(judged, before)
         if self.refused is not None:
             warnings.warn(self.refused.message(), stacklevel=2)
         return metrics
