@@ -118,7 +118,7 @@ def test_named_options_exist(name: str) -> None:
     assert options - known == set()
 
 
-@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md"])
+@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "stale-replies.md"])
 def test_named_metrics_exist(name: str) -> None:
     text = page(ROOT / "docs" / name)
     ours = {metric.split("/")[0] for metric in METRICS}
@@ -171,6 +171,14 @@ def test_the_snippet_of_fast_runs() -> None:
     replies = learner.generate(["This film"] * 4, max_new_tokens=4)
     learner.step(replies, [0.0, 1.0, 0.0, 1.0])
     assert learner.policy.trunk is not None and learner.policy.rounds
+
+
+def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "stale-replies.md"), flags=re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(snippet, made)
+    assert capsys.readouterr().out == "1.0\n"
+    assert made["metrics"]["rollout/importance_mean"] != 1 and made["metrics"]["rollout/too_stale"] == 0
 
 
 def test_every_promise_names_a_test_that_is_there():

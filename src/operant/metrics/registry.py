@@ -96,7 +96,8 @@ loss/total | | hardly informative: watch reward and KL | ppo/loss/total | the lo
 # Rollout
 rollout/count | | | eps (a second) | number of replies of this step that are trained on
 rollout/logprob_gap | nats | below 0.0001 in float32, below 0.05 in bfloat16 | | largest difference between the
-    log-prob of a token when it was sampled and when it is scored with unchanged weights, in the first minibatch
+    log-prob of a token when it was sampled and when it is scored with unchanged weights, in the first minibatch; of
+    turns of the current weights, like the two likelihood metrics
 rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens under the whole distribution, mean
     over tokens
 rollout/ref_logprob_mean | nats | | objective/ref_logprobs | the same tokens' log-prob under the reference
@@ -112,6 +113,14 @@ rollout/ended_length | share | | | share of replies (turns) that ended at the ta
 rollout/turns | | | | mean number of turns per episode: 1 without an environment
 rollout/dropped | share | ..0.5 | | share of all replies that were judged but not trained on, because they reached
     their length limit (on_length=drop)
+rollout/too_stale | share | ..0.5 | | share of all replies that were judged but not trained on, because the weights that
+    generated one of their turns are more than learner.max_staleness steps old; absent without that bound
+rollout/staleness | steps | 0, or a few if replies are generated ahead | | steps between the weights that generated a
+    turn and those before the update, mean over turns: 0 if every reply is of the current policy
+rollout/staleness_max | steps | | | largest of those
+rollout/importance_mean | | near 1 | | importance weight, capped, mean over tokens (learner.importance): far below 1 if
+    the cap cuts much, or the replies are unlikely under the policy
+rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of the next state is
     added to their return
 rollout/likelihood_gap | nats | 0 up to noise | | entropy of the policy plus log-prob of the token that was drawn,
