@@ -166,7 +166,9 @@ def test_a_step_on_replies_from_two_steps_ago(importance, cap):
     weights = torch.cat(ratios).exp()
     metrics = learner.step(old, by_length(old))
     assert metrics["rollout/staleness"] == metrics["rollout/staleness_max"] == 2
-    assert metrics["rollout/importance_mean"] == pytest.approx(float(weights.clamp(max=cap or torch.inf).mean()), rel=1e-4)
+    assert metrics["rollout/importance_mean"] == pytest.approx(
+        float(weights.clamp(max=cap or torch.inf).mean()), rel=1e-4
+    )
     if cap is not None:
         share = float((weights > cap).double().mean())
         assert metrics["rollout/importance_clipped"] == pytest.approx(share) and share > 0

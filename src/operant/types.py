@@ -53,6 +53,8 @@ class Task:
     """Anything that a reward function needs to judge the attempt, such as the right answer."""
     replies: tuple[Any, ...] = ()
     """Replies from a data set, for methods that learn from them: each a text, token ids, or chat messages."""
+    references: tuple[str, ...] = ()
+    """Good replies that metrics of an evaluation compare with, such as translations."""
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,15 @@ probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies that a step 
 probe/reward_before | score | | | probe/reward before training
 probe/reference_reward | score | | | mean score of the reference's replies to the same queries
 probe/query_share | share | ..0.8 | | reward/query_share from two replies to each probe query before training
+# Chosen metrics of held-out tasks
+evaluate/bleu | | rises | | corpus BLEU of the held-out replies against their references by sacrebleu, 0 to 100
+evaluate/chrf | | rises | | corpus chrF of them, an F-score of character n-grams, 0 to 100
+evaluate/distinct | share | steady | | different word n-grams over all n-grams of the held-out replies
+evaluate/exact_match | share | rises | | share of the held-out replies that equal one of their references
+evaluate/<metric> | | | | a metric of the option evaluation.metrics on the held-out replies: its number for all of them,
+    or the mean of its numbers for single replies
+evaluate/<metric>_std | | | | spread of those numbers over the replies
+evaluate/<metric>_before | | | | the metric before training
 # Update
 update/lr | | | ppo/learning_rate, lr | learning rate
 update/grad_norm | | steady | gradients/* (whole histograms) | norm of the gradient before clipping, mean over the
@@ -233,6 +242,8 @@ def _read(table: str) -> dict[str, Metric]:
 
 
 METRICS: dict[str, Metric] = _read(_TABLE)
+CHOSEN = METRICS["evaluate/<metric>"].group
+"""The group of the metrics that the option `evaluation.metrics` chooses."""
 
 COLUMNS = {
     "task, group, rollout, turn": (
@@ -277,7 +288,8 @@ _COLUMNS_HEAD = """
 
 def describe(name: str) -> Metric | None:
     """Return the entry of a metric, None if it has none; `reward/taste/mean` has that of `reward/<part>/mean`."""
-    return METRICS.get(name) or METRICS.get(re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name))
+    part = re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name)
+    return METRICS.get(name) or METRICS.get(re.sub(r"^evaluate/.+?(_std|_before)?$", r"evaluate/<metric>\1", part))
 
 
 def markdown() -> str:

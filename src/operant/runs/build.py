@@ -7,6 +7,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.metrics.evaluation import check_references, resolve
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
@@ -39,10 +40,11 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
     train, sampling = config.train, config.learner["sampling"]
     reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.isolation)
     supervised = find(train.algorithm).source == "data"
-    for source in (train.tasks, train.evaluate):
-        if isinstance(source, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
-            one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
-            load_tasks(source, None, one_row, with_replies=supervised)
+    one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
+    for source, metrics in ((train.tasks, []), (train.evaluate, resolve(config.evaluation.metrics))):
+        # A wrong path or field shows in the first row, before any model loads.
+        if isinstance(source, (str, Path)) or (metrics and isinstance(source, (list, tuple))):
+            check_references(metrics, load_tasks(source, None, one_row, with_replies=supervised))
     if reward is not None:
         rewards.check(reward)
     learner = Learner(
