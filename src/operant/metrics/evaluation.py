@@ -153,8 +153,9 @@ def _metric(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetric:
         except OperantError:
             raise
         except Exception as error:
+            why = f"{type(error).__name__}: {error}"
             raise OperantError(
-                f"{group}: {found.__name__} refuses {options}: {type(error).__name__}: {error}"
+                f"{group}: {found.__name__} refuses {options}: {why}; change or leave out one"
             ) from error
     return EvaluationMetric(name, measure, getattr(found, "needs_references", False))
 
