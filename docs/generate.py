@@ -22,7 +22,7 @@ from typing import Any
 
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
 from operant.metrics import registry
-from operant.options import defaults, names
+from operant.options import Factory, defaults, names
 from operant.runs.config import config_schema
 
 DOCS = Path(__file__).parent
@@ -54,6 +54,8 @@ ARGUMENTS = {
     "turn_lam": "Lambda between turns; none: `lam`.",
     "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
     "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
+    "batch": "Rows that are decoded at a time; further prompts wait until others have ended.",
+    "mask_model": "Another policy, whose truncated distribution decides which tokens may be drawn (NLPO); from Python.",
     "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
 }
 TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner"}
@@ -187,7 +189,7 @@ def _alone(name: str) -> bool:
 
 def sentences(made: Any) -> dict[str, str]:
     """The text under each field of a dataclass; for the arguments of a function, `ARGUMENTS`."""
-    if not is_dataclass(made):
+    if isinstance(made, Factory) or not is_dataclass(made):
         return ARGUMENTS
     body = ast.parse(textwrap.dedent(inspect.getsource(made))).body[0].body
     pairs = itertools.pairwise(body)
@@ -200,6 +202,7 @@ def sentences(made: Any) -> dict[str, str]:
 
 def _lead(made: Any) -> str:
     """The first paragraph of the docstring, on one line."""
+    made = made.make if isinstance(made, Factory) else made
     return (inspect.getdoc(made) or "").split("\n\n")[0].replace("\n", " ")
 
 
