@@ -137,10 +137,11 @@ def resolve(given: Any) -> list[EvaluationMetric]:
     option, or a value that the metric refuses.
     """
     options = chosen(given)
-    return [_metric(name, full, options[full]) for name, full in metric_names(given).items()]
+    return [metric_of(name, full, options[full]) for name, full in metric_names(given).items()]
 
 
-def _metric(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetric:
+def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetric:
+    """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
     found = EVALUATION_METRICS.find(full)
     if not callable(found):
         raise OperantError(f"evaluation metric {full!r} is a {type(found).__name__}; name a function or a class")

@@ -50,7 +50,8 @@ def select(
     raw = distributed.together(lambda: _finite_scores(rollouts, scores))
     trained = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
-    fresh = [i for i in scored if not _too_stale(rollouts[i], version, max_staleness)]
+    oldest = [max((age(turn, version) for turn in rollout.turns), default=0) for rollout in rollouts]
+    fresh = [i for i in scored if max_staleness is None or oldest[i] <= max_staleness]
     places = [i for i in fresh if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
         raise OperantError(
@@ -74,10 +75,6 @@ def select_all(rollouts: list[Rollout]) -> TrainingBatch:
         raise OperantError("no replies to train on: the lists are empty")
     count = len(rollouts)
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
-
-
-def _too_stale(rollout: Rollout, version: int, limit: int | None) -> bool:
-    return limit is not None and max(age(turn, version) for turn in rollout.turns) > limit
 
 
 def _finite_scores(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
