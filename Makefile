@@ -51,7 +51,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV): torch, transformers and the tools; once, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,vader,trackers,lora]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,vader,text-metrics,trackers,lora]"
 	@touch $(READY)
 
 $(PEER)/.ready: tests/parity/requirements.txt

@@ -187,7 +187,7 @@ def _alone(name: str) -> bool:
 
 def sentences(made: Any) -> dict[str, str]:
     """The text under each field of a dataclass; for the arguments of a function, `ARGUMENTS`."""
-    if not inspect.isclass(made):
+    if not is_dataclass(made) or not inspect.isclass(made):
         return ARGUMENTS
     made_of = [base for base in reversed(made.__mro__) if is_dataclass(base)]
     bodies = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body for base in made_of]

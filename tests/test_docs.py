@@ -118,7 +118,7 @@ def test_named_options_exist(name: str) -> None:
     assert options - known == set()
 
 
-@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md"])
+@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "stale-replies.md"])
 def test_named_metrics_exist(name: str) -> None:
     text = page(ROOT / "docs" / name)
     ours = {metric.split("/")[0] for metric in METRICS}
@@ -185,6 +185,14 @@ def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.Monke
     rewards = [metrics["reward/mean"] for metrics in made["run"].metrics]
     assert made["best"].best[0] == max(rewards) and len(rewards) == 3
     assert f"the best mean reward was {max(rewards):.3f}" in page(made["run"].path / "log.txt")
+
+
+def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "stale-replies.md"), flags=re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(snippet, made)
+    assert capsys.readouterr().out == "1.0\n"
+    assert made["metrics"]["rollout/importance_mean"] != 1 and made["metrics"]["rollout/too_stale"] == 0
 
 
 def test_every_promise_names_a_test_that_is_there():

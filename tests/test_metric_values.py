@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watched, weights_of
 from rigs import said
-from toys import letters, lm
+from toys import bare_logprobs, letters, lm
 
 from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
@@ -355,6 +356,8 @@ ROLLOUT = {
     "rollout/ended_cut": lambda s: mean([r.end == "cut" for r in s.kept]),
 }
 GAME = {
+    "rollout/staleness": lambda s: 0,
+    "rollout/staleness_max": lambda s: 0,
     "step": lambda s: s.step,
     "episodes": lambda s: sum(len(g.kept) for g in [*s.past, s]),
     "reward/mean": lambda s: mean(scores(s.all)),
@@ -674,6 +677,71 @@ CHOSEN = {
 }
 
 
+def stale(folder, patch):
+    """A step on replies of now, of two steps ago and of three, which is more than the bound."""
+    options = {"importance": "token", "importance_cap": 1.2, "max_staleness": 2, "optimizer.lr": 0.02, "epochs": 1}
+    learner = Learner(lm(vocab=V), max_tokens=5, **options, **{"kl.coef": 0.0, "watch_every": 0})
+    every = [learner.generate(PROMPTS[:4])]
+    for _ in range(3):
+        now = learner.generate(PROMPTS[4:])
+        learner.step(now, [float(sum(r.ids)) for r in now])
+        every.append(learner.generate(PROMPTS[:4]))
+    given = [*every[0], *every[1], *every[3]]
+    before = {id(r): bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given}
+    logged = learner.step(given, [float(sum(r.ids)) for r in given])
+    ratios = [before[id(r)] - torch.tensor(r.turns[0].logprobs) for r in given[4:]]
+    return [SimpleNamespace(logged=logged, ratios=torch.cat(ratios).exp().tolist())]
+
+
+STALE = {
+    "rollout/staleness": lambda s: (2 * 4 + 0 * 4) / 8,
+    "rollout/staleness_max": lambda s: 2,
+    "rollout/too_stale": lambda s: 4 / 12,
+    "rollout/importance_mean": lambda s: pytest.approx(mean([min(x, 1.2) for x in s.ratios]), rel=1e-4),
+    "rollout/importance_clipped": lambda s: mean([x > 1.2 for x in s.ratios]),
+}
+
+
+def measured(folder, patch):
+    """Held-out replies, of which every second equals its reference, against other texts."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), max_tokens=8)
+    options = evaluate.EvaluationOptions(metrics="bleu,chrf,distinct,exact_match,operant.metrics.evaluation:ExactMatch")
+    plain = evaluate.EvaluationOptions()
+    tasks = [Task(f"t/{i}", word) for i, word in enumerate(WORDS)]
+    said = [r.reply for r in evaluate.Evaluator(learner, tasks, lengths_of, plain)().rollouts]
+    references = [(text, "a b") if i % 2 else ("a the den",) for i, text in enumerate(said)]
+    tasks = [replace(task, references=texts) for task, texts in zip(tasks, references, strict=True)]
+    made = evaluate.Evaluator(learner, tasks, lengths_of, options)()
+    return [SimpleNamespace(logged=made.metrics() | made.as_before(), said=said, references=references)]
+
+
+def lengths_of(rollouts):
+    return [float(len(r.reply)) for r in rollouts]
+
+
+def equal(step):
+    return [float(text.strip() in [r.strip() for r in texts]) for text, texts in zip(step.said, step.references)]
+
+
+def streams(step):
+    return [[texts[k] if k < len(texts) else None for texts in step.references] for k in range(2)]
+
+
+def pairs_of(step):
+    return [pair for text in step.said for pair in pairwise(words(text))]
+
+
+MEASURED = {
+    "evaluate/bleu": lambda s: sacrebleu.corpus_bleu(s.said, streams(s)).score,
+    "evaluate/chrf": lambda s: sacrebleu.corpus_chrf(s.said, streams(s)).score,
+    "evaluate/distinct": lambda s: len(set(pairs_of(s))) / len(pairs_of(s)),
+    "evaluate/exact_match": lambda s: mean(equal(s)),
+    "evaluate/exact_match_std": lambda s: std(equal(s)),
+    "evaluate/exact_match_before": lambda s: mean(equal(s)),
+    "evaluate/ExactMatch": lambda s: mean(equal(s)),
+}
+
+
 def outcomes(folder, patch):
     """A reward in a process of its own, which fails, hangs and abstains; where it abstains, it is given a score."""
     tasks = [Task(name, "ab") for name in ("0/k", "1/t", "2/a", "3/e", "4/k", "5/e")]
@@ -857,6 +925,8 @@ RUNS |= {
     "chosen": (chosen, CHOSEN),
     "outcomes": (outcomes, OUTCOMES),
     "named": (named, NAMED),
+    "stale": (stale, STALE),
+    "measured": (measured, MEASURED),
     "clock": (clock, CLOCK),
 }
 

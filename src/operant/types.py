@@ -54,6 +54,8 @@ class Task:
     """Anything that a reward function needs to judge the attempt, such as the right answer."""
     replies: tuple[Any, ...] = ()
     """Replies from a data set, for methods that learn from them: each a text, token ids, or chat messages."""
+    references: tuple[str, ...] = ()
+    """Good replies that metrics of an evaluation compare with, such as translations."""
 
 
 @dataclass(frozen=True)
@@ -397,7 +399,12 @@ class Batch:
     returns: Tensor | None = None
     """[B, T] the target of the critic."""
     weights: Tensor | None = None
-    """[B, T] weight of each action in the loss; they sum to 1 over an optimizer step, all ranks together."""
+    """[B, T] weight of each action in the loss; they sum to 1 over an optimizer step, all ranks together, before the
+    importance weights are multiplied in."""
+    staleness: Tensor | None = None
+    """[B, T] int: versions between the weights that generated each action and the policy; None if all are current."""
+    importance: Tensor | None = None
+    """[B, T] importance weight of each action; None: there are none."""
     allowed: tuple[Tensor, Tensor] | None = None
     """The token ids that could be drawn at each position, as a ragged array: ids [N] and offsets [B * T + 1]."""
     states: Tensor | None = None

@@ -7,6 +7,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.metrics.evaluation import check_references, resolve
 from operant.models.loading import load_own_weights, load_policy
 from operant.models.safe_loading import load_tokenizer
 from operant.options import compose
@@ -55,10 +56,11 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     source = named_parts.source(train.tasks, own["tasks"])
     evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
     supervised = find(train.algorithm).source == "data"
-    for rows in (source, evaluated):
-        if isinstance(rows, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
-            one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
-            load_tasks(rows, None, one_row, with_replies=supervised)
+    one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
+    for rows, metrics in ((source, []), (evaluated, resolve(config.evaluation.metrics))):
+        # A wrong path or field shows in the first row, before any model loads.
+        if isinstance(rows, (str, Path)) or (metrics and isinstance(rows, (list, tuple))):
+            check_references(metrics, load_tasks(rows, None, one_row, with_replies=supervised))
     if reward is not None:
         rewards.check(reward)
     learner = Learner(

@@ -24,7 +24,8 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
     """The rollout that `rollout_to_plain` was called with."""
-    task = Task(**{**plain["task"], "replies": tuple(plain["task"]["replies"])})
+    lists = {name: tuple(plain["task"][name]) for name in ("replies", "references")}
+    task = Task(**{**plain["task"], **lists})
     return Rollout(**{**plain, "task": task, "turns": [Turn(**turn) for turn in plain["turns"]]})
 
 

@@ -57,6 +57,7 @@ from operant.training.scoring import (
 )
 from operant.training.select import TrainingBatch, select, select_all
 from operant.training.setup import configured_sampling, load_trained_policy
+from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 
@@ -297,6 +298,7 @@ class Learner:
         on_cpu = batch.with_(states=None).to("cpu")
         tally = selected.tally.merge(collect.of_rollouts(selected.rollouts, texts=self.policy.tokenizer is not None))
         tally.merge(collect.of_batch(on_cpu, coef))
+        tally.merge(measure(selected.rollouts, self.policy.version, on_cpu, self.own.importance_cap))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
@@ -326,15 +328,17 @@ class Learner:
         """Select the replies to train on, and process their scores."""
         if self.algorithm.source == "data":
             return select_all(rollouts)
-        tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
         scores = [0.0] * len(rollouts) if scores is None else scores
-        return select(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
+        limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
+        limits |= {"drop_lengths": self.own.on_length == "drop"}
+        return select(rollouts, scores, self.options["score"], self.moments, self.policy.tokenizer, **limits)
 
     def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
         """Collate the replies and score them."""
         if selected.rollouts:
             joined = not self.policy.encoder_decoder
             batch = collate(selected.rollouts, selected.scores, joined=joined, numbers=self.policy.numbers)
+            batch = with_staleness(batch, selected.rollouts, self.policy.version)
         else:  # another rank has replies
             batch = nothing(self.policy.numbers)
         lengths_too = self.own.on_length == "bootstrap"
@@ -346,10 +350,13 @@ class Learner:
         """Add log-probs, values, reference log-probs and KL to a collated batch; demonstrations need none of these."""
         if self.algorithm.source == "data":
             return with_trunk_states(batch, self.policy, self.budget.tokens)
-        rescore = self.policy.rounds if self.own.rescore is None else self.own.rescore
+        weighted = self.own.importance != "none"
+        rescore = weighted or (self.policy.rounds if self.own.rescore is None else self.own.rescore)
         reference = self.reference.policy if self.reference is not None else None
-        micro = self.budget.tokens
+        micro, sampled = self.budget.tokens, batch.logprobs
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
+        if weighted:
+            batch = with_importance(batch, sampled, self.own.importance, self.own.importance_cap)
         return with_bootstraps(batch, bootstraps, self.policy, micro)
 
     def credit(self, batch: Batch, coef: float) -> Batch:

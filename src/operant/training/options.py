@@ -20,6 +20,7 @@ from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
 from operant.training.optimizer import OWN, RateOptions, without_unused
+from operant.training.staleness import WEIGHTS
 from operant.training.update_rules import find_rule
 from operant.types import Batch, OperantError, Outputs, shown
 
@@ -37,6 +38,13 @@ class LearnerOptions:
     rescore: bool | None = None
     """Recompute log-probs and values in a second pass, even if decoding stored them. None: only in bfloat16, where a
     token decoded alone and the same token in a whole row differ in the second digit."""
+    max_staleness: int | None = None
+    """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
+    importance: str = "none"
+    """Importance weights in the loss, for turns of earlier weights or another sampler: none; token: of each token;
+    sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
+    importance_cap: float | None = 2.0
+    """The largest importance weight; none: any."""
     threads: int | str = "auto"
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
     for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
@@ -53,6 +61,17 @@ class LearnerOptions:
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
             raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise OperantError(f"learner.max_staleness={self.max_staleness}: it must be at least 0, or none")
+        if self.importance not in WEIGHTS:
+            raise OperantError(f"learner.importance={shown(self.importance)}: it must be {', '.join(WEIGHTS)}")
+        if self.importance_cap is not None and self.importance_cap <= 0:
+            raise OperantError(f"learner.importance_cap={self.importance_cap:g}: it must be above 0, or none")
+        if self.importance != "none" and self.rescore is False:
+            raise OperantError(
+                f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
+                "policy before the update; leave rescore out"
+            )
         if self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto":
             raise OperantError(f"threads={self.threads!r}: it must be auto, or a number of at least 1")
         if self.watch_every < 0:
@@ -185,7 +204,10 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
 
 def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
     """Refuse options that contradict the method or each other."""
-    algorithm, kl = find(name), options["kl"]
+    algorithm, kl, own = find(name), options["kl"], options["learner"]
+    if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
+        named = "max_staleness" if own.importance == "none" else "importance"
+        raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
     if kl.coef and algorithm.kl == ("loss",):
         raise OperantError(
             f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "

@@ -175,7 +175,8 @@ def _weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if objective.whiten is not None and part.advantages is not None:
         part = objective.whiten(part, counted.actions)
-    return part.with_(weights=token_weights(counted, objective.per, objective.horizon))
+    weights = token_weights(counted, objective.per, objective.horizon)
+    return part.with_(weights=weights if part.importance is None else weights * part.importance)
 
 
 def _mean_exceeds(tally: Tally, metric: str, limit: float | None) -> bool:

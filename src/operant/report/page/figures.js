@@ -139,6 +139,7 @@ const Figures = (() => {
         ],
         { metrics: [scored, "probe/reward", "probe/reference_reward"], band: undefined },
       ),
+      ...data.chosen.map((name) => single(name, `${name.slice(9).replaceAll("_", " ")} on held-out tasks`)),
     ];
   }
 
