@@ -146,7 +146,7 @@ def tiny(folder: Path) -> str:
 
 
 def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, triplets = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
+    loop, triplets, own = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,
@@ -161,6 +161,9 @@ def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     space |= {"queries": ["the film", torch.tensor([1, 2])], "responses": ["was good", torch.tensor([4, 0])]}
     exec(triplets, space | {"scores": [torch.tensor(1.0), 0.5]})
     assert space["learner"].progress.step == 3
+
+    exec(own, space | {"torch": torch})
+    space["learner"].step(space["learner"].generate(["the film"] * 4), [1.0, 0.0, 0.5, 0.2])
 
 
 def test_the_snippet_of_fast_runs() -> None:

@@ -1,4 +1,9 @@
-"""operant trains transformer language models with reinforcement learning."""
+"""operant trains transformer language models with reinforcement learning.
+
+There are three layers, each built from the one below: `train` and `steps` run to the end; a `Learner` generates replies
+and trains on rewards from anywhere; `operant.objectives` has the pure functions. `operant.types` says what a world
+(`operant.types.Env`), an engine (`operant.types.Engine`) and a reward (`operant.types.RewardFn`) have to offer.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -60,6 +60,7 @@ class Run:
         self.first = distributed.rank() == 0
         """Whether this is the first rank, the only one that writes."""
         self.metrics: list[dict[str, float]] = []
+        """The metrics of each step."""
         self.after: Evaluation | None = None
         """The held-out tasks after training."""
         self.best: dict[str, Any] | None = None
@@ -85,6 +86,7 @@ class Run:
 
     @property
     def policy(self) -> Any:
+        """The `Policy` in training."""
         return self.learner.policy
 
     @property

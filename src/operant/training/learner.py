@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -44,8 +43,8 @@ from operant.tally import Tally
 from operant.training import refused_step, step_arguments
 from operant.training.nonfinite import find_in_batch
 from operant.training.objective import Objective, make_objective
-from operant.training.optimizer import make_optimizer, rate
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
+from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep, refuse
 from operant.training.scoring import (
@@ -58,7 +57,7 @@ from operant.training.scoring import (
 )
 from operant.training.select import TrainingBatch, select, select_all
 from operant.training.setup import configured_sampling, load_trained_policy
-from operant.training.update_rules import UPDATE_RULES
+from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 
 HISTORY = 2000
@@ -80,6 +79,9 @@ class Learner:
     policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
     engine: what generates the replies, or a function that makes it from the policy; None: the policy itself.
     total_steps: the number of steps of the run, for schedules that depend on it.
+    optimizer: a torch.optim.Optimizer of the policy's trained parameters, or a function from their list to one.
+    lr_scheduler: its scheduler, or a function from the optimizer to one; it makes a step after every training step.
+    Nothing else sets the learning rate then, and 16-bit weights have no float32 masters.
     Options are passed by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`. composed: all of them by group, composed and
     checked already by `runs.config.configure`.
     Raises: OperantError for an unknown or impossible option, before any model loads.
@@ -96,11 +98,14 @@ class Learner:
         engine: Engine | Callable[[Policy], Engine] | None = None,
         env: Env | None = None,
         total_steps: int | None = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
         composed: Mapping[str, Any] | None = None,
         **options: Any,
     ):
         name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(name)
+        optimizer, options = with_kind(optimizer, options)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
         if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
             raise OperantError(
@@ -117,8 +122,10 @@ class Learner:
         self.kl: KLOptions = self.options["kl"]
         check_length(self.options, total_steps)
         check_reference(self.kl, name, reference)
+        check_given(self.options, optimizer, lr_scheduler)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference), "algorithm": name}
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
+        """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
         self.copies = {
@@ -127,7 +134,8 @@ class Learner:
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         self.env = env or SingleTurn()
-        self.optimizer = make_optimizer(self.policy, self.options["optimizer"])
+        own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
+        self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
         self.budget = self.options["update"].budget()
@@ -265,6 +273,7 @@ class Learner:
 
         The scores are added to the rewards that an environment paid, which are stored in the turns. Demonstrations have
         no scores, and are scored without temperature or masks.
+        Raises: OperantError for scores that cannot be trained on, or after the last step of a schedule.
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
@@ -273,7 +282,7 @@ class Learner:
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
         """Select, collate, score, credit, update, sync: the training step."""
-        moments_before, lr = self.moments.state_dict(), self._learning_rate()
+        moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
         self.controller.begin(self.progress.share(self.total_steps))
         coef = self.controller.coef
         try:
@@ -359,19 +368,17 @@ class Learner:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
         self.updating = True
         with self.timing("update"):
-            tally, bad = UPDATE_RULES[self.algorithm.update](
-                self.policy,
-                self.optimizer,
+            tally, bad = self.rule.update(
                 batch,
                 self.objective(sampling),
-                options=self.options["update"],
-                optimizer_options=replace(self.options["optimizer"], lr=lr),
-                sampling=sampling,
+                sampling,
+                lr=lr,
                 seed=self.own.seed,
                 step=self.progress.step,
                 places=places,
                 budget=self.budget,
                 detailed=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
+                keep_gradients=self.own.keep_gradients,
             )
         self.updating = False
         if bad is not None:
@@ -388,6 +395,15 @@ class Learner:
         return machine.threads(machine.worth(tokens, machine.largest(self.policy.model)))
 
     @property
+    def optimizer(self) -> Any:
+        """The optimizer of the update rule; None if it has none."""
+        return self.rule.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self.rule.optimizer = optimizer
+
+    @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -395,16 +411,6 @@ class Learner:
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The rollouts as a reward sees them: cut after `score.truncate_token`, if that is set."""
         return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
-
-    def _learning_rate(self) -> float:
-        """The learning rate of this step. Raises: OperantError after the last step of a schedule, where it is 0."""
-        options, step, total = self.options["optimizer"], self.progress.step, self.total_steps
-        if total is not None and step >= total and options.schedule != "constant":
-            raise OperantError(
-                f"all total_steps={total} steps are done, and optimizer.schedule={options.schedule} has reached 0, so "
-                "another step would change nothing: build the Learner with more total_steps"
-            )
-        return rate(options, step, total)
 
     def diagnose(self) -> list[Any]:
         """The findings about training so far, worst first: `operant.diagnose(self)`."""
@@ -469,9 +475,10 @@ class Learner:
         """All state that changes, by the name under which it is registered in `RunState`."""
         copies = {f"shadow/{name}": copied for name, copied in self.copies.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
+        of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in self.rule.parts().items()}
         return {
             "policy": PolicyState(self.policy),
-            "optimizer": self.optimizer,
+            **of_rule,
             "controller": self.controller,
             "moments": self.moments,
             "progress": self.progress,
