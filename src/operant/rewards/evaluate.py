@@ -132,7 +132,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
-        return _with_world(judged, rollouts, alone=reward is None)
+        return with_world(judged, rollouts, alone=reward is None)
     if reward is None:
         return Judged([None] * len(rollouts))
     if not rollouts:
@@ -165,7 +165,7 @@ def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -
     return Judged(scores, parts, remarks=remarks if any(map(any, remarks)) else [])
 
 
-def _with_world(judged: Judged, rollouts: list[Rollout], *, alone: bool) -> Judged:
+def with_world(judged: Judged, rollouts: list[Rollout], *, alone: bool) -> Judged:
     """Add what the environment paid as a part, and the `Judgement` that it may have left in `Rollout.info`.
 
     Raises: OperantError if that judgement is not allowed.
@@ -293,7 +293,7 @@ def check_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
 def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if isinstance(answer, Judgement):
-        return _read_judgement(answer, rollout, name)
+        return read_judgement(answer, rollout, name)
     if answer is None:
         return SampleResult("abstain")
     if isinstance(answer, Mapping):
@@ -311,7 +311,7 @@ def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
     return SampleResult("ok", number, {name: number})
 
 
-def _read_judgement(answer: Judgement, rollout: Rollout, name: str) -> SampleResult:
+def read_judgement(answer: Judgement, rollout: Rollout, name: str) -> SampleResult:
     if not is_judgement(answer):
         others = ", ".join(f.name for f in fields(answer) if f.name not in FIELDS)
         wrong = f"a {type(answer).__name__} with the fields {others}, which a Judgement does not have"
