@@ -22,8 +22,7 @@ from typing import Any, Protocol
 
 from operant.trackers.base import ExternalTracker
 from operant.trackers.tensorboard import TensorBoard
-from operant.trackers.trackio import Trackio
-from operant.trackers.wandb import WandB
+from operant.trackers.wandb import Trackio, WandB
 from operant.types import OperantError
 
 TRACKERS: dict[str, type[ExternalTracker]] = {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)}
