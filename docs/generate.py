@@ -9,18 +9,16 @@ fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of mea
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
-import ast
 import inspect
-import itertools
 import json
 import re
 import sys
-import textwrap
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
+from operant.cli.parser import as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema
@@ -135,8 +133,8 @@ def presets() -> str:
     used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in PRESETS.values())]
     table = f"| option | default | {' | '.join(PRESETS)} |\n|---|---|{'---|' * len(PRESETS)}\n"
     for full in used:
-        cells = [_shown(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
-        table += f"| `{full}` | {_shown(ours[full])} | {' | '.join(cells)} |\n"
+        cells = [as_typed(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
+        table += f"| `{full}` | {as_typed(ours[full])} | {' | '.join(cells)} |\n"
     return table
 
 
@@ -146,7 +144,7 @@ def methods() -> str:
     table += "|---|---|---|---|---|---|---|\n"
     for name, row in ALGORITHMS.items():
         needs = ["a critic"] * row.needs.critic + [f"{row.needs.samples} replies a prompt"] * (row.needs.samples > 1)
-        own = ", ".join(f"`{full}` {_shown(value)}" for full, value in row.defaults.items())
+        own = ", ".join(f"`{full}` {as_typed(value)}" for full, value in row.defaults.items())
         source = {"play": "its own replies", "data": "given replies"}[row.source]
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
         table += f"| `{name}` | {source} | `{row.loss.__name__}`, {row.per} | {credit} | {', '.join(needs)} "
@@ -164,16 +162,16 @@ def options() -> str:
     """One table per group of options: name, default, meaning."""
     page = HEAD
     for group, made in config_schema("ppo").items():
-        meanings = sentences(made)
+        meanings = sentences(made) if is_dataclass(made) else ARGUMENTS
         page += f"\n## {TITLES.get(group, group)}\n\n{_lead(made)}\n\n| option | default | meaning |\n|---|---|---|\n"
         for name, value in defaults(made).items():
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
-            page += f"| `{full}` | {_shown(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
+            page += f"| `{full}` | {as_typed(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
     for algorithm in (name for name in ALGORITHMS if name != "ppo"):
         rows = [(group, *option) for group in ("loss", "advantage") for option in _of_method(algorithm, group)]
         if rows:
             page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"
-            page += "".join(f"| `{g}.{n}` | {_shown(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
+            page += "".join(f"| `{g}.{n}` | {as_typed(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
     return page
 
 
@@ -185,34 +183,9 @@ def _alone(name: str) -> bool:
     return name in names(config_schema("ppo")) or sum(n.endswith(f".{name}") for n in names(config_schema("ppo"))) == 1
 
 
-def sentences(made: Any) -> dict[str, str]:
-    """The text under each field of a dataclass; for the arguments of a function, `ARGUMENTS`."""
-    if not is_dataclass(made):
-        return ARGUMENTS
-    body = ast.parse(textwrap.dedent(inspect.getsource(made))).body[0].body
-    pairs = itertools.pairwise(body)
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in pairs
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
-
-
 def _lead(made: Any) -> str:
     """The first paragraph of the docstring, on one line."""
     return (inspect.getdoc(made) or "").split("\n\n")[0].replace("\n", " ")
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float | int):
-        return f"{value:g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if isinstance(value, tuple | list):
-        return ", ".join(map(_shown, value)) or "none"
-    return str(value)
 
 
 if __name__ == "__main__":
