@@ -13,12 +13,11 @@ import inspect
 import json
 import re
 import sys
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
-from operant.cli.parser import as_typed, sentences
+from operant.cli.parser import ARGUMENTS, as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema
@@ -36,24 +35,6 @@ where one group alone has the name, the name alone will do. This page is generat
 option, then run `make docs`.
 """
 BAR = r"\|"
-# Options that are arguments of a pure function, whose docstring describes all of them together.
-ARGUMENTS = {
-    "clip": "The ratio may move by this much before the gain ends.",
-    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
-    "value_coef": "Weight of the value loss beside the policy loss.",
-    "entropy_coef": "Weight of the entropy bonus.",
-    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
-    "scale": "Divide by the deviation of the group's returns.",
-    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
-    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
-    "gamma": "Discount between the tokens of a reply.",
-    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
-    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
-    "turn_lam": "Lambda between turns; none: `lam`.",
-    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
-    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
-    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
-}
 TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner"}
 
 
@@ -162,7 +143,7 @@ def options() -> str:
     """One table per group of options: name, default, meaning."""
     page = HEAD
     for group, made in config_schema("ppo").items():
-        meanings = sentences(made) if is_dataclass(made) else ARGUMENTS
+        meanings = sentences(made)
         page += f"\n## {TITLES.get(group, group)}\n\n{_lead(made)}\n\n| option | default | meaning |\n|---|---|---|\n"
         for name, value in defaults(made).items():
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"

@@ -11,7 +11,27 @@ from dataclasses import is_dataclass
 from typing import Any, NoReturn
 
 from operant.cli.arguments import parse_text
+from operant.options import Factory, defaults, kinds
 from operant.types import OperantError
+
+ARGUMENTS = {
+    "clip": "The ratio may move by this much before the gain ends.",
+    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
+    "value_coef": "Weight of the value loss beside the policy loss.",
+    "entropy_coef": "Weight of the entropy bonus.",
+    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
+    "scale": "Divide by the deviation of the group's returns.",
+    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
+    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
+    "gamma": "Discount between the tokens of a reply.",
+    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
+    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
+    "turn_lam": "Lambda between turns; none: `lam`.",
+    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
+    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
+    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
+}
+"""The texts of options that are arguments of a pure function, whose docstring describes all of them together."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,8 +61,6 @@ class Parser(argparse.ArgumentParser):
 
     def add_schema(self, schema: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Add the options of a schema by group, each with its text and value. values: those that are no defaults."""
-        from operant.options import defaults, kinds
-
         known, kind_of = self.options(), kinds(schema)
         for group, made in schema.items():
             place, texts = self.add_argument_group(group) if group else self, sentences(made)
@@ -86,8 +104,10 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def sentences(made: Any) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line."""
+    """The text under each field of a dataclass, on one line; `ARGUMENTS` for those of a function."""
     if not is_dataclass(made):
+        return ARGUMENTS
+    if isinstance(made, Factory):
         return {}
     (body,) = [n.body for n in ast.parse(textwrap.dedent(inspect.getsource(made))).body if isinstance(n, ast.ClassDef)]
     found = {}
