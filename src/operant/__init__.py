@@ -3,8 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from operant.algorithms import Algorithm
     from operant.api import steps, train
     from operant.diagnosis import diagnose
+    from operant.models.base import PolicyBase
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _MODULE_OF = {
+    "Algorithm": "algorithms",
     "Batch": "types",
     "Completion": "types",
     "Learner": "training.learner",
     "OperantError": "types",
     "Outputs": "types",
     "Policy": "models.policy",
+    "PolicyBase": "models.base",
     "Rollout": "types",
     "Run": "runs.run",
     "Sampling": "sampling",

@@ -98,16 +98,16 @@ def parsers(top: Parser) -> dict[str, Parser]:
 
 
 def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a method, and the values of a recipe."""
+    """The options of a method and of the parts that a run names, and the values of a recipe."""
     from operant.algorithms import DEFAULT, find
-    from operant.runs.config import as_mapping, config_schema, configure
+    from operant.runs.config import as_mapping, config_schema, configure, named_in
 
     if recipe is None:
         method = str(options.get("algorithm", DEFAULT))
-        return config_schema(method), {"algorithm": method, **find(method).defaults}
+        return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
     config = configure(options, recipe)
     values = as_mapping(config)
-    schema = config_schema(config.train.algorithm)
+    schema = config_schema(config.train.algorithm, named_in(vars(config.train)))
     return schema, {full: (values[group] if group else values)[name] for full, (group, name) in names(schema).items()}
 
 
@@ -216,9 +216,10 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
     if len(words) != 1:
         raise OperantError("expected one run folder or model: operant generate runs/sentiment")
-    from operant.engines.native.engine import NativeEngine
     from operant.models.loading import load_policy
+    from operant.runs.build import trained_policy
     from operant.sampling import Sampling
+    from operant.training.learner import default_engine
 
     prompt, seed = options.pop("prompt", None), convert(options.pop("seed", 0), int, "seed")
     folder = Path(words[0])
@@ -227,10 +228,10 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
             f"{folder} has no exported model yet: wait for the run to end, or resume it: "
             f"operant train --resume {folder}"
         )
-    policy = load_policy(str(folder / "export") if (folder / "export").exists() else words[0])
+    policy = trained_policy(folder) if (folder / "export").exists() else load_policy(words[0])
     base = {"max_tokens": REPLY_TOKENS, "stop_tokens": policy.stop_tokens}
     sampling = compose({"": Sampling}, base | options)[""]
-    engine = NativeEngine(policy)
+    engine = default_engine(policy)
     for number, text in enumerate([prompt] if isinstance(prompt, str) else _lines_of_input()):
         print(_generate_reply(engine, policy, sampling, text, seed, number), flush=True)
     return 0

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from operant.import_by_name import Table, nearest
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
 from operant.types import OperantError, shown
 
 HELD_OUT = 256
 """Number of lines at the end of `builtin:openings` that are reserved for evaluation."""
 ALIASES = {"imdb": "stanfordnlp/imdb"}
+SOURCES = Table("task source", "operant.data", {})
+"""Functions that return rows, of other packages; their arguments are the options `tasks.*`."""
 
 
 def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
@@ -197,7 +200,7 @@ def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     try:
         import datasets
     except ImportError as error:
-        remedy = "pip install 'operant[hub]', or give a file"
+        remedy = f"pip install 'operant[hub]', or give a file{nearest(name[:100], SOURCES.names())}"
         raise OperantError(f"tasks: {name!r} is not a file here, and a data set of the Hub needs {remedy}") from error
     from huggingface_hub import HfApi
 
@@ -210,5 +213,6 @@ def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     try:
         rows = datasets.load_dataset(dataset_name, split=split or "train")
     except Exception as error:
-        raise unreachable or OperantError(f"tasks: data set {dataset_name!r} cannot be loaded: {error}") from error
+        failed = unreachable or OperantError(f"tasks: data set {dataset_name!r} cannot be loaded: {error}")
+        raise OperantError(f"{failed}{nearest(name[:100], SOURCES.names())}") from error
     return name.rsplit("/", 1)[-1], enumerate(rows)

@@ -7,13 +7,18 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.models.loading import load_own_weights, load_policy
+from operant.models.safe_loading import load_tokenizer
+from operant.options import compose
 from operant.rollouts.demonstrations import Demonstrations
+from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
+from operant.runs.folder import read_config
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
 from operant.training.learner import Learner
-from operant.types import Env, OperantError, RewardFn, Task
+from operant.types import OperantError, RewardFn, Task
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,8 @@ class RunParts:
     """The objects that a run consists of."""
 
     learner: Learner
+    source: Any
+    """What the tasks were read from."""
     tasks: list[Task]
     order: Order
     reward: RewardFn | None
@@ -34,22 +41,32 @@ class RunParts:
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
 
 
-def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> RunParts:
+def build(config: Config, *, tokenizer: Any = None) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded."""
     train, sampling = config.train, config.learner["sampling"]
-    reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.isolation)
+    own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
+    reward = None
+    if train.reward is not None:
+        reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
+    env = None if train.env is None else named_parts.make("env", train.env, own["env"])
+    engine = None
+    if train.engine is not None:
+        engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
+    source = named_parts.source(train.tasks, own["tasks"])
+    evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
     supervised = find(train.algorithm).source == "data"
-    for source in (train.tasks, train.evaluate):
-        if isinstance(source, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
+    for rows in (source, evaluated):
+        if isinstance(rows, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
             one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
-            load_tasks(source, None, one_row, with_replies=supervised)
+            load_tasks(rows, None, one_row, with_replies=supervised)
     if reward is not None:
         rewards.check(reward)
     learner = Learner(
-        train.policy,
+        named_parts.policy(train.policy, own["policy"]),
         tokenizer=tokenizer,
         reference=train.reference,
         algorithm=train.algorithm,
+        engine=engine,
         env=env,
         total_steps=train.steps,
         composed=config.learner,
@@ -60,14 +77,30 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary}
     seed = config.learner["learner"].seed
     bounds |= {"with_replies": supervised}
-    tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
-    held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
+    tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
+    held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if supervised else None
     evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations) if held_out else None
     probed = (held_out or tasks)[: train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, reward) if probed else None
-    return RunParts(learner, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations)
+    return RunParts(
+        learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations
+    )
+
+
+def trained_policy(folder: Path) -> Any:
+    """The policy that a run has exported. Raises: OperantError if it cannot be loaded or made again."""
+    config = named_parts.flattened(read_config(folder))
+    name, exported = config.get("policy"), folder / "export"
+    if not named_parts.is_object("policy", name) or (exported / "config.json").is_file():
+        return load_policy(str(exported))
+    groups = {"policy": factory} if (factory := named_parts.KINDS["policy"].factory(name)) else {}
+    of_policy = {option: config[option] for option in named_parts.options_of(config, "policy")}
+    options = compose(groups, of_policy).get("policy", {})
+    policy = load_policy(named_parts.policy(name, options), tokenizer=load_tokenizer(exported))
+    load_own_weights(policy, exported)
+    return policy
 
 
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:

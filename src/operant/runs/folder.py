@@ -215,6 +215,11 @@ class RunFolder:
         self.close()
 
 
+def is_export(folder: Path) -> bool:
+    """Whether a folder has an exported policy: a transformers model, or another with its `policy.json`."""
+    return any((folder / name).is_file() for name in ("config.json", "policy.json"))
+
+
 def read_config(path: str | Path) -> dict[str, Any]:
     """The configuration of a run folder. Raises: OperantError, with the runs nearby, if there is none."""
     path = Path(path)

@@ -19,7 +19,7 @@ from operant.metrics.rollout_table import rows
 from operant.rewards import Judged, isolated_parts
 from operant.runs.build import RunParts
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
-from operant.runs.config import Config
+from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
@@ -91,16 +91,18 @@ class Run:
             self.state.register(name, part)
         self.state.register("tasks", parts.order)
         self.stateful: list[str] = []
-        """Names of the parts of the state that belong to the user: of the reward, environment and task source."""
-        sources = {"reward": parts.reward, "env": self.learner.env, "source": config.train.tasks}
-        for source, user_object in sources.items():
-            for name, part in stateful_parts(source, user_object):
+        """Names of the parts of the state that belong to the user: of the reward, env, engine and task source."""
+        learner = self.learner
+        named = {"reward": parts.reward, "env": learner.env, "engine": learner.engine, "source": parts.source}
+        for kind, user_object in named.items():
+            for name, part in stateful_parts(kind, user_object):
                 self.state.register(name, part)
                 self.stateful.append(name)
         self.schedule = CheckpointSchedule(self.state, folder, config.train, trackers.warn)
         self.observers: Sequence[Observer] = ()
         self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.isolated_state)
         self._new_best = False
+        self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
     @property
     def policy(self) -> Any:
@@ -322,7 +324,7 @@ class Run:
         if self.best is not None and sign * value <= sign * self.best["value"]:
             return
         best = {"metric": name, "value": value, "step": int(metrics["step"])}
-        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best)))
+        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best), self._made_by))
         if error is not None:
             self.trackers.warn(f"{error}; training goes on without the best model of step {best['step']}")
             return
@@ -343,7 +345,7 @@ class Run:
                 if error is not None:
                     self.trackers.warn(str(error))
             with self.learner.timing("export"):
-                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export)))
+                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export, None, self._made_by)))
         for error in errors:
             if error is not None:
                 raise error

@@ -18,7 +18,7 @@ from operant.options import read, read_mapping
 from operant.report.runs import FILE
 from operant.runs import lock
 from operant.runs.config import as_mapping, configure
-from operant.runs.folder import read_config
+from operant.runs.folder import is_export, read_config
 from operant.storage import atomic_io
 from operant.sweep.grid import Axis, Point, divide, draw, grid
 from operant.types import OperantError
@@ -117,7 +117,7 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
     config = read_config(folder)
     evaluated = config.get("evaluate") is None or (folder / "evaluation.json").is_file()
     # A process that was killed during the export leaves its lock.
-    exported = (folder / "export" / "config.json").is_file() and not (folder / "lock").exists()
+    exported = is_export(folder / "export") and not (folder / "lock").exists()
     return "done" if evaluated and exported and steps_done(folder) >= int(config.get("steps") or 0) else "begun"
 
 
