@@ -146,7 +146,7 @@ def tiny(folder: Path) -> str:
 
 
 def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, triplets = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
+    loop, triplets, own = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,
@@ -162,6 +162,9 @@ def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     exec(triplets, space | {"scores": [torch.tensor(1.0), 0.5]})
     assert space["learner"].progress.step == 3
 
+    exec(own, space | {"torch": torch})
+    space["learner"].step(space["learner"].generate(["the film"] * 4), [1.0, 0.0, 0.5, 0.2])
+
 
 def test_the_snippet_of_fast_runs() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "fast.md"), flags=re.DOTALL)
@@ -171,6 +174,17 @@ def test_the_snippet_of_fast_runs() -> None:
     replies = learner.generate(["This film"] * 4, max_new_tokens=4)
     learner.step(replies, [0.0, 1.0, 0.0, 1.0])
     assert learner.policy.trunk is not None and learner.policy.rounds
+
+
+def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "trackers.md"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    judge = {"reward": lambda rollouts: [float(r.reply.count("good")) for r in rollouts]}
+    made: dict[str, Any] = {"policy": tiny(tmp_path / "model"), "tasks": ["the film", "so"] * 64, **judge}
+    exec(snippet, made)
+    rewards = [metrics["reward/mean"] for metrics in made["run"].metrics]
+    assert made["best"].best[0] == max(rewards) and len(rewards) == 3
+    assert f"the best mean reward was {max(rewards):.3f}" in page(made["run"].path / "log.txt")
 
 
 def test_every_promise_names_a_test_that_is_there():

@@ -19,7 +19,7 @@ from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watche
 from rigs import said
 from toys import letters, lm
 
-from operant import Learner, Policy, Task, machine
+from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
 from operant.report import observer
@@ -694,6 +694,39 @@ OUTCOMES = {
 }
 
 
+def named(folder, patch):
+    """A reward that names the remainder of each reply by 3, as a number, and does not name 0."""
+    calls = []
+
+    def reward(rollouts):
+        calls.append(rollouts)
+        return [Judgement(1.0, outcome=kind_of(r)) for r in rollouts]
+
+    options = {
+        "steps": 1,
+        "batch": 16,
+        "max_tokens": 3,
+        "probes": 0,
+        "epochs": 1,
+        "evaluate": WORDS,
+        "evaluate_every": 1,
+    }
+    model = lm(vocab=V, spread=0.1)
+    (*_, run) = runs(folder / "run", policy=model, tokenizer=letters(), tasks=WORDS, reward=reward, **options)
+    return [SimpleNamespace(logged=run.metrics[0], judged=calls[1], held=calls[-1])]
+
+
+def kind_of(rollout):
+    return ["", "one more", "two more"][sum(map(ord, rollout.reply)) % 3]
+
+
+NAMED = {
+    "outcome/one more": lambda s: mean([kind_of(r) == "one more" for r in s.judged]),
+    "outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.judged]),
+    "evaluate/outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.held]),
+}
+
+
 # --- time and size ----------------------------------------------------------------------------------------------------
 
 
@@ -823,6 +856,7 @@ RUNS |= {
     "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED}),
     "chosen": (chosen, CHOSEN),
     "outcomes": (outcomes, OUTCOMES),
+    "named": (named, NAMED),
     "clock": (clock, CLOCK),
 }
 

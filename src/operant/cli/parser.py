@@ -105,16 +105,17 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def sentences(made: Any) -> dict[str, str]:
     """The text under each field of a dataclass, on one line; `ARGUMENTS` for those of a function."""
-    if not is_dataclass(made):
-        return ARGUMENTS
     if isinstance(made, Factory):
         return {}
-    (body,) = [n.body for n in ast.parse(textwrap.dedent(inspect.getsource(made))).body if isinstance(n, ast.ClassDef)]
+    if not inspect.isclass(made):
+        return ARGUMENTS
     found = {}
-    for pair in itertools.pairwise(body):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+    for base in filter(is_dataclass, reversed(made.__mro__)):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for pair in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else []):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
     return found
 
 

@@ -37,6 +37,8 @@ reward/<part>/mean | score | | | mean of one named part of the reward, before it
     judged; rewards of the environment are the part `world`. Absent if the reward has only one part
 reward/<part>/std | score | | | spread of that part over the same replies
 reward/<part>/abstained | share | ..0.1 | | share of all replies on which this part abstained
+outcome/<class> | share | | | share of all replies whose `Judgement` names this outcome class; 0 if only an
+    earlier step had it. At most 20 classes are named, the earliest and the most frequent; the rest are `other` together
 # Distance from the reference
 kl/per_reply | nats | 0..10 | objective/kl | sum over a reply of log-prob minus reference log-prob (k1), mean over
     replies: how far the policy has moved; a negative value means that sampling and scoring
@@ -138,6 +140,7 @@ evaluate/reward | score | rises with reward/mean | | mean score on the held-out 
     before scaling, with the same random numbers each time
 evaluate/unjudged | share | ..0.02 | | share of the held-out replies without a score, which the mean ignores; absent if
     all have one
+evaluate/outcome/<class> | share | | | share of the held-out replies with this outcome class; absent if none has it
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks, judged or not
 evaluate/loss | nats | falls with supervised/loss | | cross-entropy of the held-out demonstrations, mean over tokens
 evaluate/bits_per_byte | bits | falls | | the same per byte of text
@@ -238,6 +241,8 @@ COLUMNS = {
     "kl": ("KL penalty of each reply token, before the coefficient", "objective/kl_dist"),
     "values, advantages, returns": ("one number per reply token", "ppo/policy/advantages"),
     "reward, reward/<part>": ("the score and its named parts, in the row of an attempt's last turn", "env/reward_dist"),
+    "outcome, message": (
+        "the outcome class and the message of the reward's `Judgement`, in the same row; of all parts of a sum", ""),
     "paid": ("the environment's reward for this reply", ""),
     "end, version": ("why the reply ended, and the version of the weights that generated it", ""),
 }  # fmt: skip
@@ -268,7 +273,8 @@ _COLUMNS_HEAD = """
 
 def describe(name: str) -> Metric | None:
     """Return the entry of a metric, None if it has none; `reward/taste/mean` has that of `reward/<part>/mean`."""
-    return METRICS.get(name) or METRICS.get(re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name))
+    pattern = re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name)
+    return METRICS.get(name) or METRICS.get(re.sub(r"^(|evaluate/)outcome/.+$", r"\1outcome/<class>", pattern))
 
 
 def markdown() -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from operant.types import OperantError
+
 _direct = False
 
 
@@ -19,7 +21,7 @@ _direct = False
 def direct_gradients(on: bool = True) -> Iterator[None]:
     """Inside this context, `backward` adds looked-up rows to `weight.grad` itself, so hooks of the weight do not run.
 
-    Not for `torch.autograd.grad`, for gradients of gradients, or if hooks sum gradients over ranks.
+    It must not be used with `torch.autograd.grad`, gradients of gradients, or hooks that sum gradients over ranks.
     """
     global _direct
     before, _direct = _direct, on
@@ -56,6 +58,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        if torch.is_grad_enabled():  # only where the backward pass has create_graph=True
+            raise OperantError("direct_gradients has no gradients of gradients: leave it for create_graph=True")
         (ids,), weight = ctx.saved_tensors, ctx.weight
         rows, flat = grad.reshape(-1, grad.shape[-1]), ids.flatten()
         if ctx.padding is not None:  # as in nn.Embedding, the padding row has no gradient

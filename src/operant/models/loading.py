@@ -14,6 +14,7 @@ import torch
 
 from operant.import_by_name import nearest
 from operant.models import lora as adapters
+from operant.models import quantisation
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
@@ -82,7 +83,7 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, adapters.quantisation_arguments(lora.quantise, options.dtype, device))
+    model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
     model = _adapted(model, lora, stored_name, seed)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     return _with_critic(model, tokenizer, value, folder, options)

@@ -21,7 +21,7 @@ from operant.rollouts.totals import Total
 from operant.sandbox import worker
 from operant.sandbox.pool import Job, Pool, Response
 from operant.sandbox.process import Limits
-from operant.sandbox.serialise import rollout_to_plain
+from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.types import OperantError, Rollout
 
 START = 60.0
@@ -71,7 +71,10 @@ def isolated(
 
 
 class IsolatedReward:
-    """A reward that runs in worker processes; `isolated` creates one."""
+    """A reward that runs in worker processes; `isolated` creates one.
+
+    Raises: OperantError for a function that no other process can find.
+    """
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""
@@ -183,10 +186,9 @@ class IsolatedReward:
             raise CallFailure(f"returned {what} for {len(rollouts)} rollouts")
         results = []
         for answer, rollout in zip(answers, rollouts):
-            if isinstance(answer, dict) and "value" in answer:
-                results.append(check_answer(answer["value"], rollout, self.__name__))
-            else:
-                odd = answer.get("odd") if isinstance(answer, dict) else "nonsense"
+            try:
+                results.append(check_answer(answer_from_plain(answer), rollout, self.__name__))
+            except OperantError as odd:
                 results.append(SampleResult("error", reason=f"returned {odd}"))
         return results
 

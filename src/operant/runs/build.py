@@ -41,7 +41,7 @@ class RunParts:
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
 
 
-def build(config: Config, *, tokenizer: Any = None) -> RunParts:
+def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_scheduler: Any = None) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded."""
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
@@ -68,6 +68,8 @@ def build(config: Config, *, tokenizer: Any = None) -> RunParts:
         algorithm=train.algorithm,
         engine=engine,
         env=env,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
         total_steps=train.steps,
         composed=config.learner,
     )

@@ -21,7 +21,7 @@ from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
-from operant.training.options import checked_options, option_names, own_options, schema
+from operant.training.options import checked_options, option_names, own_options, schema, with_base
 from operant.types import OperantError, shown
 
 
@@ -180,7 +180,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     # Without a reference, a KL coefficient of a preset or recipe does not apply.
     if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
-    whole = composed | own
+    whole = with_base(composed, own)
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}

@@ -1,8 +1,9 @@
 """Evaluation of held-out tasks, with the same random numbers before, during and after training."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from operant import distributed
 from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
 from operant.rewards import judge, totals
+from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
@@ -61,6 +63,8 @@ class Evaluation:
     samples: int = 1
     losses: tuple[ReplyLoss, ...] = ()
     """Of held-out demonstrations, one per reply, in the order of the tasks."""
+    remarks: list[Remark] = field(default_factory=list)
+    """What the reward said about each reply beside its score; empty if it said nothing."""
 
     @property
     def loss(self) -> float | None:
@@ -96,7 +100,8 @@ class Evaluation:
         for name, value in measured.items():
             if value is not None:
                 tally.add(f"evaluate/{name}", value)
-        return tally.result()
+        shares = outcome_shares(Counter(c for remark in self.remarks for c in remark.classes), len(self.scores))
+        return tally.result() | {f"evaluate/outcome/{name}": share for name, share in shares.items()}
 
     def as_before(self) -> dict[str, float]:
         """The metrics of an evaluation before training, under the names that end in `_before`."""
@@ -107,6 +112,8 @@ class Evaluation:
         """The results as plain data: the mean, the KL, and every reply as text with its score."""
         pairs = zip(self.rollouts, self.scores, strict=True)
         replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
+        for reply, remark in zip(replies, self.remarks):
+            reply |= {"outcomes": list(remark.classes), "message": remark.message}
         mean = self.mean if any(s is not None for s in self.scores) else None
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
         if self.losses:
@@ -121,7 +128,9 @@ class Evaluation:
             Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in plain["replies"]
         ]
         losses = tuple(ReplyLoss(**loss) for loss in plain.get("given", ()))
-        return cls(rollouts, [r["score"] for r in plain["replies"]], plain["kl"], plain.get("samples", 1), losses)
+        scores = [r["score"] for r in plain["replies"]]
+        remarks = [Remark(tuple(r["outcomes"]), r["message"]) for r in plain["replies"] if "outcomes" in r]
+        return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks)
 
 
 class Evaluator:
@@ -165,7 +174,7 @@ class Evaluator:
             kl = None
             if learner.reference is not None and rollouts:
                 kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
-        return Evaluation(rollouts, scores, kl, self.samples, losses)
+        return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from typing import Any
 from operant import distributed, machine
 from operant.algorithms import left_out_message
 from operant.metrics.rollout_table import rows
-from operant.rewards import Judged, isolated_parts
+from operant.rewards import Judged, isolated_parts, reward_metrics
 from operant.runs.build import RunParts
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
 from operant.runs.config import Config, describe
@@ -24,7 +24,7 @@ from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
 from operant.runs.resume import measured_modes, set_modes, stateful_parts
-from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, reward_metrics
+from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
@@ -33,9 +33,6 @@ from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
-
-SHARE = 0.02
-"""The largest part of a run's time that an observer may take; a slow observer is called less often."""
 
 
 class Observer:
@@ -54,24 +51,6 @@ class Observer:
         """The likely cause of refused steps, as part of a sentence; None if this observer knows none."""
 
 
-class Pace:
-    """Limits how often something happens: at most every `least` seconds, and for at most a `SHARE` of the time."""
-
-    def __init__(self, least: float):
-        self.least, self._next = least, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *exception: object) -> None:
-        now = time.monotonic()
-        self._next = now + max(self.least, (now - self._begun) / SHARE)
-
-
 class Run:
     """A run in progress or complete: its folder, its parts, and its metrics so far."""
 
@@ -81,6 +60,7 @@ class Run:
         self.first = distributed.rank() == 0
         """Whether this is the first rank, the only one that writes."""
         self.metrics: list[dict[str, float]] = []
+        """The metrics of each step."""
         self.after: Evaluation | None = None
         """The held-out tasks after training."""
         self.best: dict[str, Any] | None = None
@@ -106,6 +86,7 @@ class Run:
 
     @property
     def policy(self) -> Any:
+        """The `Policy` in training."""
         return self.learner.policy
 
     @property
@@ -133,7 +114,7 @@ class Run:
                 self._save_before_error()
             raise
         step = int(metrics["step"])
-        metrics |= reward_metrics(judged)
+        metrics |= reward_metrics(judged, self.metrics[-1] if self.metrics else None)
         tracking = time.perf_counter()
         self._log_rollouts(step, rollouts, judged)
         tracked = time.perf_counter()
@@ -165,7 +146,7 @@ class Run:
         last = self.learner.last_step
         assert last is not None  # set by `learn`
         pieces = partial(token_pieces, self.policy.tokenizer)
-        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces)
+        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks)
         self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, self.learner.distributions)
 

@@ -19,8 +19,8 @@ from operant.options import compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
-from operant.training.optimizer import OptimizerOptions
-from operant.training.update import UpdateOptions
+from operant.training.optimizer import OWN, RateOptions, without_unused
+from operant.training.update_rules import find_rule
 from operant.types import Batch, OperantError, Outputs, shown
 
 
@@ -46,6 +46,9 @@ class LearnerOptions:
     watch_every: int = 10
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
     never. Tensors above 65,536 numbers are sampled."""
+    keep_gradients: bool = False
+    """Keep the gradients of the last optimizer step, clipped, in the parameters' `.grad` until the next update. They
+    take as much memory as the trained weights. None are kept of an update that was refused or stopped early."""
 
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
@@ -57,20 +60,25 @@ class LearnerOptions:
 
 
 def schema(algorithm: Algorithm) -> dict[str, Any]:
-    """The options of a learner, by group; those of loss and advantage are the arguments of the method's functions."""
-    return {
+    """The options of a learner, by group.
+
+    Those of loss and advantage are the arguments of the method's functions, `update` and `optimizer` those of its rule.
+    """
+    rule = find_rule(algorithm.update)
+    known = {
         "learner": LearnerOptions,
         "sampling": Sampling,
         "kl": KLOptions,
         "loss": algorithm.loss,
         "advantage": algorithm.advantage or (lambda batch: batch),
-        "update": UpdateOptions,
-        "optimizer": OptimizerOptions,
+        "update": rule.update_options,
+        "optimizer": rule.optimizer_options,
         "score": ScoreOptions,
         "lora": LoraOptions,
         "value": ValueOptions,
         "model": ModelOptions,
     }
+    return {group: made for group, made in known.items() if made is not None}
 
 
 def missing_parts(algorithm: Algorithm) -> dict[str, str]:
@@ -107,7 +115,13 @@ def learner_options(
     of_a_run = [k for k in chosen if "." not in k]  # steps and batch, which a learner does not have
     base, left_out = applicable_options(chosen, name, [*option_names(algorithm), *of_a_run])
     base = {k: v for k, v in {**algorithm.defaults, **base, **(above or {})}.items() if k in names(known)}
-    return checked_options(name, base | own_options(name, known, given)), left_out
+    own = own_options(name, known, given)
+    return checked_options(name, with_base(base, own)), left_out
+
+
+def with_base(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of preset and recipe, replaced by the caller's, without those that the optimizer does not use."""
+    return without_unused(base, {**base, **own}.get("optimizer.kind", "adamw")) | dict(own)
 
 
 def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +145,8 @@ def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
     Raises: OperantError for an unknown option; if another method has it, the message names that method.
     """
     old_names.refuse(given)
+    if given.get("optimizer.kind") == OWN and "optimizer.kind" not in names(known):
+        raise OperantError(f"optimizer: the update rule of algorithm {name} makes its own steps; leave it out")
     try:
         return resolve(known, given)
     except OperantError as error:
@@ -205,9 +221,10 @@ def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
 
     Raises: OperantError.
     """
-    optimizer, following = options["optimizer"], []
-    following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
-    following += [f"optimizer.warmup={optimizer.warmup:g}"] if optimizer.warmup else []
+    optimizer, following = options.get("optimizer"), []
+    if isinstance(optimizer, RateOptions):
+        following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
+        following += [f"optimizer.warmup={optimizer.warmup:g}"] if optimizer.warmup else []
     following += ["kl.control=linear"] if options["kl"].control == "linear" else []
     if following and total_steps is None:
         raise OperantError(
