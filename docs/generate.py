@@ -9,18 +9,15 @@ fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of mea
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
-import ast
 import inspect
-import itertools
 import json
 import re
 import sys
-import textwrap
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
+from operant.cli.parser import ARGUMENTS, as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema
@@ -38,24 +35,6 @@ where one group alone has the name, the name alone will do. This page is generat
 option, then run `make docs`.
 """
 BAR = r"\|"
-# Options that are arguments of a pure function, whose docstring describes all of them together.
-ARGUMENTS = {
-    "clip": "The ratio may move by this much before the gain ends.",
-    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
-    "value_coef": "Weight of the value loss beside the policy loss.",
-    "entropy_coef": "Weight of the entropy bonus.",
-    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
-    "scale": "Divide by the deviation of the group's returns.",
-    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
-    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
-    "gamma": "Discount between the tokens of a reply.",
-    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
-    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
-    "turn_lam": "Lambda between turns; none: `lam`.",
-    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
-    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
-    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
-}
 TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner"}
 
 
@@ -135,8 +114,8 @@ def presets() -> str:
     used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in PRESETS.values())]
     table = f"| option | default | {' | '.join(PRESETS)} |\n|---|---|{'---|' * len(PRESETS)}\n"
     for full in used:
-        cells = [_shown(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
-        table += f"| `{full}` | {_shown(ours[full])} | {' | '.join(cells)} |\n"
+        cells = [as_typed(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
+        table += f"| `{full}` | {as_typed(ours[full])} | {' | '.join(cells)} |\n"
     return table
 
 
@@ -146,7 +125,7 @@ def methods() -> str:
     table += "|---|---|---|---|---|---|---|\n"
     for name, row in ALGORITHMS.items():
         needs = ["a critic"] * row.needs.critic + [f"{row.needs.samples} replies a prompt"] * (row.needs.samples > 1)
-        own = ", ".join(f"`{full}` {_shown(value)}" for full, value in row.defaults.items())
+        own = ", ".join(f"`{full}` {as_typed(value)}" for full, value in row.defaults.items())
         source = {"play": "its own replies", "data": "given replies"}[row.source]
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
         table += f"| `{name}` | {source} | `{row.loss.__name__}`, {row.per} | {credit} | {', '.join(needs)} "
@@ -168,12 +147,12 @@ def options() -> str:
         page += f"\n## {TITLES.get(group, group)}\n\n{_lead(made)}\n\n| option | default | meaning |\n|---|---|---|\n"
         for name, value in defaults(made).items():
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
-            page += f"| `{full}` | {_shown(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
+            page += f"| `{full}` | {as_typed(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
     for algorithm in (name for name in ALGORITHMS if name != "ppo"):
         rows = [(group, *option) for group in ("loss", "advantage") for option in _of_method(algorithm, group)]
         if rows:
             page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"
-            page += "".join(f"| `{g}.{n}` | {_shown(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
+            page += "".join(f"| `{g}.{n}` | {as_typed(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
     return page
 
 
@@ -185,35 +164,9 @@ def _alone(name: str) -> bool:
     return name in names(config_schema("ppo")) or sum(n.endswith(f".{name}") for n in names(config_schema("ppo"))) == 1
 
 
-def sentences(made: Any) -> dict[str, str]:
-    """The text under each field of a dataclass; for the arguments of a function, `ARGUMENTS`."""
-    if not is_dataclass(made) or not inspect.isclass(made):
-        return ARGUMENTS
-    made_of = [base for base in reversed(made.__mro__) if is_dataclass(base)]
-    bodies = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body for base in made_of]
-    pairs = itertools.chain.from_iterable(map(itertools.pairwise, bodies))
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in pairs
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
-
-
 def _lead(made: Any) -> str:
     """The first paragraph of the docstring, on one line."""
     return (inspect.getdoc(made) or "").split("\n\n")[0].replace("\n", " ")
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float | int):
-        return f"{value:g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    if isinstance(value, tuple | list):
-        return ", ".join(map(_shown, value)) or "none"
-    return str(value)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from toys import letters, lm
 
 from operant.cli import main
 from operant.cli.arguments import parse
+from operant.cli.commands import COMMANDS
+from operant.runs.config import load_recipe
 
 
 @pytest.fixture
@@ -80,6 +83,15 @@ def test_generate_prints_a_reply(folder, capsys):
         (["generate"], "expected one run folder or model"),
         (["generate", "nowhere/at/all"], "nowhere/at/all"),
         (["report", "nowhere"], "nowhere"),
+        (["report", "nowhere", "--prot", "80"], "option 'prot' is unknown; did you mean 'port'"),
+        (["generate", "nowhere", "--promt", "ab"], "did you mean 'prompt'"),
+        (["generate", "nowhere", "--prom", "ab"], "option 'prom' is unknown"),  # no abbreviations
+        (["generate", "nowhere", "--prompt"], "--prompt: expected one argument"),
+        (["train", "--resume"], "--resume: expected one argument; `operant train --help` shows examples"),
+        (["train", "letters", "--steps", "2", "--steps", "3"], "option --steps appears twice"),
+        (["replay", "nowhere", "--steps", "3"], "option 'steps' is unknown"),
+        (["doctor", "--plan", "letters", "extra"], "takes no argument except --plan"),
+        (["doctor", "--plan", "letters", "--setps", "3"], "did you mean 'steps'"),
     ],
 )
 def test_a_mistake_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
@@ -127,6 +139,30 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     script = "import sys; from operant.cli import main; main(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "operant train RECIPE" in done.stdout and done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_with_its_options(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: operant {command}") and "-h, --help" in text
+    assert text.index(f"  operant {command}") < text.index("-h, --help"), "examples come first"
+
+
+def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_recipe(capsys):
+    def options(*words):
+        assert main(["train", *words, "--help"]) == 0
+        parts = re.split(r" --(?=[a-z])", re.sub(r"\s+", " ", capsys.readouterr().out))
+        return {part.split()[0]: re.findall(r"\[([^][]*)\]", part)[-1] for part in parts if "[" in part}
+
+    plain, grpo = options(), options("letters", "--algorithm", "grpo", "--lr", "0.3")
+    assert plain["kl.coef"] == "0.1" and plain["loss.value-clip"] == "0.2" and "advantage.deviation" not in plain
+    assert grpo["algorithm"] == "grpo" and grpo["advantage.deviation"] == "population" and "loss.value-clip" not in grpo
+    assert (
+        grpo["optimizer.lr"] == "0.3"
+        and grpo["optimizer.schedule"] == "linear"
+        and grpo["policy"] == load_recipe("letters")["policy"]
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")

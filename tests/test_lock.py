@@ -1,7 +1,9 @@
 """One writer per run folder: locks of living and dead processes; of many that start together, one wins."""
 
+import errno
 import json
 import os
+import socket
 import time
 
 import pytest
@@ -10,7 +12,7 @@ from processes import Child, until
 from operant.runs import lock
 from operant.types import OperantError
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs the start times of processes")
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="forks")
 
 
 def held(path, **other):
@@ -18,6 +20,12 @@ def held(path, **other):
     assert lock.take_free(path)
     mine = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(mine | other), encoding="utf-8")
+
+
+def left_behind(path, **other):
+    """Writes a lock whose owner has ended since: the kernel's own lock has gone with it."""
+    held(path, **other)
+    lock._held.pop(path).release()
 
 
 def left_by_a_dead_process(path):
@@ -55,7 +63,7 @@ def test_of_many_starters_at_one_stale_lock_one_wins(tmp_path, monkeypatch):
 
 
 def test_a_restarted_machine_holds_no_lock(tmp_path):
-    held(tmp_path / "lock", boot="another")
+    left_behind(tmp_path / "lock", boot="another")
     assert lock.take(tmp_path / "lock")["boot"] == "another"
 
 
@@ -87,16 +95,43 @@ def test_a_container_on_this_machine_is_asked_through_the_kernel(tmp_path):
 
 
 def test_a_number_that_another_process_has_now_is_no_owner(tmp_path):
-    held(tmp_path / "lock", born="1")
-    assert lock.take(tmp_path / "lock")["born"] == "1"
+    left_behind(tmp_path / "lock", pid=os.getppid())
+    assert lock.take(tmp_path / "lock")["pid"] == os.getppid()
 
 
 def test_the_lock_of_an_older_version_is_understood(tmp_path):
+    old = {"pid": os.getppid(), "host": socket.gethostname(), "born": "1", "since": "noon"}
+    (tmp_path / "lock").write_text(json.dumps(old), encoding="utf-8")
+    assert lock.take(tmp_path / "lock") == old
+
+
+def test_a_process_that_its_owner_has_forked_does_not_hold_it(tmp_path):
+    path, over = tmp_path / "lock", tmp_path / "over"
+
+    def own():
+        assert lock.take_free(path)
+        if os.fork() == 0:  # it outlives its parent
+            until(over.exists)
+            os._exit(0)
+        return 0
+
+    assert Child(own).ends() == 0
+    assert lock.take(path)["pid"] != os.getpid()
+    over.touch()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_folder_without_locks_asks_for_the_process(number, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert lock.take_free(tmp_path / "lock") and not lock.take_free(tmp_path / "lock")
+    with pytest.raises(OperantError, match=f"in use by process {os.getpid()} on"):
+        lock.take(tmp_path / "lock")
+    lock.release(tmp_path / "lock")
     left_by_a_dead_process(tmp_path / "lock")
-    old = json.loads((tmp_path / "lock").read_text(encoding="utf-8"))
-    kept = {name: old[name] for name in ("pid", "host", "born", "since")}
-    (tmp_path / "lock").write_text(json.dumps(kept), encoding="utf-8")
-    assert lock.take(tmp_path / "lock") == kept
+    assert lock.take(tmp_path / "lock")["pid"] != os.getpid()
 
 
 def test_a_truncated_lock_is_not_held(tmp_path):

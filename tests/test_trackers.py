@@ -298,7 +298,7 @@ def logs(folder):
     """Return name, rows and configuration of the run in a folder, from trackio's own storage."""
     from trackio.sqlite_storage import SQLiteStorage
 
-    from operant.trackers.trackio import use_folder
+    from operant.trackers.wandb import use_folder
 
     use_folder(folder / "trackio")
     (run,) = SQLiteStorage.get_runs("operant")

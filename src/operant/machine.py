@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 
 
@@ -51,32 +52,18 @@ def about() -> dict[str, Any]:
     }
 
 
-def resident_gb() -> float | None:
-    """Resident memory of this process, in GB; None if the system does not report it."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
-    except (OSError, ValueError):
-        return None
-
-
 def memory() -> dict[str, float]:
     """Metrics of memory: of the process, and the peak of tensors on the GPU since the last call."""
-    metrics = {}
-    if (resident := resident_gb()) is not None:
-        metrics["memory/resident_gb"] = resident
+    metrics = {"memory/resident_gb": psutil.Process().memory_info().rss / 1e9}
     if torch.cuda.is_available():
         metrics["memory/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
         torch.cuda.reset_peak_memory_stats()
     return metrics
 
 
-def size_gb() -> float | None:
+def size_gb() -> float:
     """Memory of the machine, in GB."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    except (OSError, ValueError):
-        return None
+    return psutil.virtual_memory().total / 1e9
 
 
 def command() -> str:

@@ -7,31 +7,15 @@ gives one sentence on standard error and exit code 2, never a traceback.
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-USAGE = """operant trains transformer language models with reinforcement learning.
-
-  operant train RECIPE [--option value ...]   run a recipe ({recipes}) or your own YAML file
-  operant train --resume runs/x               resume an interrupted run
-  operant sweep RECIPE --option 1,2,3         one run per value, or per combination of several options; resumable
-  operant generate runs/x                     generate replies with the trained model
-  operant report runs/x                       rebuild the report of a run
-  operant report runs/x --serve               serve the report as a live page, with every reply
-  operant report runs/a runs/b ...            compare runs: curves, reward against KL, replies side by side
-  operant replay runs/x/refused/step-00012    repeat a refused step and find its first NaN or infinity
-  operant doctor                              versions, devices, optional packages and a self-test
-  operant doctor --plan RECIPE                estimate the memory of a run without loading its model
-
-`operant train --help` lists every option. Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        recipes = sorted(path.stem for path in (Path(__file__).parents[1] / "builtin").glob("*.yaml"))
-        print(USAGE.format(recipes=", ".join(recipes)), end="")
+        from operant.cli.commands import print_help
+
+        print_help()
         return 0
     if words[0] in ("-V", "--version"):
         from operant import __version__

@@ -1,41 +1,49 @@
-"""The commands: each function takes its arguments and options and returns the exit code."""
+"""The commands, each with its options and its help.
+
+The options of a run depend on its recipe, its method and what these name, so `train`, `sweep` and `doctor --plan` take
+options that their parsers do not know, and `operant.runs.config` checks them.
+"""
 
 import difflib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from argparse import SUPPRESS
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operant.cli.arguments import parse, parse_text
-from operant.options import compose, convert, defaults
+from operant.cli.parser import Parser
+from operant.options import compose, convert, defaults, names, read
 from operant.trackers.console import Console, before_after, plain
 from operant.types import OperantError
 
-FLAGS = {"train": ("fresh_optimizer",), "report": ("serve",)}
-"""Options of a command that take no value."""
-HELP = {
-    "sweep": """operant sweep RECIPE --option 1,2,3 [--option value ...]
-
-  --kl.coef 0,0.1,0.5           one run per value; several such options give one run per combination
-  --betas [0.9,0.95],[0.9,0.99] values that contain commas are put in brackets
-  --out runs/RECIPE-sweep       folder of the sweep: a run folder per combination, and report.html, which compares them
-  --at-once 1                   number of runs in parallel
-  --random N                    draw N random combinations; an option may then be a range, 1e-5..1e-3
-  --sweep-seed 0                random seed of these draws
-
-All other options are those of `operant train`. The same command resumes a sweep; more values add runs to it.
-`operant report runs/RECIPE-sweep` rebuilds the comparison.""",
-    "generate": "operant generate runs/x [--prompt TEXT] [--max-tokens 60] [--temperature 1.0] [--seed 0]",
-    "report": """operant report runs/x [--serve [--host 127.0.0.1] [--port 8265]]
-operant report runs/a runs/b ... [--out comparison.html]""",
-    "replay": "operant replay runs/x/refused/step-00012",
-    "doctor": """operant doctor                                       versions, devices, packages and a self-test
-operant doctor --plan RECIPE [--option value ...]    the memory of a run, estimated without loading its model""",
-}
+REPLY_TOKENS = 60
+"""The most tokens of a reply of `operant generate`, unless `--max-tokens` says otherwise."""
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line."""
+
+    run: Callable[[Sequence[str], dict[str, Any]], int]
+    """Takes the arguments and the options, and returns the exit code."""
+    about: str
+    examples: str
+    operand: str = ""
+    """Its arguments, for the line of usage."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its own options, for `add_argument`."""
+    declared: str = ""
+    """The dataclass `module:Name` of its options that are declared elsewhere."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values of those options that are not their defaults."""
+    more: bool = False
+    """Whether it takes the options of a run, too."""
+
+
+def run(name: str, words: Sequence[str]) -> int:
     """Run the command `name` on the words after it, or print its help; returns the exit code.
 
     Raises: OperantError for an unknown command, unusable arguments, or an error of the command itself.
@@ -44,12 +52,64 @@ def run(name: str, arguments: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`operant --help` lists the commands"
         raise OperantError(f"unknown command {name!r}; {hint}")
-    split = parse_text if name == "sweep" else parse
-    words, options = split(arguments, FLAGS.get(name, ()))
-    if "help" in options:
-        print(HELP[name] if name in HELP else _train_help())
-        return 0
-    return COMMANDS[name](words, options)
+    command = COMMANDS[name]
+    parser = parsers(Parser("operant", name, ""))[name]
+    if command.declared:
+        module, _, declared = command.declared.partition(":")
+        parser.add_schema({"": getattr(import_module(module), declared)}, command.values)
+    operands, options, rest = parser.read(words, command.more)
+    if not options.pop("help", False):
+        rest = rest if name == "sweep" else {option: read(text) for option, text in rest.items()}
+        return command.run(operands, options | rest)
+    if name == "train":
+        parser.add_schema(*_options_of_a_run(operands[0] if operands else None, rest))
+    parser.print_help()
+    return 0
+
+
+def print_help() -> None:
+    """Print the commands, and how to find the options of each."""
+    recipes = ", ".join(sorted(path.stem for path in (Path(__file__).parents[1] / "builtin").glob("*.yaml")))
+    examples = f"""\
+  operant train RECIPE --kl.coef 0.1                 a recipe ({recipes}) or your own YAML file
+  operant generate runs/RECIPE                       generate replies with the trained model
+  operant train --resume runs/RECIPE                 resume an interrupted run"""
+    about = "train transformer language models with reinforcement learning"
+    end = "`operant COMMAND --help` explains a command, and `operant train --help` lists every option of a run."
+    top = Parser("operant", about, examples, usage="operant COMMAND [--option value ...]", epilog=end)
+    top.add_argument("-V", "--version", action="store_true", help="show the version")
+    parsers(top)
+    top.print_help()
+
+
+def parsers(top: Parser) -> dict[str, Parser]:
+    """Give `operant` the parsers of its commands; they are returned by name."""
+    below = top.add_subparsers(title="commands", metavar="COMMAND", prog="operant")
+    for name, command in COMMANDS.items():
+        takes = [command.operand, "[--option value ...]" if command.options or command.more else ""]
+        settings = {
+            "usage": " ".join(filter(None, ["operant", name, *takes])),
+            "epilog": EXIT_CODES if name == "train" else None,
+        }
+        parser = below.add_parser(name, help=command.about, about=command.about, examples=command.examples, **settings)
+        parser.add_argument("operands", nargs="*", help=SUPPRESS)
+        for option, of_option in command.options.items():
+            parser.add_argument(f"--{option}", **of_option)
+    return below.choices
+
+
+def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a method and of the parts that a run names, and the values of a recipe."""
+    from operant.algorithms import DEFAULT, find
+    from operant.runs.config import as_mapping, config_schema, configure, named_in
+
+    if recipe is None:
+        method = str(options.get("algorithm", DEFAULT))
+        return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
+    config = configure(options, recipe)
+    values = as_mapping(config)
+    schema = config_schema(config.train.algorithm, named_in(vars(config.train)))
+    return schema, {full: (values[group] if group else values)[name] for full, (group, name) in names(schema).items()}
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -59,8 +119,6 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant train RECIPE [--option value ...]`, or `operant train --resume runs/x`."""
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
-    if resume is True:
-        raise OperantError("--resume needs a run folder: operant train --resume runs/x")
     if len(words) > 1 or (words and resume):
         raise OperantError(f"unexpected argument {words[-1]!r}: operant train RECIPE --option value ...")
     if not words and not resume and not options:
@@ -138,25 +196,6 @@ def _print_diagnosis(path: Any) -> None:
         print(plain(f"    remedy: {finding.remedy}"))
 
 
-def _train_help() -> str:
-    """List every option of a run with its default."""
-    from operant.runs.config import config_schema, recipes
-
-    lines = ["operant train RECIPE [--option value ...]", f"recipes: {', '.join(recipes())}", ""]
-    for group, options in config_schema("ppo").items():
-        for name, value in defaults(options).items():
-            full = f"{group}.{name}" if group else name
-            lines.append(f"  --{full.replace('_', '-'):34} {value!r}")
-    return "\n".join([*lines, "", _AFTER_THE_OPTIONS])
-
-
-_AFTER_THE_OPTIONS = """docs/options.md explains each option.
---resume runs/x resumes a run; options beside it replace the recorded ones from the next step on.
---fresh-optimizer resumes with a new optimizer state, which a light checkpoint requires.
-Exit codes: 0 finished, or stopped by a signal and saved; 2 an error, explained in a message; 1 ended by the watchdog
-after silence_minutes without progress. A run can be resumed after each of them."""
-
-
 # --- sweep ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +234,7 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
             f"operant train --resume {folder}"
         )
     policy = trained_policy(folder) if (folder / "export").exists() else load_policy(words[0])
-    base = {"max_tokens": 60, "stop_tokens": policy.stop_tokens}
+    base = {"max_tokens": REPLY_TOKENS, "stop_tokens": policy.stop_tokens}
     sampling = compose({"": Sampling}, base | options)[""]
     engine = default_engine(policy)
     for number, text in enumerate([prompt] if isinstance(prompt, str) else _lines_of_input()):
@@ -279,18 +318,96 @@ def replay(words: Sequence[str], options: dict[str, Any]) -> int:
 def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant doctor` examines this machine; with --plan it prints the memory that a run would take."""
     recipe = options.pop("plan", None)
-    if recipe is None and (words or options):
+    if words or (recipe is None and options):
         raise OperantError("`operant doctor` takes no argument except --plan: operant doctor --plan sentiment")
     from operant.cli.doctor import examine, print_plan
 
     return examine() if recipe is None else print_plan(None if recipe is True else recipe, options)
 
 
+EXIT_CODES = """\
+Exit codes: 0 finished, or stopped by a signal and saved; 2 an error, explained in a message; 1 ended by the watchdog
+after silence_minutes without progress. A run can be resumed after each of them. docs/options.md explains all."""
 COMMANDS = {
-    "train": train,
-    "sweep": sweep,
-    "generate": generate,
-    "report": report,
-    "replay": replay,
-    "doctor": doctor,
+    "train": Command(
+        train,
+        "train a model: a recipe, your own YAML file, or options alone",
+        """\
+  operant train sentiment                            a recipe of the package
+  operant train my.yaml --kl.coef 0.1                your own file, with another value
+  operant train --tasks t.jsonl --reward my:score    options alone
+  operant train --resume runs/x                      resume an interrupted run
+  operant train letters --algorithm grpo --help      the options of a method, with the values of a recipe
+
+Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it.""",
+        "[RECIPE]",
+        {
+            "out": {"metavar": "FOLDER", "help": "the run folder [runs/RECIPE]"},
+            "resume": {"metavar": "FOLDER", "help": "resume a run; options beside it replace the recorded ones"},
+            "fresh-optimizer": {
+                "action": "store_true",
+                "help": "resume with a new optimizer state, which a light checkpoint requires",
+            },
+        },
+        more=True,
+    ),
+    "sweep": Command(
+        sweep,
+        "make one run per value, or per combination of several options; resumable",
+        """\
+  operant sweep letters --kl.coef 0,0.1,0.5             one run per value; of several such options, per combination
+  operant sweep letters --betas [0.9,0.95],[0.9,0.99]   values that contain commas are put in brackets
+  operant sweep letters --random 8 --lr 1e-5..1e-3      random combinations
+
+All other options are those of `operant train`. The same command resumes a sweep; more values add runs to it.
+`operant report runs/letters-sweep` rebuilds the comparison.""",
+        "[RECIPE]",
+        declared="operant.sweep:SweepOptions",
+        more=True,
+    ),
+    "generate": Command(
+        generate,
+        "generate replies with a trained model",
+        """\
+  operant generate runs/x --prompt "Once upon"       one reply
+  operant generate runs/x < prompts.txt              a reply to each line""",
+        "runs/x",
+        {
+            "prompt": {"metavar": "TEXT", "help": "the prompt; without it, each line of standard input is one"},
+            "seed": {"metavar": "VALUE", "help": "random seed of the replies [0]"},
+        },
+        "operant.sampling:Sampling",
+        {"max_tokens": REPLY_TOKENS},
+    ),
+    "report": Command(
+        report,
+        "rebuild or serve the report of a run, or compare runs",
+        """\
+  operant report runs/x                              rebuild the report of a run
+  operant report runs/x --serve                      serve the report as a live page, with every reply
+  operant report runs/a runs/b --out c.html          compare runs: curves, reward against KL, replies side by side""",
+        "runs/x ...",
+        {
+            "out": {"metavar": "FILE", "help": "the page of a comparison"},
+            "serve": {"action": "store_true", "help": "serve the report as a live page, with every reply"},
+        },
+        "operant.report.server:Serving",
+    ),
+    "replay": Command(
+        replay,
+        "repeat a refused step and find its first NaN or infinity",
+        "  operant replay runs/x/refused/step-00012",
+        "runs/x/refused/step-00012",
+    ),
+    "doctor": Command(
+        doctor,
+        "examine this machine, or estimate the memory of a run",
+        """\
+  operant doctor                                     versions, devices, optional packages and a self-test
+  operant doctor --plan RECIPE --batch 64            the memory of a run, estimated without loading its model""",
+        options={
+            "plan": {"nargs": "?", "const": True, "metavar": "RECIPE", "help": "the recipe, YAML file or run folder"}
+        },
+        more=True,
+    ),
 }

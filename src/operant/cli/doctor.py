@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich")
+CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich", "filelock", "psutil")
 EXTRAS = {
     "lora": ("peft",),
     "quantise": ("peft", "bitsandbytes"),

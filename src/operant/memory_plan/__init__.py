@@ -127,12 +127,11 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     return Shape(prompt, reply, train.batch, rows, -(-minibatch // rows))
 
 
-def _memory_of(device: torch.device) -> float | None:
-    """Bytes of memory that a device has; None if unknown."""
+def _memory_of(device: torch.device) -> float:
+    """Bytes of memory that a device has."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    size = machine.size_gb()
-    return None if size is None else size * 1e9
+    return machine.size_gb() * 1e9
 
 
 def lines(memory: MemoryPlan) -> Iterator[str]:

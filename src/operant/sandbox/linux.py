@@ -1,13 +1,13 @@
-"""System calls of the supervisor: namespaces, cgroups, the process table. Only the standard library is imported."""
+"""System calls of the supervisor: namespaces, cgroups, processes. Imports only the standard library and psutil."""
 
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+
+import psutil
 
 # Constants of <sched.h>, <sys/mount.h> and <sys/prctl.h>.
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
@@ -83,45 +83,21 @@ def write_value(path: str, value: object) -> bool:
         return False
 
 
-class ProcessInfo(NamedTuple):
-    """A row of the process table."""
-
-    parent: int
-    state: str
-    threads: int
-
-
-def processes() -> dict[int, ProcessInfo]:
-    """The process table, by pid."""
-    if not LINUX:
-        with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
-            rows = [line.split() for line in ps.communicate()[0].splitlines()]
-        return {int(pid): ProcessInfo(int(parent), state[:1], 1) for pid, parent, state in rows if int(pid) != ps.pid}
-    found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-            state, parent, *rest = file.read().rpartition(")")[2].split()
-            found[int(name)] = ProcessInfo(int(parent), state, int(rest[15]))
+def children(pid: int, *, recursive: bool = False) -> set[int]:
+    """Pids of the living children of a process, or of all its living descendants."""
+    found = set()
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive):
+            with suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    found.add(child.pid)
     return found
-
-
-def descendants(root: int) -> set[int]:
-    """Pids of the living descendants of `root`."""
-    table = processes()
-    found, new = set(), {root}
-    while new:
-        new = {pid for pid, process in table.items() if process.parent in new} - found
-        found |= new
-    return {pid for pid in found if table[pid].state != "Z"}
 
 
 def threads_of_this_user() -> int:
     """Number of processes and threads of this user, which is what RLIMIT_NPROC limits."""
-    total = 0
-    for pid, process in processes().items():
-        with suppress(OSError):
-            total += process.threads if os.stat(f"/proc/{pid}").st_uid == os.getuid() else 0
-    return total
+    every = psutil.process_iter(["uids", "num_threads"])
+    return sum(p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == os.getuid())
 
 
 def kill(pids: Iterable[int], number: int) -> None:

@@ -19,9 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from operant.types import OperantError
 
-BOOT = "import sys; sys.path.append(sys.argv[1]); from operant.sandbox.supervisor import main; main(sys.argv[2])"
+BOOT = "import sys; sys.path += sys.argv[2:]; from operant.sandbox.supervisor import main; main(sys.argv[1])"
+
+PACKAGES = [str(Path(file).parents[depth]) for file, depth in ((__file__, 2), (psutil.__file__, 1))]
+"""The folders of the packages that a supervisor imports, which has no `site`."""
 
 
 class Level(NamedTuple):
@@ -93,7 +98,7 @@ class SupervisedProcess:
         setup |= {"level": limits.level, "memory": limits.memory, "processes": limits.processes}
         with theirs:
             self.supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parents[2]), json.dumps(setup)],
+                [sys.executable, "-I", "-S", "-c", BOOT, json.dumps(setup), *PACKAGES],
                 pass_fds=[theirs.fileno(), *fds],
                 start_new_session=True,  # so that Ctrl-C reaches the run alone
                 stdin=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """The process between a run and a program: it starts the program under its limits and ends it with all descendants.
 
-It runs in a bare interpreter (see `process.py`), imports only the standard library and `linux.py`, and has no threads.
+It runs in a bare interpreter (see `process.py`), imports only the standard library, psutil and `linux.py`, and has no
+threads.
 
 Its setup is JSON: {"argv": [...], "control": fd, "fds": [fd, ...], "level": "auto", "memory": bytes, "processes": n,
 "run": pid}; a limit of null means no limit. It receives one-letter commands over the control socket: `o` (kill the
@@ -140,9 +141,8 @@ class Supervisor:
         """The program's pid as seen from here: it is the first child of the namespace's first process."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            for pid, process in linux.processes().items():
-                if process.parent == self.init:
-                    return pid
+            for pid in linux.children(self.init):
+                return pid
             time.sleep(0.002)
         raise SystemExit("the first process of the namespace has started no program")
 
@@ -192,8 +192,7 @@ class Supervisor:
         end = time.monotonic() + PATIENCE
         while linux.LINUX and time.monotonic() < end:
             self._reap()
-            children = [pid for pid, p in linux.processes().items() if p.parent == parent and p.state != "Z"]
-            orphans = [pid for pid in children if pid != self.program]
+            orphans = linux.children(parent) - {self.program}
             if not orphans or self.ended:
                 break
             linux.kill(orphans, signal.SIGKILL)
@@ -220,7 +219,7 @@ class Supervisor:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             self._reap()
-            alive = linux.descendants(os.getpid())
+            alive = linux.children(os.getpid(), recursive=True)
             if not alive:
                 return
             # A stopped process cannot fork: once no new ones are found, all can be killed together.

@@ -142,16 +142,6 @@ def replies(step: int, rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     return table
 
 
-def as_row(package: Any, data: StepData) -> dict[str, Any]:
-    """Return a part of a step in the types of `package`, which is the module `wandb` or `trackio`."""
-    row: dict[str, Any] = dict(data.scalars)
-    for name, histogram in data.histograms.items():
-        row[name] = package.Histogram(np_histogram=(list(histogram.counts), edges(histogram)))
-    if data.replies:
-        row["replies"] = package.Table(columns=list(COLUMNS), data=data.replies)
-    return row
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress all output of the block, because the console belongs to the run."""

@@ -22,8 +22,7 @@ from typing import Any, Protocol
 from operant.import_by_name import Table
 from operant.options import Factory, arguments
 from operant.trackers.tensorboard import TensorBoard
-from operant.trackers.trackio import Trackio
-from operant.trackers.wandb import WandB
+from operant.trackers.wandb import Trackio, WandB
 from operant.types import OperantError
 
 TRACKERS = Table("tracker", "operant.trackers", {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)})

@@ -1,14 +1,21 @@
-"""Weights & Biases: a run in `runs/x/wandb`. It is sent during training if there is an API key, else kept offline."""
+"""The trackers with W&B's API: Weights & Biases itself, and trackio, a small local database.
 
+W&B writes a run to `runs/x/wandb`, and sends it during training if there is an API key; else the run is kept offline.
+trackio writes to `runs/x/trackio`, for `TRACKIO_DIR=runs/x/trackio trackio show`.
+"""
+
+import importlib
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant.trackers.base import PROJECT, ExternalTracker, StepData, as_row, quiet
+from operant.trackers.base import COLUMNS, PROJECT, ExternalTracker, StepData, edges, quiet
+from operant.types import OperantError
 
 INIT_SECONDS, FINISH_SECONDS = 30.0, 60.0
 """How long W&B may take to answer at the start, and to send the rest of the run at the end."""
@@ -22,9 +29,7 @@ class WandB(ExternalTracker):
     def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
         super().__init__(run_folder, log_message)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # telemetry about W&B itself is opt-in
-        import wandb
-
-        self._wandb: Any = wandb
+        self._package: Any = importlib.import_module(self.name)
         self._run: Any = None
 
     def begin(self, config: Mapping[str, Any]) -> None:
@@ -44,7 +49,11 @@ class WandB(ExternalTracker):
 
     def write(self, step: int, data: StepData) -> None:
         """Add to the row of the step. W&B closes a row when the next step begins."""
-        row = as_row(self._wandb, data)
+        row: dict[str, Any] = dict(data.scalars)
+        for name, histogram in data.histograms.items():
+            row[name] = self._package.Histogram(np_histogram=(list(histogram.counts), edges(histogram)))
+        if data.replies:
+            row["replies"] = self._package.Table(columns=list(COLUMNS), data=data.replies)
         with self._quiet_in_run_folder():
             self._run.log(row, step=step)
 
@@ -55,7 +64,7 @@ class WandB(ExternalTracker):
                 try:
                     self._run.finish(exit_code=int(failed))
                 except Exception:  # the service has died; without a teardown, Python would wait for it at exit
-                    self._wandb.teardown()
+                    self._package.teardown()
                     raise
 
     @contextmanager
@@ -79,7 +88,7 @@ class WandB(ExternalTracker):
 
         The user is never asked for an API key.
         """
-        wandb = self._wandb
+        wandb = self._package
         mode = wandb.setup().settings.mode
         if mode in ("offline", "dryrun"):
             reason = "WANDB_MODE is offline"
@@ -109,8 +118,8 @@ class WandB(ExternalTracker):
             "x_disable_machine_info": True,
             "x_disable_stats": True,
         }
-        known = self._wandb.Settings.model_fields  # settings that begin with x_ may change with the version
-        return self._wandb.init(
+        known = self._package.Settings.model_fields  # settings that begin with x_ may change with the version
+        return self._package.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=os.environ.get("WANDB_NAME", self.run_folder.resolve().name),
             id=self.state["id"],
@@ -119,5 +128,76 @@ class WandB(ExternalTracker):
             dir=str(self.run_folder),
             config=dict(config),
             reinit="create_new",  # the calling program may have a run of its own
-            settings=self._wandb.Settings(**{name: x for name, x in settings.items() if name in known}),
+            settings=self._package.Settings(**{name: x for name, x in settings.items() if name in known}),
         )
+
+
+class Trackio(WandB):
+    """Writes to trackio. TRACKIO_DIR, TRACKIO_SPACE_ID and TRACKIO_SERVER_URL keep their usual meaning."""
+
+    name = "trackio"
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Begin or continue the run."""
+        remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").split("?")[0]
+        database = use_folder(self.folder)
+        path = self.run_folder.resolve()  # other runs may be in a database that TRACKIO_DIR names: the path is unique
+        self.state.setdefault("name", str(path) if os.environ.get("TRACKIO_DIR") else path.name)
+        warnings.filterwarnings("ignore", module=r"trackio(\.|$)")  # `_raise_if_lost` makes errors of them
+        with quiet(), _hub_offline(not remote):
+            self._run = self._package.init(
+                PROJECT,
+                name=self.state["name"],
+                config=dict(config),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        show = f"look with: TRACKIO_DIR={database} trackio show --project {PROJECT}"
+        self.log_message(f"trackio: sent to {remote}" if remote else f"trackio: {show}")
+
+    def write(self, step: int, data: StepData) -> None:
+        """Add a row."""
+        super().write(step, data)
+        self._raise_if_lost()
+
+    def end(self, failed: bool) -> None:
+        """Write the remaining rows; trackio itself gives up after half a minute."""
+        if self._run is not None:
+            with quiet():
+                self._package.finish()
+            self._raise_if_lost()
+
+    def _raise_if_lost(self) -> None:
+        """Raise an OperantError if trackio lost data. It writes in another thread, and only warns of failures."""
+        lost = sorted(getattr(self._run, "_warned_failures", ()))
+        if lost:
+            raise OperantError(f"trackio could not write all data ({', '.join(lost)}); see that its folder is writable")
+
+
+def use_folder(folder: Path) -> Path:
+    """Make trackio write to `folder` unless TRACKIO_DIR is set, and return where it writes.
+
+    trackio reads TRACKIO_DIR only when it is imported, so the paths in its modules are changed.
+    """
+    if os.environ.get("TRACKIO_DIR"):
+        return Path(os.environ["TRACKIO_DIR"])
+    paths = {"TRACKIO_DIR": folder, "MEDIA_DIR": folder / "media", "ARTIFACTS_DIR": folder / "artifacts"}
+    for module in [m for name, m in sys.modules.items() if name.split(".")[0] == "trackio"]:
+        for name in paths.keys() & vars(module).keys():
+            setattr(module, name, paths[name])
+    return folder
+
+
+@contextmanager
+def _hub_offline(local: bool) -> Iterator[None]:
+    """If `local`, set huggingface_hub offline: with a token, trackio would ask the Hub for the user's name."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = local or before
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

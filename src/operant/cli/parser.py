@@ -1,0 +1,132 @@
+"""The parser of a command: argparse with options from schemas, one-sentence errors, and help by rich-argparse."""
+
+import argparse
+import ast
+import difflib
+import inspect
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, NoReturn
+
+from operant.cli.arguments import parse_text
+from operant.options import Factory, defaults, kinds
+from operant.types import OperantError
+
+ARGUMENTS = {
+    "clip": "The ratio may move by this much before the gain ends.",
+    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
+    "value_coef": "Weight of the value loss beside the policy loss.",
+    "entropy_coef": "Weight of the entropy bonus.",
+    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
+    "scale": "Divide by the deviation of the group's returns.",
+    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
+    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
+    "gamma": "Discount between the tokens of a reply.",
+    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
+    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
+    "turn_lam": "Lambda between turns; none: `lam`.",
+    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
+    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
+    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
+}
+"""The texts of options that are arguments of a pure function, whose docstring describes all of them together."""
+
+
+class Parser(argparse.ArgumentParser):
+    """It knows no abbreviations. Values stay text: `operant.options` converts and checks them, wherever they are from.
+
+    examples: lines below the first sentence of the help.
+    """
+
+    def __init__(self, prog: str, about: str, examples: str, **settings: Any) -> None:
+        super().__init__(
+            prog,
+            description=f"{about[0].upper()}{about[1:]}.\n\n{examples}",
+            formatter_class=_formatter,  # pyright: ignore[reportArgumentType] - so that rich is imported for help only
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+            **settings,
+        )
+        self.add_argument("-h", "--help", action="store_true", help="show this help")
+
+    def error(self, message: str) -> NoReturn:
+        raise OperantError(f"{message.removeprefix('argument ')}; `{self.prog} --help` shows examples")
+
+    def options(self) -> dict[str, argparse.Action]:
+        """The options by name, with underscores."""
+        return {action.dest: action for action in self._actions if action.option_strings}
+
+    def add_schema(self, schema: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Add the options of a schema by group, each with its text and value. values: those that are no defaults."""
+        known, kind_of = self.options(), kinds(schema)
+        for group, made in schema.items():
+            place, texts = self.add_argument_group(group) if group else self, sentences(made)
+            for name, default in defaults(made).items():
+                full = f"{group}.{name}" if group else name
+                value = values.get(full, default)
+                text = (
+                    f"{texts.get(name, '')} [{'no default' if value is inspect.Parameter.empty else as_typed(value)}]"
+                )
+                alone = {"nargs": "?", "const": True} if kind_of[full] is bool else {}
+                if full not in known:
+                    flag = f"--{full.replace('_', '-')}"
+                    place.add_argument(flag, dest=full, metavar="VALUE", help=text.strip().replace("%", "%%"), **alone)
+
+    def read(self, words: Sequence[str], more: bool) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+        """The arguments, the options, and those by name that the parser does not know. more: there may be such.
+
+        Raises: OperantError for an option that appears twice, lacks its value, or is unknown, with the nearest.
+        """
+        own = self.options()
+        plain, options = parse_text(words, [name for name, action in own.items() if action.nargs == 0])
+        rest = {name: options.pop(name) for name in [*options] if name not in own}
+        if rest and not more:
+            name = next(iter(rest))
+            near = difflib.get_close_matches(name[:100], own, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"`{self.prog} --help` lists all"
+            raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
+        typed = [own[n].option_strings[-1] + ("" if value is True else f"={value}") for n, value in options.items()]
+        found = vars(self.parse_args([*typed, "--", *plain]))
+        return found.pop("operands", []), found, rest
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class Plain(RawDescriptionRichHelpFormatter):
+        text_markup = help_markup = False  # brackets are brackets
+        group_name_formatter = str
+
+    return Plain(prog, max_help_position=34)
+
+
+def sentences(made: Any) -> dict[str, str]:
+    """The text under each field of a dataclass, on one line; `ARGUMENTS` for those of a function."""
+    if isinstance(made, Factory):
+        return {}
+    if not inspect.isclass(made):
+        return ARGUMENTS
+    found = {}
+    for base in filter(is_dataclass, reversed(made.__mro__)):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for pair in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else []):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+def as_typed(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float | int):
+        return f"{value:g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(as_typed, value)) or "none"
+    return str(value)
