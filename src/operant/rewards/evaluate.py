@@ -10,6 +10,7 @@ out). One sample's outcome is a `SampleResult`, a batch's is a `Judged`.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -89,11 +90,13 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     """Call `reward` on `rollouts` and check every answer.
 
     With `pays`, the environment's reward is added as the part "world". Without a reward, only the environment pays; if
-    it does not pay either, no rollout gets a score.
+    it does not pay either, no rollout gets a score. Episodes whose world failed are not judged and get no score.
 
     Raises: OperantError that names the reward, the sample and the remedy, for an exception inside the reward, a wrong
     number of answers, NaN, infinity, a string, or a per-token list of the wrong length.
     """
+    if any(rollout.failed for rollout in rollouts):
+        return _judge_the_others(reward, rollouts, name, pays)
     if pays:
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
@@ -115,6 +118,27 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         if result.outcome == "error":
             raise OperantError(f"reward {name!r} {result.reason}")
     return Judged([result.total for result in results], parts_by_name(results, name))
+
+
+def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: str | None, pays: bool) -> Judged:
+    """Judge the rollouts whose world did not fail, and note how the others ended."""
+    judged = judge(reward, [rollout for rollout in rollouts if not rollout.failed], name, pays=pays)
+
+    def spread(values: Sequence[Any], other: Any) -> list[Any]:
+        known = iter(values)
+        return [other if rollout.failed else next(known) for rollout in rollouts]
+
+    failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
+    notes = [
+        f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence}"
+        for (end, sentence), count in failures.most_common(10)
+    ]
+    return Judged(
+        spread(judged.scores, None),
+        {part: spread(values, None) for part, values in judged.parts.items()},
+        spread(judged.outcomes, "abstain") if judged.outcomes else [],
+        judged.notes + notes,
+    )
 
 
 def check(reward: RewardFn) -> None:

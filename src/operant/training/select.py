@@ -44,12 +44,16 @@ def select(
     is left on any rank.
     """
     raw = distributed.together(lambda: _finite_scores(rollouts, scores))
+    raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
     trained = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
-    places = [i for i in scored if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
+    acted = [i for i in scored if any(turn.count for turn in rollouts[i].turns)]
+    places = [i for i in acted if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
+        failed = distributed.total_float(float(sum(r.failed for r in rollouts)))
         raise OperantError(
             "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop'"
+            + (f", or their world failed ({failed:.0f} episodes; log.txt has the reasons)" if failed else "")
         )
     raw_totals = [x for x in totals(raw, rollouts) if x is not None]
     trained_totals = totals(trained, rollouts)
@@ -57,6 +61,7 @@ def select(
     groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
     tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups)
     tally.add("rollout/dropped", len(scored) - len(places), len(rollouts))
+    tally.merge(collect.of_failures(rollouts))
     return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
