@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from operant.api import steps, train
     from operant.diagnosis import diagnose
+    from operant.envs.check import check_env
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
@@ -28,6 +29,7 @@ _MODULE_OF = {
     "Task": "types",
     "Turn": "types",
     "ValueOptions": "models.value_head",
+    "check_env": "envs.check",
     "diagnose": "diagnosis",
     "export": "models.loading",
     "isolated": "rewards.isolated",

@@ -161,6 +161,11 @@ class Rollout:
         return self.end in get_args(Failure)
 
     @property
+    def count(self) -> int:
+        """Number of actions in all turns."""
+        return sum(turn.count for turn in self.turns)
+
+    @property
     def reply(self) -> str:
         """The last reply; empty if there is none."""
         return self.texts[-1] if self.texts else ""

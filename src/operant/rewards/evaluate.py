@@ -20,9 +20,11 @@ from operant.sandbox.serialise import as_list
 from operant.tally import Tally
 from operant.types import OperantError, RewardFn, Rollout
 
-Outcome = Literal["ok", "error", "timeout", "abstain"]
-"""The outcome of judging a sample: a score, a failure, no answer in time, or None from the reward."""
+Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
+"""The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,
+because its world had failed."""
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "abstain")
+"""The outcomes that are counted."""
 WORLD = "world"
 """Name of the reward's part that the environment pays."""
 
@@ -136,7 +138,7 @@ def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: st
     return Judged(
         spread(judged.scores, None),
         {part: spread(values, None) for part, values in judged.parts.items()},
-        spread(judged.outcomes, "abstain") if judged.outcomes else [],
+        spread(judged.outcomes, "unjudged") if judged.outcomes else [],
         judged.notes + notes,
     )
 
@@ -228,9 +230,8 @@ def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
         return SampleResult("ok", _sum(known), parts) if known else SampleResult("abstain", parts=parts)
     if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
         numbers = [_number(value) for value in answer]
-        count = sum(turn.count for turn in rollout.turns)
-        if len(numbers) != count:
-            wrong = f"{len(numbers)} numbers where the rollout has {count} action tokens"
+        if len(numbers) != rollout.count:
+            wrong = f"{len(numbers)} numbers where the rollout has {rollout.count} action tokens"
             raise _Refused(wrong, "return one float, or one number per action token")
         return SampleResult("ok", numbers, {name: _sum(numbers)})
     number = _number(answer)

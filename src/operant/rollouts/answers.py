@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, get_args
 
-import numpy as np
-
 from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
 
 
@@ -16,8 +14,14 @@ def name_of(env: Any) -> str:
 
 
 def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:
-    """The first step of each slot. Raises: OperantError as `step` does."""
-    return _ask(env, "reset", tasks, tasks)
+    """The first step of each slot. Raises: OperantError as `step` does, and for an episode that has already ended."""
+    steps = _ask(env, "reset", tasks, tasks)
+    if ended := [slot for slot, first in steps.items() if first.terminated or first.truncated]:
+        raise OperantError(
+            f"world {name_of(env)!r}: reset ended {_listed(tasks, ended)} before any reply; an episode begins with "
+            "something to reply to, or with Step(failed='raised')"
+        )
+    return steps
 
 
 def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -29,62 +33,59 @@ def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dic
 
 
 def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
-    world = f"world {name_of(env)!r}"
     try:
-        steps: Any = getattr(env, call)(given)
+        steps = getattr(env, call)(given)
     except OperantError:
         raise
     except Exception as error:
         raise OperantError(
-            f"{world}: {call} raised {describe_error(error)} for {_listed(tasks, list(given))}; fix the world, or let "
-            "it answer Step(failed='raised') for the episodes that cannot go on"
+            f"world {name_of(env)!r}: {call} raised {describe_error(error)} for {_listed(tasks, list(given))}; fix the "
+            "world, or let it answer Step(failed='raised') for the episodes that cannot go on"
         ) from error
+    return checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
+
+
+def checked(called: str, steps: Any, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
+    """The steps, if they are for these slots and each is allowed.
+
+    called: the world and its method, with which an error begins. Raises: OperantError.
+    """
     if not isinstance(steps, Mapping):
-        raise OperantError(f"{world}: {call} returned {shown(steps)}; it must return a dict from slot to Step")
-    missing, foreign = [s for s in given if s not in steps], [s for s in steps if s not in given]
+        raise OperantError(f"{called} returned {shown(steps)}; it must return a dict from slot to Step")
+    missing, foreign = [s for s in slots if s not in steps], [s for s in steps if s not in slots]
     if missing or foreign:
         wrong = [f"it has not answered for {_listed(tasks, missing)}"] if missing else []
         wrong += [f"it answered for slots {shown(foreign)}, which it was not asked about"] if foreign else []
         raise OperantError(
-            f"{world}: {call} was called with slots {shown(list(given))}, and {' and '.join(wrong)}; it must return "
+            f"{called} was called with slots {shown(slots)}, and {' and '.join(wrong)}; it must return "
             "one Step for every slot that it is called with, and for no other"
         )
-    for slot in given:
-        if (why := _fault(steps[slot], first=call == "reset")) is not None:
-            raise OperantError(f"{world}: {call} answered for {_listed(tasks, [slot])} with {why}")
-    return {slot: steps[slot] for slot in given}
+    for slot in slots:
+        if (why := fault(steps[slot])) is not None:
+            raise OperantError(f"{called} answered for {_listed(tasks, [slot])} with {why}")
+    return {slot: steps[slot] for slot in slots}
 
 
-def _fault(step: Any, *, first: bool) -> str | None:
-    """What is wrong with an answer, and the remedy; None if nothing is. `first`: it is the first of its episode."""
+def fault(step: Any) -> str | None:
+    """What is wrong with an answer, and the remedy; None if nothing is."""
     if not isinstance(step, Step):
         return f"{shown(step)}; it must be an operant.Step"
-    flags = [n for n in ("fresh", "terminated", "truncated", "trained") if not isinstance(getattr(step, n), _FLAG)]
     options = step.options
-    faults = {
-        f"text={shown(step.text)}; it must be a str": not isinstance(step.text, str),
-        f"{''.join(flags[:1])}, which must be True or False": bool(flags),
-        f"reward={shown(step.reward)}; it must be a finite number": not _is_finite(step.reward),
-        f"info={shown(step.info)}; it must be a dict": not isinstance(step.info, Mapping),
-        f"failed={shown(step.failed)}; it must be None or one of {', '.join(get_args(Failure))}": (
-            step.failed is not None and step.failed not in get_args(Failure)
-        ),
-        f"options={shown(options)}; they must be a list of at least one text, none of them empty, or None": (
-            options is not None
-            and not (isinstance(options, (list, tuple)) and options and all(isinstance(o, str) and o for o in options))
-        ),
-        "an episode that has already ended; it must begin with something to reply to": (
-            first and (step.terminated or step.truncated)
-        ),
-    }
-    return next((fault for fault, is_there in faults.items() if is_there), None)
+    # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
+    kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
+    rules = [
+        ("text", isinstance(step.text, str), "a str"),
+        *((name, kind in ("bool", "bool_"), "True or False") for name, kind in kinds.items()),
+        ("reward", isinstance(step.reward, Real) and math.isfinite(step.reward), "a finite number"),
+        ("info", isinstance(step.info, Mapping), "a dict"),
+        ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
+        ("options", options is None or _are_texts(options), "a list of one text or more, none of them empty, or None"),
+    ]
+    return next((f"{n}={shown(getattr(step, n))}; it must be {rule}" for n, good, rule in rules if not good), None)
 
 
-_FLAG = (bool, np.bool_)
-
-
-def _is_finite(reward: Any) -> bool:
-    return isinstance(reward, (Real, np.number)) and math.isfinite(reward)
+def _are_texts(options: Any) -> bool:
+    return isinstance(options, (list, tuple)) and bool(options) and all(isinstance(o, str) and o for o in options)
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:

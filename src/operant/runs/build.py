@@ -7,6 +7,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.envs.isolated import IsolatedEnv
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
@@ -45,6 +46,9 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
             load_tasks(source, None, one_row, with_replies=supervised)
     if reward is not None:
         rewards.check(reward)
+    if isinstance(env, IsolatedEnv):
+        env = env.under(config.isolation)
+        env.check()
     learner = Learner(
         train.policy,
         tokenizer=tokenizer,

@@ -163,8 +163,9 @@ class Evaluator:
             judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
             scores = totals(judged.scores, rollouts)
             kl = None
-            if learner.reference is not None and rollouts:
-                kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
+            played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
+            if learner.reference is not None and played:
+                kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
         return Evaluation(rollouts, scores, kl, self.samples, losses)
 
 

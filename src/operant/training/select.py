@@ -47,7 +47,7 @@ def select(
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
     trained = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
-    acted = [i for i in scored if any(turn.count for turn in rollouts[i].turns)]
+    acted = [i for i in scored if rollouts[i].count]
     places = [i for i in acted if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
         failed = distributed.total_float(float(sum(r.failed for r in rollouts)))
