@@ -56,8 +56,8 @@ class _Episode:
 
     def start(self, first: Step) -> Rollout | None:
         """Begin with the environment's first step. Returns the rollout if the world failed, otherwise None."""
+        self.info |= first.info
         if first.failed is not None:
-            self.info |= first.info
             return self._ended(first.failed)
         self.prompt, self.options = encode_prompt(self.tokenizer, first.text or self.task.prompt), self._encoded(first)
         self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
