@@ -262,12 +262,31 @@ class Remembers(Forgetful):
         self.games = state["games"]
 
 
+PAGE = re.findall(
+    r"```python\n(.*?)```",
+    (Path(__file__).parents[1] / "docs" / "worlds.md").read_text(encoding="utf-8"),
+    flags=re.DOTALL,
+)
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess.py").write_text(PAGE[0], encoding="utf-8")
+    for part in (lm("llama", 40, spread=0.1), letters()):
+        part.save_pretrained(tmp_path / "model")
+    space = {"policy": "model"}
+    for snippet in PAGE:
+        exec(snippet, space)
+        assert "run" not in space or len(space["run"].metrics) == 2
+    assert len(PAGE) == 3 and space["run"].learner.env.options == {"guesses": 3}
+    assert PAGE[0].partition("class Guess")[2].count("\n") <= 24
+
+
 def page_world():
     """The world of docs/worlds.md."""
-    text = (Path(__file__).parents[1] / "docs" / "worlds.md").read_text(encoding="utf-8")
     space = {}
-    exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], space)
-    return space["Countdown"]()
+    exec(PAGE[0], space)
+    return space["Guess"]()
 
 
 SHIPPED = {name: ENVS.find(name) for name in ENVS.built_in}
