@@ -37,7 +37,7 @@ def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task
         steps = getattr(env, call)(given)
     except OperantError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a game may call sys.exit
         raise OperantError(
             f"world {name_of(env)!r}: {call} raised {describe_error(error)} for {_listed(tasks, list(given))}; fix the "
             "world, or let it answer Step(failed='raised') for the episodes that cannot go on"
