@@ -96,7 +96,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest(tmp_path):
     assert make_trackers([], tmp_path) == [] and len(make_trackers(["trackio", "trackio"], tmp_path)) == 1
 
 
-@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("name", TRACKERS.built_in)
 def test_a_missing_package_is_an_error_before_anything_is_written(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
@@ -445,7 +445,7 @@ def test_an_interrupt_ends_the_run_after_the_step_with_all_trackers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("name", TRACKERS.built_in)
 def test_an_interrupt_ends_the_run_after_the_step(name, tmp_path):
     done = interrupted(tmp_path / "x", name)
     assert (done.returncode, done.stdout) == (0, "") and done.stderr.strip().startswith("signal SIGINT: the run ends")

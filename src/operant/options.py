@@ -51,39 +51,43 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
     for group, made in schema.items():
         missing = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
         if absent := [name for name in missing if name not in picked[group]]:
-            raise OperantError(f"{group}.{absent[0]} is missing: it has no default")
+            full = f"{group}.{absent[0]}" if group else absent[0]
+            raise OperantError(f"option {full} is missing: it has no default")
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
 
 
 def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options under their full names. Raises: OperantError for an unknown one, with the nearest."""
     known = names(schema)
+    short = {full: part for full, part in known.items() if not isinstance(schema[part[0]], Factory)}
     flat: dict[str, Any] = {}
     for key, value in options.items():
         if not isinstance(key, str):
             raise OperantError(f"option {shown(key)} has no name: a name is text (YAML reads an unquoted on as true)")
         key = key.replace("-", "_")
         if not key or key not in schema or key in known:
-            flat[_full(known, key)] = value
+            flat[_full(known, short, key)] = value
         elif isinstance(value, Mapping):
-            flat |= {_full(known, f"{key}.{inner}"): v for inner, v in value.items()}
+            flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
             raise OperantError(f"{key}={shown(value)}: give a mapping with some of {', '.join(defaults(schema[key]))}")
     return flat
 
 
-def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
-    """The full name of an option. Raises: OperantError for an unknown or ambiguous one."""
+def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, str]], key: str) -> str:
+    """The full name of an option. `short`: those that are also known by their last part, if it is unique.
+
+    Raises: OperantError for an unknown or ambiguous one.
+    """
     key = key.replace("-", "_")
     if key in known:
         return key
-    same = [full for full, (_, name) in known.items() if name == key]
+    same = [full for full, (_, name) in short.items() if name == key]
     if len(same) == 1:
         return same[0]
     if same:
         raise OperantError(f"option {key!r} is ambiguous: use {' or '.join(same)}")
-    short = {name: full for full, (_, name) in known.items()}
-    near = difflib.get_close_matches(key[:100], [*known, *short], 1)
+    near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
     hint = f"did you mean {near[0]!r}?" if near else "`--help` lists all"
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
@@ -91,7 +95,10 @@ def _full(known: Mapping[str, tuple[str, str]], key: str) -> str:
 def defaults(made: type | Callable | Factory) -> dict[str, Any]:
     """Map each option of a group to its default; `inspect.Parameter.empty`: it has none."""
     if isinstance(made, Factory):
-        parameters = list(inspect.signature(made.make).parameters.values())[made.skip :]
+        try:
+            parameters = list(inspect.signature(made.make).parameters.values())[made.skip :]
+        except ValueError:  # some functions written in C do not say
+            return {}
         return {p.name: p.default for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     if is_dataclass(made):
         return {f.name: f.default for f in fields(made) if f.init}
@@ -109,6 +116,17 @@ def _types(made: type | Callable | Factory) -> dict[str, Any]:
         return typing.get_type_hints(make)
     except NameError:  # an annotation for type checkers only: the value is passed on as it is
         return {}
+
+
+def arguments(factory: Factory, given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The arguments of a user's function or class, checked as options are.
+
+    Raises: OperantError that begins with `what`, for an unknown name, a wrong type, or one that is missing.
+    """
+    try:
+        return compose({"": factory}, given)[""]
+    except OperantError as error:
+        raise OperantError(f"{what}: {error}") from error
 
 
 def values(made: Any) -> dict[str, Any]:

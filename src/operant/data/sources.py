@@ -7,15 +7,38 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
+from operant.import_by_name import Table
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
 from operant.types import OperantError, shown
 
 HELD_OUT = 256
 """Number of lines at the end of `builtin:openings` that are reserved for evaluation."""
 ALIASES = {"imdb": "stanfordnlp/imdb"}
+SOURCES = Table("task source", "operant.data", {})
+"""Functions that return rows, of other packages; their arguments are the options `tasks.*`."""
+
+
+def is_source(name: Any) -> bool:
+    """Whether `name` is a function that returns rows, or names one: installed, `module:function`, `file.py:function`.
+
+    `imdb:test` is the split of a data set, unless there is a module `imdb`.
+    """
+    if not isinstance(name, str):
+        return callable(name)
+    place, colon, function = name.rpartition(":")
+    if name in SOURCES:
+        return True
+    if not colon or not function.isidentifier() or place == "builtin":
+        return False
+    if place.endswith(".py"):
+        return True
+    top = place.split(".")[0]
+    here = any(Path(at).exists() for at in (f"{top}.py", f"{top}/__init__.py"))
+    return all(part.isidentifier() for part in place.split(".")) and (here or find_spec(top) is not None)
 
 
 def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:

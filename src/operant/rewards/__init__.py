@@ -7,12 +7,17 @@ resolve("my_rewards:politeness")                          # a function of your o
 resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
 resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
 resolve(lambda rollouts: [len(r.reply) for r in rollouts])
+resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
+resolve({"my_rewards:brevity": {"weight": 0.5, "target": 20}, "letters:e": 1.0})
 """
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
-from operant.import_by_name import find_function, nearest
+from operant.import_by_name import Table, find_function, nearest
+from operant.options import Factory, arguments
 from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
@@ -46,52 +51,110 @@ __all__ = [
 ]
 
 
-def _classifier(argument: str) -> RewardFn:
-    name, _, label = argument.partition("#")
-    return Classifier(name, label=label or "positive")
+INSTALLED = Table("reward", "operant.rewards", {})
+"""The rewards of other packages."""
+
+
+def _classifier(
+    argument: str,
+    *,
+    label: str | None = None,
+    output: str = "probability",
+    text: str = "text",
+    batch: int = 32,
+    device: str | None = None,
+) -> RewardFn:
+    name, _, after = argument.partition("#")
+    if label and after:
+        raise OperantError(f"reward 'classifier:{argument}' with label={label!r}: give the label once")
+    return Classifier(name, label=label or after or "positive", output=output, text=text, batch=batch, device=device)
 
 
 NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
-    "builtin": (lambda argument: _classifier(f"builtin:{argument}"), "NAME, as in builtin:sentiment"),
+    "builtin": (
+        lambda argument, **options: _classifier(f"builtin:{argument}", **options),
+        "NAME, as in builtin:sentiment",
+    ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
     "isolated": (IsolatedReward, "a function that runs in worker processes: isolated:my_rewards:politeness"),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
-    "minus_query": (lambda spec: minus_query(resolve(spec)), "another reward: minus_query:builtin:sentiment"),
+    "minus_query": (
+        lambda spec, **options: minus_query(resolve(spec, options)),
+        "another reward: minus_query:builtin:sentiment",
+    ),
     "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
     "repetition": (text.repetition, ""),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
+_WITH_OPTIONS = ("builtin", "classifier")
+"""Names whose options are those of `_classifier`; the others have only their argument."""
 
 
-def resolve(spec: Any) -> RewardFn:
+def factory(spec: Any) -> Factory | None:
+    """The class or function whose arguments are the options of a reward; None: it has none.
+
+    Of a class all arguments are options, of a function from rollouts to scores those after the first.
+    Raises: OperantError for a name that is unknown or cannot be imported.
+    """
+    if isinstance(spec, str):
+        name, _, argument = spec.strip().partition(":")
+        if name == "minus_query":
+            return factory(argument)
+        if name in NAMES:
+            return Factory(_classifier, 1) if name in _WITH_OPTIONS else None
+        spec = _find(spec.strip())
+    if inspect.isclass(spec):
+        return Factory(spec)
+    return Factory(spec, 1) if inspect.isroutine(spec) else None
+
+
+def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
     """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, or {spec: weight}.
 
-    Models and packages are loaded later, by `check(reward)`.
-    Raises: OperantError for an unknown name, with the nearest known one.
+    options: those of the reward, as `factory` describes them. Of several rewards each may have its own:
+    {spec: {"weight": 0.5, option: value}}. Models and packages are loaded later, by `check(reward)`.
+    Raises: OperantError for an unknown name or option, with the nearest known one.
     """
     if isinstance(spec, Mapping):
-        rewards = {part: resolve(part) for part in spec}
+        shares = {part: dict(own) if isinstance(own, Mapping) else {"weight": own} for part, own in spec.items()}
+        weights = {part: share.pop("weight", 1.0) for part, share in shares.items()}
+        rewards = {part: resolve(part, share) for part, share in shares.items()}
         names = [name_of(reward) for reward in rewards.values()]
         # A part has the name of its reward, or its whole spec if two rewards share a name.
         unique = [name if names.count(name) == 1 else str(part) for name, part in zip(names, rewards)]
-        return weighted({name: (rewards[part], spec[part]) for name, part in zip(unique, rewards)})
-    if callable(spec):
-        return cast(RewardFn, spec)
-    if not isinstance(spec, str) or not spec.strip():
+        return weighted({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
+    if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
-    name, colon, argument = spec.strip().partition(":")
+    made = factory(spec)
+    given = arguments(made or Factory(lambda: None), options or {}, f"reward {spec if isinstance(spec, str) else ''}")
+    name, _, argument = spec.strip().partition(":") if isinstance(spec, str) else ("", "", "")
     if name in NAMES:
         make, needed = NAMES[name]
         if needed and not argument:
             raise OperantError(f"reward {name!r} needs {needed}")
-        return make(argument) if argument else make()
-    if not colon:
+        return make(argument, **given) if argument else make(**given)
+    found = _find(spec.strip()) if isinstance(spec, str) else spec
+    if inspect.isclass(found):
+        return cast(RewardFn, found(**given))
+    if not given:
+        return cast(RewardFn, found)
+    bound: Any = partial(found, **given)
+    bound.__name__ = name_of(found)
+    return bound
+
+
+def _find(spec: str) -> Callable[..., Any]:
+    """The class or function of an installed package's name, or of `module:function`."""
+    if spec in INSTALLED:
+        return INSTALLED.find(spec)
+    known = [*NAMES, *INSTALLED.names()]
+    if ":" not in spec:
         raise OperantError(
-            f"reward {spec!r} is unknown{nearest(name, [*NAMES])}; names: {', '.join(NAMES)}, or module:function"
+            f"reward {spec!r} is unknown{nearest(spec, known)}; names: {', '.join(known)}, or module:function"
         )
-    return cast(RewardFn, find_function("reward", *spec.strip().rpartition(":")[::2], known=[*NAMES]))
+    return find_function("reward", *spec.rpartition(":")[::2], known=known)
 
 
 def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:

@@ -9,12 +9,13 @@ from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
 from operant.rollouts.demonstrations import Demonstrations
+from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
 from operant.training.learner import Learner
-from operant.types import Env, OperantError, RewardFn, Task
+from operant.types import OperantError, RewardFn, Task
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class RunParts:
     """The objects that a run consists of."""
 
     learner: Learner
+    source: Any
+    """What the tasks were read from."""
     tasks: list[Task]
     order: Order
     reward: RewardFn | None
@@ -35,15 +38,21 @@ class RunParts:
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
 
 
-def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> RunParts:
+def build(config: Config, *, tokenizer: Any = None) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded."""
     train, sampling = config.train, config.learner["sampling"]
-    reward = None if train.reward is None else rewards.under(rewards.resolve(train.reward), config.isolation)
+    own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
+    reward = None
+    if train.reward is not None:
+        reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
+    env = None if train.env is None else named_parts.make("env", train.env, own["env"])
+    source = named_parts.source(train.tasks, own["tasks"])
+    evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
     supervised = find(train.algorithm).source == "data"
-    for source in (train.tasks, train.evaluate):
-        if isinstance(source, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
+    for rows in (source, evaluated):
+        if isinstance(rows, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
             one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
-            load_tasks(source, None, one_row, with_replies=supervised)
+            load_tasks(rows, None, one_row, with_replies=supervised)
     if reward is not None:
         rewards.check(reward)
     if isinstance(env, IsolatedEnv):
@@ -54,6 +63,7 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
         tokenizer=tokenizer,
         reference=train.reference,
         algorithm=train.algorithm,
+        engine=lambda policy: named_parts.make("engine", train.engine, own["engine"], policy),
         env=env,
         total_steps=train.steps,
         composed=config.learner,
@@ -64,14 +74,16 @@ def build(config: Config, *, tokenizer: Any = None, env: Env | None = None) -> R
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary}
     seed = config.learner["learner"].seed
     bounds |= {"with_replies": supervised}
-    tasks = load_tasks(train.tasks, policy.tokenizer, config.data, seed, **bounds)
-    held_out = load_tasks(train.evaluate, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
+    tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
+    held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if supervised else None
     evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations) if held_out else None
     probed = (held_out or tasks)[: train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, reward) if probed else None
-    return RunParts(learner, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations)
+    return RunParts(
+        learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations
+    )
 
 
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:

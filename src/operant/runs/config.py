@@ -10,15 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from operant import options as named
+from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.data import DataOptions
 from operant.metrics.registry import METRICS
 from operant.metrics.registry import describe as describe_metric
 from operant.rewards import IsolationOptions
+from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
+from operant.trackers.trackers import tracker_options
 from operant.training.options import checked_options, option_names, own_options, schema
 from operant.types import OperantError, shown
 
@@ -33,6 +35,11 @@ class TrainOptions:
     """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function."""
     reward: Any = None
     """A name (builtin:sentiment, letters:e), module:function, or {name: weight}; from Python also a function."""
+    env: Any = None
+    """The environment: a name, or module:object; from Python also an object, class or function. None: the policy
+    replies once to each prompt."""
+    engine: Any = "native"
+    """What generates the replies: a name, or module:object; from Python also an object, class or function."""
     reference: Any = "copy"
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     algorithm: str = "ppo"
@@ -57,8 +64,9 @@ class TrainOptions:
     """Probe prompts, from the held-out tasks if there are any, that policy and reference answer; 0: none."""
     probe_every: int = 5
     """Steps between answers to the probe prompts; they are also answered before and after training."""
-    trackers: tuple[str, ...] = ()
-    """Services that the run also logs to: tensorboard, wandb, trackio; several are separated by commas."""
+    trackers: tuple[str, ...] | Mapping[str, Any] = ()
+    """Services that the run also logs to: tensorboard, wandb, trackio, or module:class; several are separated by
+    commas, or are a mapping from each name to its options."""
     checkpoint: str = "resume"
     """resume: the whole state, for an exact resume. light: only the trained weights, for a resume with
     --fresh-optimizer. both: one of each kind."""
@@ -116,6 +124,8 @@ class Config:
     evaluation: EvaluationOptions
     isolation: IsolationOptions
     learner: dict[str, Any]
+    parts: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """The options of the parts that the run names, by kind: env, engine, reward, tasks, trackers."""
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
     """Options of a recipe or preset, by its name, that belong to another algorithm and were left out."""
 
@@ -123,50 +133,69 @@ class Config:
 OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "isolation": IsolationOptions}
 
 
-def config_schema(algorithm: str) -> dict[str, Any]:
-    """All options of a run, by group."""
-    return {**OWN, **schema(find(algorithm))}
+def config_schema(algorithm: str, named: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All options of a run, by group. named: the parts that it names, by kind, whose options are groups too.
 
-
-def configure(given: Mapping[str, Any], recipe: str | None = None, *, pays: bool = False) -> Config:
-    """Compose the options and check them. pays: there is an environment, which may pay instead of a reward.
-
-    Raises: OperantError for an unknown recipe or option, a wrong type or an impossible value.
+    Raises: OperantError for an unknown name.
     """
-    base = load_recipe(recipe) if recipe else {}
+    named = named_in() if named is None else named
+    return {**OWN, **schema(find(algorithm)), **named_parts.groups(named)}
+
+
+def named_in(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that flat options name, by kind; the first source that names one wins."""
+    every = (*sources, options.defaults(TrainOptions))
+    found = {kind: next((o[kind] for o in every if o.get(kind) is not None), None) for kind in named_parts.KINDS}
+    return {kind: None if options.is_none(value) else value for kind, value in found.items()}
+
+
+def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
+    """Compose the options and check them.
+
+    Raises: OperantError for an unknown recipe, part or option, a wrong type or an impossible value.
+    """
+    given = named_parts.flattened(given)
+    base = named_parts.flattened(load_recipe(recipe) if recipe else {})
     above = preset(_text(given.get("preset")))
     below = preset(_text(base.get("preset"))) if "preset" not in given else {}
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
-    known = config_schema(chosen)
+    named, left_out = named_in(given, base), dict[str, list[str]]()
+    for kind in named_parts.KINDS:  # the recipe's options of a part that the user has replaced
+        if given.get(kind) not in (None, base.get(kind)) and (others := named_parts.options_of(base, kind)):
+            base = {name: value for name, value in base.items() if name not in others}
+            left_out[f"{recipe}, {kind}"] = others
+    known = config_schema(chosen, named)
     own = own_options(chosen, known, given)
-    base = _recipe_options(base, chosen)
-    usable_here = [*named.names(OWN), *option_names(find(chosen))]
-    composed, left_out = dict(find(chosen).defaults), dict[str, list[str]]()
-    for source, options in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
-        fit, foreign = applicable_options(options, chosen, usable_here)
+    base = _recipe_options(base, chosen, named)
+    own_groups = {group: made for group, made in known.items() if group in OWN or group in named_parts.KINDS}
+    of_run = options.names(own_groups)
+    usable_here = [*of_run, *option_names(find(chosen))]
+    composed = dict(find(chosen).defaults)
+    for source, values in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
+        fit, foreign = applicable_options(values, chosen, usable_here)
         composed |= fit
         left_out |= {str(source): foreign} if foreign else {}
     # Without a reference, a KL coefficient of a preset or recipe does not apply.
-    if named.is_none((composed | own).get("reference", "copy")):
+    if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
-    whole, of_run = composed | own, named.names(OWN)
-    built = named.compose(OWN, {name: value for name, value in whole.items() if name in of_run})
-    train, data, evaluation, isolation = (built[group] for group in OWN)
+    whole = composed | own
+    built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
+    train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     train = replace(train, algorithm=chosen)
     learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
-    config = Config(train, data, evaluation, isolation, learner, left_out)
-    _check_together(config, pays)
+    config = Config(train, data, evaluation, isolation, learner, built, left_out)
+    _check_together(config)
     return config
 
 
-def _recipe_options(recipe: Mapping[str, Any], chosen: str) -> dict[str, Any]:
+def _recipe_options(recipe: Mapping[str, Any], chosen: str, named: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
     named_there = recipe.get("algorithm")
     if named_there is None and chosen != DEFAULT:
         with suppress(OperantError):
-            return named.resolve(config_schema(chosen), {**recipe, "algorithm": chosen})
+            return options.resolve(config_schema(chosen, named), {**recipe, "algorithm": chosen})
     written_for = named_there or DEFAULT
-    return named.resolve(config_schema(written_for), {**recipe, "algorithm": written_for})
+    return options.resolve(config_schema(written_for, named), {**recipe, "algorithm": written_for})
 
 
 def _text(value: Any) -> str | None:
@@ -174,11 +203,16 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value.lower() not in ("none", "null") else None
 
 
-def _check_together(config: Config, pays: bool) -> None:
+def _check_together(config: Config) -> None:
     """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
+    pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
     if train.tasks is None:
         raise OperantError("tasks is missing: pass --tasks ... (README.md shows what it can be)")
+    if isinstance(train.trackers, Mapping):
+        tracker_options(train.trackers)
+    if train.env is not None and algorithm.source == "data":
+        raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
     if train.reward is None and algorithm.source == "play" and not pays:
         raise OperantError("reward is missing: pass --reward ... (README.md shows what it can be)")
     if train.samples < algorithm.needs.samples:
@@ -186,7 +220,7 @@ def _check_together(config: Config, pays: bool) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
-    supervised, defaults = ("reply_field", "loss_on", "max_length"), named.defaults(DataOptions)
+    supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
         raise OperantError(
@@ -214,12 +248,15 @@ def load_recipe(name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(str(name)[:100], recipes(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipes())}, and any YAML file"
         raise OperantError(f"recipe {shown(name)} is unknown; {hint}")
-    return old_names.current(named.read_mapping(path), path)
+    return old_names.current(options.read_mapping(path), path)
 
 
 def as_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
-    out = {k: describe(v) for k, v in named.values(config.train).items()}
+    out = {k: describe(v) for k, v in options.values(config.train).items()}
+    for kind, own in config.parts.items():
+        name = out[kind][0] if isinstance(out[kind], list) else out[kind]  # of one tracker
+        out |= {kind: {"name": name, **_plain(own)}} if own else {}
     out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
     out["isolation"] = _plain(config.isolation)
     return out | {group: _plain(made) for group, made in config.learner.items()}
@@ -242,4 +279,4 @@ def describe(value: Any) -> Any:
 
 
 def _plain(made: Any) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in named.values(made).items()}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.values(made).items()}

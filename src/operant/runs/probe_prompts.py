@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from operant import distributed
-from operant.engines.native.engine import NativeEngine
 from operant.metrics import collect
 from operant.metrics.rollout_table import rows
 from operant.rewards import judge
@@ -54,7 +53,8 @@ class Probes:
         reference = self.learner.reference
         if reference is None:
             return None
-        answers = self._judged(self.learner.play(self.tasks, stream="probe", engine=NativeEngine(reference.policy)))
+        with self.learner.engine_of(reference.policy) as engine:
+            answers = self._judged(self.learner.play(self.tasks, stream="probe", engine=engine))
         tally = Tally()
         tally.mean("probe/reference_reward", _scores(answers))
         return replace(answers, metrics=tally.result())

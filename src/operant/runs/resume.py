@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from operant.options import is_none, resolve
-from operant.runs.config import Config, as_mapping, config_schema, configure
+from operant.runs import named_parts
+from operant.runs.config import Config, as_mapping, config_schema, configure, named_in
 from operant.runs.folder import read_config
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
 from operant.types import OperantError
 
-OBJECTS = ("policy", "tasks", "reward", "reference", "evaluate")
+OBJECTS = ("policy", "tasks", "reward", "env", "engine", "reference", "evaluate")
 """Options that may be Python objects: no file can hold them, so a resume needs them again."""
 _WEIGHTS = "the checkpoint's weights have that shape"
 _BEGAN = "it cannot change on resume, as the results so far depend on it"
@@ -27,6 +28,7 @@ FIXED = {
     "algorithm": _BEGAN,
     "policy": _BEGAN,
     "reference": _BEGAN,
+    "env": _BEGAN,
     "preset": "its values are in config.yaml one by one; change those by name",
     "learner.seed": _BEGAN,
     "lora.": _WEIGHTS,
@@ -55,7 +57,7 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: OperantError if `out` is not a run folder, or if an option was a Python object and is missing in `changed`.
     """
-    config = read_config(out)
+    config, changed = named_parts.flattened(read_config(out)), named_parts.flattened(changed)
     for name in OBJECTS:
         if _is_object(config.get(name)) and name not in changed:
             raise OperantError(
@@ -65,7 +67,7 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = config.get("algorithm", "ppo")
     if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options
         raise _refused(Change("algorithm", algorithm, changed["algorithm"]), FIXED["algorithm"])
-    known = config_schema(algorithm)
+    known = config_schema(algorithm, named_in(changed, config))
     old_names.refuse(changed)
     options, overrides = resolve(known, config), resolve(known, changed)
     if is_none(options.get("reference", "copy")):  # earlier versions recorded a KL coefficient that was never applied
@@ -100,7 +102,7 @@ def _refused(change: Change, why: str) -> OperantError:
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Options by full name. A reward may be a mapping too, and stays one."""
     flat = {}
-    for key, value in mapping.items():
+    for key, value in named_parts.flattened(mapping).items():
         if isinstance(value, Mapping) and key not in OBJECTS:
             flat |= {f"{key}.{inner}": v for inner, v in value.items()}
         else:

@@ -92,10 +92,11 @@ class Run:
             self.state.register(name, part)
         self.state.register("tasks", parts.order)
         self.stateful: list[str] = []
-        """Names of the parts of the state that belong to the user: of the reward, environment and task source."""
-        sources = {"reward": parts.reward, "env": self.learner.env, "source": config.train.tasks}
-        for source, user_object in sources.items():
-            for name, part in stateful_parts(source, user_object):
+        """Names of the parts of the state that belong to the user: of the reward, env, engine and task source."""
+        learner = self.learner
+        named = {"reward": parts.reward, "env": learner.env, "engine": learner.engine, "source": parts.source}
+        for kind, user_object in named.items():
+            for name, part in stateful_parts(kind, user_object):
                 self.state.register(name, part)
                 self.stateful.append(name)
         self.schedule = CheckpointSchedule(self.state, folder, config.train, trackers.warn)

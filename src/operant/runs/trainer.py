@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,7 @@ from operant.runs.run import Observer, Run
 from operant.runs.signals import StopRequest, stop_on_signal
 from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.trackers import Tracker, Trackers, make_trackers
-from operant.types import Env, OperantError
+from operant.types import OperantError
 from operant.watchdog import Watchdog
 
 
@@ -35,7 +35,6 @@ def runs(
     out: Any = None,
     *,
     tokenizer: Any = None,
-    env: Env | None = None,
     recipe: str | None = None,
     resume: bool = False,
     fresh_optimizer: bool = False,
@@ -53,12 +52,12 @@ def runs(
     out = Path(out or f"runs/{recipe or 'run'}")
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer without resume: a new run has a fresh optimizer anyway; leave it out")
-    pays, changed = env is not None, list[Change]()
+    changed = list[Change]()
     if resume:
-        config = configure(stored_options(out, given), pays=pays)
+        config = configure(stored_options(out, given))
         changed = changes(out, config, fresh_optimizer=fresh_optimizer)
     else:
-        config = pin_names(configure(given, recipe, pays=pays))
+        config = pin_names(configure(given, recipe))
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
         stack.enter_context(distributed.launched())
@@ -68,7 +67,7 @@ def runs(
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         stack.enter_context(_threads(config.learner["learner"].threads, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
-        run = _load(config, models, folder, resume, tokenizer=tokenizer, env=env, show=show)
+        run = _load(config, models, folder, resume, tokenizer=tokenizer, show=show)
         run.observers = observers
         for guest in run.isolated:
             stack.callback(guest.close)
@@ -136,7 +135,6 @@ def _load(
     resume: bool,
     *,
     tokenizer: Any,
-    env: Any,
     show: Iterable[Tracker],
 ) -> Run:
     """Load everything that the run needs. If that fails, a new folder is deleted.
@@ -146,8 +144,10 @@ def _load(
     clock, first, log_message = machine.Clock(), distributed.rank() == 0, folder.log_message
     try:
         with Watchdog(clock, log_message, folder.log_path), clock.timing("loading"):
-            trackers = [*show, *make_trackers(config.train.trackers, folder.path, log_message)] if first else []
-            parts = build(models, tokenizer=tokenizer, env=env)
+            named, own = config.train.trackers, config.parts.get("trackers")
+            named = named if own is None or isinstance(named, Mapping) else {named[0]: own}
+            trackers = [*show, *make_trackers(named, folder.path, log_message)] if first else []
+            parts = build(models, tokenizer=tokenizer)
     except BaseException:
         folder.close()
         if not resume:  # the folder holds no results yet

@@ -19,7 +19,8 @@ from hashlib import blake2b
 from typing import Any
 
 from operant import options as named
-from operant.runs.config import config_schema, load_recipe
+from operant.runs.config import config_schema, load_recipe, named_in
+from operant.runs.named_parts import flattened
 from operant.sampling import counter
 from operant.types import OperantError
 
@@ -104,9 +105,10 @@ def divide(options: Mapping[str, Any], recipe: str | None = None) -> tuple[list[
     options: values as text; True for an option without a value.
     Raises: OperantError for an unknown option, a value of the wrong type, or if no option has several values.
     """
-    # The names of the options depend on the algorithm. If several are compared, the first one counts.
-    default = (load_recipe(recipe) if recipe else {}).get("algorithm", "ppo")
-    schema = config_schema(split(str(options.get("algorithm", default)))[0])
+    # The names of the options depend on the algorithm and the named parts; of several, the first one counts.
+    base = flattened(load_recipe(recipe) if recipe else {})
+    first = {name: split(str(text))[0] for name, text in options.items()}
+    schema = config_schema(first.get("algorithm", base.get("algorithm", "ppo")), named_in(first, base))
     kinds = named.kinds(schema)
     axes, fixed = [], {}
     for name, text in named.resolve(schema, options).items():

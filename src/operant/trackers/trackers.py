@@ -9,10 +9,9 @@ The run folder is the record of a run. If it cannot be written, training goes on
 error and in the log, and another one when writing works again. Until then, metrics wait in memory, so none is lost as
 long as the process lives; the replies of such a step are not written. A tracker that raises is dropped with a warning.
 
-The trackers by name are in `TRACKERS`; each is an extra: `pip install 'operant[wandb]'`.
+The trackers by name are in `TRACKERS`; each built-in one is an extra: `pip install 'operant[wandb]'`.
 """
 
-import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,13 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from operant.trackers.base import ExternalTracker
+from operant.import_by_name import Table
+from operant.options import Factory, arguments
 from operant.trackers.tensorboard import TensorBoard
 from operant.trackers.trackio import Trackio
 from operant.trackers.wandb import WandB
 from operant.types import OperantError
 
-TRACKERS: dict[str, type[ExternalTracker]] = {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)}
+TRACKERS = Table("tracker", "operant.trackers", {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)})
+"""The class of each tracker; it gets the run folder and a function that adds to its log, and then its options."""
 
 
 class Recorder(Protocol):
@@ -52,21 +53,28 @@ class Tracker(Recorder, Protocol):
         """End the run."""
 
 
+def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options of each tracker, checked: `named` are names, or a mapping from names to options.
+
+    Raises: OperantError for an unknown name or option, with the nearest one.
+    """
+    given = {name: (named[name] or {}) if isinstance(named, Mapping) else {} for name in named}
+    return {name: arguments(Factory(TRACKERS.find(name), 2), own, f"tracker {name}") for name, own in given.items()}
+
+
 def make_trackers(
-    names: Iterable[str], run_folder: str | Path, log_message: Callable[[str], Any] = warnings.warn
-) -> list[ExternalTracker]:
+    named: Iterable[str] | Mapping[str, Mapping[str, Any]],
+    run_folder: str | Path,
+    log_message: Callable[[str], Any] = warnings.warn,
+) -> list[Tracker]:
     """Return one tracker per different name, not yet started. log_message: adds a sentence to the log of the run.
 
-    Raises: OperantError for an unknown name, with the nearest one, and for a package that is not installed.
+    Raises: OperantError as `tracker_options` does, and for a package that is not installed.
     """
     made = []
-    for name in dict.fromkeys(names):
-        if name not in TRACKERS:
-            near = difflib.get_close_matches(name, TRACKERS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TRACKERS)}"
-            raise OperantError(f"trackers={name!r} is unknown; {hint}")
+    for name, options in tracker_options(named).items():
         try:
-            made.append(TRACKERS[name](run_folder, log_message))
+            made.append(TRACKERS.find(name)(run_folder, log_message, **options))
         except ImportError as error:
             why = "" if (error.name or "").split(".")[0] == name else f" ({error})"
             remedy = f"pip install 'operant[{name}]'"

@@ -8,11 +8,12 @@
 The trainer is written with this class, and so can be a loop of your own.
 """
 
+import inspect
 import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.loading import load_reference
+from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
@@ -74,6 +76,7 @@ class Learner:
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
     policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
+    engine: what generates the replies, or a function that makes it from the policy; None: the native engine.
     total_steps: the number of steps of the run, for schedules that depend on it.
     Options are passed by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`. composed: all of them by group, composed and
     checked already by `runs.config.configure`.
@@ -88,7 +91,7 @@ class Learner:
         reference: Any = "copy",
         algorithm: str | None = None,
         preset: str | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Callable[[Policy], Engine] | None = None,
         env: Env | None = None,
         total_steps: int | None = None,
         composed: Mapping[str, Any] | None = None,
@@ -114,7 +117,9 @@ class Learner:
         self.copies = {
             name: PolicyCopy(self.policy, rule) for name, rule in self.algorithm.copies.items() if name != "reference"
         }
-        self.engine = engine or NativeEngine(self.policy)
+        self.engine: Any = engine or NativeEngine
+        if inspect.isclass(self.engine) or not hasattr(self.engine, "generate"):
+            self.engine = self.engine(self.policy)
         self.env = env or SingleTurn()
         self.optimizer = make_optimizer(self.policy, self.options["optimizer"])
         self.controller, self.moments = controller(self.kl), RunningMoments()
@@ -440,6 +445,15 @@ class Learner:
     def option_values(self) -> dict[str, Any]:
         """Every option by its full name."""
         return {f"{group}.{k}": v for group, made in self.options.items() for k, v in values(made).items()}
+
+    @contextmanager
+    def engine_of(self, policy: Policy) -> Iterator[Engine]:
+        """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
+        self.engine.sync(policy, policy.version)
+        try:
+            yield self.engine
+        finally:
+            self.engine.sync(self.policy, self.policy.version)
 
     def timing(self, phase: str) -> AbstractContextManager[None]:
         """A context that measures the seconds of a phase of this step."""

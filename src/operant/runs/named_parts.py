@@ -1,0 +1,118 @@
+"""The parts of a run that a user names: environment, engine, reward, tasks and trackers, each with options of its own.
+
+A part is a name with its options beside it (`env: my_worlds:Maze`, `env.size: 4`), or both in one mapping
+(`env: {name: my_worlds:Maze, size: 4}`). Its options are the arguments of the class or function that has the name. Of
+rewards and trackers there may be several: `{my_rewards:brevity: {weight: 0.5, target: 20}, letters:e: 1}`. From Python
+a part may also be the class, function or object itself.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from operant import rewards
+from operant.data.sources import SOURCES, is_source
+from operant.engines import ENGINES
+from operant.envs import ENVS
+from operant.options import Factory
+from operant.trackers.trackers import TRACKERS
+from operant.types import OperantError, shown
+
+
+class Kind(NamedTuple):
+    """A kind of part."""
+
+    what: str
+    """The word for one of them in errors."""
+    factory: Callable[[Any], Factory | None]
+    """From a name, class or function to what makes the part; None: the object is the part, and has no options."""
+    members: tuple[str, ...] = ()
+    """Methods that the part must have."""
+    several: bool = False
+    """Whether a mapping without `name` is several parts."""
+
+
+def _factory(kind: str, value: Any, skip: int = 0) -> Factory | None:
+    """The factory of a name, class or function; it gets `skip` arguments from the run."""
+    thing = found(kind, value)
+    return Factory(thing, skip) if inspect.isclass(thing) or inspect.isroutine(thing) else None
+
+
+def _tracker(value: Any) -> Factory | None:
+    """The factory of a single tracker; several have their options in a mapping."""
+    names = [value] if isinstance(value, str) else list(value)
+    return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 and not isinstance(value, Mapping) else None
+
+
+KINDS = {
+    "env": Kind("environment", lambda value: _factory("env", value), ("reset", "step")),
+    "engine": Kind("engine", lambda value: _factory("engine", value, 1), ("generate", "sync")),
+    "reward": Kind("reward", rewards.factory, several=True),
+    "tasks": Kind("task source", lambda value: _factory("tasks", value) if is_source(value) else None),
+    "trackers": Kind("tracker", _tracker, several=True),
+}
+"""By option."""
+
+
+TABLES = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES}
+
+
+def found(kind: str, value: Any) -> Any:
+    """The class, function or object of a name; anything else is itself."""
+    return TABLES[kind].find(value) if isinstance(value, str) else value
+
+
+def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the mapping of each part written as its name and `kind.option`."""
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        kind = KINDS.get(key)
+        if kind is None or not isinstance(value, Mapping) or (kind.several and "name" not in value):
+            flat[key] = value
+            continue
+        if inside := [name for name in value if not isinstance(name, str)]:
+            raise OperantError(f"{key}: option {shown(inside[0])} has no name: a name is text")
+        flat |= {key if name == "name" else f"{key}.{name}": part for name, part in value.items()}
+    return flat
+
+
+def options_of(options: Mapping[str, Any], kind: str) -> list[str]:
+    """The names of the options of the part `kind` among flat options."""
+    return [name for name in options if name.replace("-", "_").startswith(f"{kind}.")]
+
+
+def groups(named: Mapping[str, Any]) -> dict[str, Factory]:
+    """The option groups of named parts. Raises: OperantError for an unknown name, or one that cannot be imported."""
+    found = {kind: KINDS[kind].factory(value) for kind, value in named.items() if value not in (None, (), [])}
+    return {kind: made for kind, made in found.items() if made is not None}
+
+
+def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:
+    """The part that a name and its checked options make. given: the arguments that the run itself passes.
+
+    Raises: OperantError if it cannot be made, or lacks a method that the run calls.
+    """
+    what, factory = KINDS[kind].what, KINDS[kind].factory(value)
+    if factory is None:
+        part = found(kind, value)
+    else:
+        try:
+            part = factory.make(*given, **options)
+        except OperantError:
+            raise
+        except Exception as error:
+            raise OperantError(f"{what} {shown(value)} cannot be made: {type(error).__name__}: {error}") from error
+    if missing := [name for name in KINDS[kind].members if not callable(getattr(part, name, None))]:
+        raise OperantError(
+            f"{what} {shown(value)} is a {type(part).__name__} without {' and '.join(missing)}: "
+            f"it needs the methods {', '.join(KINDS[kind].members)} (docs/extending.md)"
+        )
+    return part
+
+
+def source(value: Any, options: Mapping[str, Any]) -> Any:
+    """Tasks as `load_tasks` takes them: a named function with its options, or the value itself."""
+    if not isinstance(value, str):
+        return partial(value, **options) if options else value
+    return make("tasks", value, options) if is_source(value) else value
