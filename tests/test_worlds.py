@@ -279,6 +279,15 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
         exec(snippet, space)
         assert "run" not in space or len(space["run"].metrics) == 2
     assert len(PAGE) == 3 and space["run"].learner.env.options == {"guesses": 3}
+    named = {"env": "isolated:guess.py:Guess", "env.guesses": 3, "batch": 8, "max_tokens": 4, "out": "runs/named"}
+    first = operant.train("model", space["tasks"], steps=1, **named)
+    again = operant.train(
+        tasks=space["tasks"], steps=2, resume=True, out="runs/named"
+    )  # the name and its options are in config.yaml
+    assert first.learner.env.options == again.learner.env.options == {"guesses": 3}
+    assert logged(again) == logged(space["run"])
+    with pytest.raises(OperantError, match=r"env.guesses=many: it must be a whole number"):
+        operant.train("model", space["tasks"], **named | {"env.guesses": "many", "out": "runs/x"})
     assert PAGE[0].partition("class Guess")[2].count("\n") <= 24
 
 

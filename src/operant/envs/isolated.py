@@ -4,6 +4,7 @@ env = IsolatedEnv("my_world.py:Maze", {"size": 5}, workers=16, isolation={"timeo
 run = operant.train(..., env=env)
 """
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -31,9 +32,21 @@ DEFAULTS = {
 def isolated(spec: str, **options: Any) -> "IsolatedEnv":
     """The world `module:World` or `file.py:World` with its options, each episode in a process of its own.
 
-    It is what `env="isolated:module:World"` makes. Raises: OperantError as `IsolatedEnv` does.
+    Raises: OperantError as `IsolatedEnv` does.
     """
     return IsolatedEnv(spec, options)
+
+
+def isolated_maker(spec: str, world: Any) -> Callable[..., "IsolatedEnv"]:
+    """What `env="isolated:SPEC"` calls: it has the arguments of `world`, which SPEC names, and makes it isolated."""
+
+    def make(**options: Any) -> "IsolatedEnv":
+        return isolated(spec if ":" in spec else spec_of(world), **options)
+
+    make.__signature__ = inspect.signature(world)  # pyright: ignore[reportFunctionMemberAccess]
+    make.__annotations__ = getattr(world.__init__ if inspect.isclass(world) else world, "__annotations__", {})
+    make.pays = getattr(world, "pays", True)  # pyright: ignore[reportFunctionMemberAccess]
+    return make
 
 
 class IsolatedEnv:

@@ -15,6 +15,7 @@ from operant import rewards
 from operant.data.sources import SOURCES, is_source
 from operant.engines import ENGINES
 from operant.envs import ENVS
+from operant.envs.isolated import isolated_maker
 from operant.options import Factory
 from operant.trackers.trackers import TRACKERS
 from operant.types import OperantError, shown
@@ -60,6 +61,9 @@ TABLES = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES}
 
 def found(kind: str, value: Any) -> Any:
     """The class, function or object of a name; anything else is itself."""
+    if kind == "env" and isinstance(value, str) and value.startswith("isolated:"):
+        spec = value.removeprefix("isolated:")
+        return isolated_maker(spec, ENVS.find(spec))
     return TABLES[kind].find(value) if isinstance(value, str) else value
 
 
