@@ -3,25 +3,30 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from operant.algorithms import Algorithm
     from operant.api import steps, train
     from operant.diagnosis import diagnose
     from operant.envs.check import check_env
+    from operant.models.base import PolicyBase
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
-    from operant.runs.run import Run
+    from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _MODULE_OF = {
+    "Algorithm": "algorithms",
     "Batch": "types",
     "Completion": "types",
     "Learner": "training.learner",
+    "Observer": "runs.run",
     "OperantError": "types",
     "Outputs": "types",
     "Policy": "models.policy",
+    "PolicyBase": "models.base",
     "Rollout": "types",
     "Run": "runs.run",
     "Sampling": "sampling",

@@ -250,6 +250,48 @@ class Engine(Protocol):
     def sync(self, policy: Any, version: int) -> None: ...
 
 
+class TrainablePolicy(Protocol):
+    """What a policy has to have. `Policy` wraps any transformers model; `models.base.PolicyBase` has the defaults."""
+
+    tokenizer: Any
+    """None if prompts are token ids."""
+    vocabulary: int
+    """Number of token ids."""
+    context: int | None
+    """Most tokens of a prompt with its reply; None: no limit."""
+    stop_tokens: tuple[int, ...]
+    """The ids that end a reply."""
+    device: Any
+    version: int
+    """The training step that made the weights."""
+    has_values: bool
+    """Whether there is a critic."""
+
+    def forward(self, batch: Batch, sampling: Any, **kwargs: Any) -> Outputs:
+        """Compute log-probs and entropy, with a critic also values, at every action of the batch: each [B, T]."""
+        ...
+
+    def values(self, batch: Batch) -> Tensor | None:
+        """[B, T] the value of the state before each action; None without a critic."""
+        ...
+
+    def trainable(self) -> list[Any]:
+        """The parameters that an optimizer changes."""
+        ...
+
+    def misfit(self, prompt: int, reply: int) -> str | None:
+        """Why a prompt and reply of these lengths, in tokens, do not fit; None if they do."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights by name."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+        """Set the weights."""
+        ...
+
+
 @dataclass(frozen=True)
 class Choices:
     """The C choices among options in a batch, in row order; together they have O options and N tokens."""
