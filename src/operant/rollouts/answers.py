@@ -70,7 +70,8 @@ def fault(step: Any) -> str | None:
     """What is wrong with an answer, and the remedy; None if nothing is."""
     if not isinstance(step, Step):
         return f"{shown(step)}; it must be an operant.Step"
-    options = step.options
+    options, listed = step.options, isinstance(step.options, (list, tuple))
+    texts = listed and bool(options) and all(isinstance(text, str) and text for text in options)
     # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
     kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
     rules = [
@@ -79,13 +80,9 @@ def fault(step: Any) -> str | None:
         ("reward", isinstance(step.reward, Real) and math.isfinite(step.reward), "a finite number"),
         ("info", isinstance(step.info, Mapping), "a dict"),
         ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
-        ("options", options is None or _are_texts(options), "a list of one text or more, none of them empty, or None"),
+        ("options", options is None or texts, "a list of one text or more, none of them empty, or None"),
     ]
     return next((f"{n}={shown(getattr(step, n))}; it must be {rule}" for n, good, rule in rules if not good), None)
-
-
-def _are_texts(options: Any) -> bool:
-    return isinstance(options, (list, tuple)) and bool(options) and all(isinstance(o, str) and o for o in options)
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:
