@@ -795,6 +795,39 @@ NAMED = {
 }
 
 
+# --- worlds that fail -------------------------------------------------------------------------------------------------
+
+
+def failures(folder, patch):
+    """Episodes that failed in three ways, that outgrew the context, and with turns that are not trained on."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), **{"kl.coef": 0.0, "epochs": 1})
+
+    def episode(i, end, *turns):
+        """Turns of (trained, reward)."""
+        made = [Turn([4] * (n + 1), [5, 6], reward=paid, trained=trained) for n, (trained, paid) in enumerate(turns)]
+        return Rollout(Task(str(i), "a"), i, made, [""] * len(made), end)
+
+    ends = ["raised"] * 3 + ["crashed"] * 2 + ["timeout"] + ["outgrown"] * 2
+    rollouts = [episode(i, end, (True, 1.0)) for i, end in enumerate(ends)]
+    rollouts.append(episode(8, "world", (False, 2.0), (False, 0.0), (True, 1.0), (False, 3.0)))
+    rollouts.append(episode(9, "world", (False, 4.0)))
+    return [SimpleNamespace(logged=learner.learn(rollouts, [0.0] * 10))]
+
+
+FAILURES = {
+    "rollout/world_raised": lambda s: 3,
+    "rollout/world_crashed": lambda s: 2,
+    "rollout/world_timeout": lambda s: 1,
+    "rollout/outgrown": lambda s: 2,
+    "rollout/untrained": lambda s: 3,
+    "rollout/unpaid": lambda s: 1,
+    "rollout/dropped": lambda s: 1 / 10,
+    "rollout/count": lambda s: 3,
+    "reward/abstained": lambda s: 6 / 10,
+    "reward/mean": lambda s: mean([1.0, 1.0, 6.0, 4.0]),
+}
+
+
 # --- time and size ----------------------------------------------------------------------------------------------------
 
 
@@ -927,6 +960,7 @@ RUNS |= {
     "named": (named, NAMED),
     "stale": (stale, STALE),
     "measured": (measured, MEASURED),
+    "failures": (failures, FAILURES),
     "clock": (clock, CLOCK),
 }
 

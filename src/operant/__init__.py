@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from operant.algorithms import Algorithm
     from operant.api import steps, train
     from operant.diagnosis import diagnose
+    from operant.envs.check import check_env
     from operant.models.base import PolicyBase
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
@@ -39,6 +40,7 @@ _MODULE_OF = {
     "Task": "types",
     "Turn": "types",
     "ValueOptions": "models.value_head",
+    "check_env": "envs.check",
     "diagnose": "diagnosis",
     "export": "models.loading",
     "isolated": "rewards.isolated",

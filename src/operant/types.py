@@ -8,20 +8,26 @@ B rows, T tokens of a row, E episodes, A actions of an episode, V vocabulary.
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-End = Literal["stop", "length", "world", "cut"]
+Failure = Literal["raised", "crashed", "timeout"]
+"""How a world failed during an episode: it raised an exception, its process died, or it did not answer in time."""
+End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed", "timeout"]
 """Why a reply or an episode ended.
 
 `stop`: a stop token or string; `length`: the task's own length limit; `world`: the environment ended it;
-`cut`: a step limit cut the episode off, so its last reward is followed by the value of the next state.
+`cut`: a step limit cut the episode off, so its last reward is followed by the value of the next state;
+`outgrown`: the next prompt left no room for a reply in the model's context, and the value of that state follows too;
+`raised`, `crashed`, `timeout`: the world failed (`Failure`), and the episode is not trained on.
 """
 
 
@@ -40,6 +46,19 @@ def shown(value: Any, most: int = 100) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, or a list that contains itself
         return f"<a very large {type(value).__name__}>"
     return text[:most] + "..." if cut else text
+
+
+def describe_error(error: BaseException, most: int = 1000) -> str:
+    """The type, text and line of an exception: `ValueError: no such word (score.py, line 12)`."""
+    try:
+        if isinstance(error, OperantError):
+            return str(error)[:most]
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        text = str(error)[:most]
+        return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+    except BaseException:
+        return f"{type(error).__name__}, which cannot be shown"
 
 
 @dataclass(frozen=True)
@@ -107,11 +126,13 @@ class Turn:
     """Token ids of the replies to choose among. None if the reply was generated freely. A choice is one action."""
     chosen: int | None = None
     """Index of the chosen reply in `options`."""
+    trained: bool = True
+    """False: the reply was played and later turns see it, but it is no action of the policy (`Step.trained`)."""
 
     @property
     def count(self) -> int:
-        """Number of actions: one per token of a generated reply, one for a choice among options."""
-        return len(self.action) if self.options is None else 1
+        """Number of actions: one per token of a generated reply, one for a choice; none if it is not trained on."""
+        return (len(self.action) if self.options is None else 1) if self.trained else 0
 
 
 @dataclass(frozen=True)
@@ -133,16 +154,27 @@ class Rollout:
     query: str = ""
     """The first prompt as text."""
     following: list[int] | None = None
-    """Of a cut episode: the prompt that would have come next. Its value is the bootstrap."""
+    """Of a cut or outgrown episode: the prompt that would have come next. Its value is the bootstrap. Of an outgrown
+    one, the part of it that fits into the context."""
     place: int | None = None
     """Index of this rollout among all rollouts of its step, over all ranks; None if unknown."""
     sampling: Any = None
     """The `Sampling` that its replies were drawn with; None if they were generated elsewhere."""
 
     @property
+    def failed(self) -> bool:
+        """Whether the world failed: the episode is not judged and not trained on, and may have no turns."""
+        return self.end in get_args(Failure)
+
+    @property
+    def count(self) -> int:
+        """Number of actions in all turns."""
+        return sum(turn.count for turn in self.turns)
+
+    @property
     def reply(self) -> str:
-        """The last reply."""
-        return self.texts[-1]
+        """The last reply; empty if there is none."""
+        return self.texts[-1] if self.texts else ""
 
     @property
     def text(self) -> str:
@@ -156,8 +188,8 @@ class Rollout:
 
     @property
     def ids(self) -> list[int]:
-        """The token ids of the last reply."""
-        return self.turns[-1].action
+        """The token ids of the last reply; empty if there is none."""
+        return self.turns[-1].action if self.turns else []
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -186,13 +218,24 @@ class Step:
     """Anything to report; it is merged into `Rollout.info`."""
     options: list[str] | None = None
     """Replies to choose among; None: the policy generates its reply freely."""
+    trained: bool = True
+    """False: the reply was played and later turns see it, but it is not trained on: it has no gradient and no KL. It
+    counts as a turn, and its reward is paid on the last trained reply before it, discounted between turns."""
+    failed: Failure | None = None
+    """How the world failed in this episode, which ends here and is not trained on; None: it has not. `info["failure"]`
+    may hold a sentence for the log."""
 
 
 class Env(Protocol):
     """An environment that plays many episodes side by side. A slot is an integer that identifies one episode.
 
-    It may also have `pays = False`, if it never rewards (without a reward function, an environment has to pay), and
-    `state_dict()` with `load_state_dict(state)`, whose state is saved with each checkpoint.
+    An episode may also end because the next prompt leaves no room in the model's context, so `step` may be called with
+    any part of the live slots, and `reset` with slots that were used before. An exception ends the run, which can be
+    resumed (`Step.failed` ends one episode). `operant.check_env` plays a world and checks all this.
+
+    Three attributes are optional. `pays`: whether it pays rewards (True if absent); if not, the run needs a reward
+    function. `most`: the largest number of episodes that it plays at the same time (no limit if absent). A world with
+    `state_dict()` and `load_state_dict(state)` has a state that checkpoints keep from step to step.
     """
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -411,6 +454,9 @@ class Batch:
     """[B, T, D] cached hidden states of the frozen trunk at every token. Only `models/` reads them."""
     choices: Choices | None = None
     """The actions that are choices among options; None if there are none."""
+    skipped: Tensor | None = None
+    """[B, T] int: at the last action of a turn, how many turns come after it, before the next action, that are not
+    trained on; 0 elsewhere. None: every turn is trained on."""
     longest: int = 0
     """Columns of the batch that these rows were taken from. Kernels are chosen by it, so that cutting a batch into
     micro-batches does not change which one runs."""

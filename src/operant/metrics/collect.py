@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -34,6 +34,12 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
         tally.mean(f"rollout/ended_{end}", [t.end == end for t in turns])
     tally.mean("rollout/ended_cut", [r.end == "cut" for r in rollouts])
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
+    if outgrown := sum(r.end == "outgrown" for r in rollouts):
+        tally.add("rollout/outgrown", outgrown, 0)
+    if skipped := [turn for turn in turns if not turn.trained]:
+        tally.add("rollout/untrained", len(skipped), 0)
+        opening = [turn for r in rollouts for turn in takewhile(lambda turn: not turn.trained, r.turns)]
+        tally.add("rollout/unpaid", sum(turn.reward != 0 for turn in opening), 0)
     tally.add("rollout/count", len(rollouts), 0.0)
     tally.histogram("reply_tokens", lengths)
     if texts:
@@ -41,6 +47,14 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
         tally.merge(of_texts(replies))
         actions = sum(turn.count for turn in turns)  # choosing a whole reply is one action, as in the loss
         tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in replies), actions)
+    return tally
+
+
+def of_failures(rollouts: Sequence[Rollout]) -> Tally:
+    """Return how many episodes ended because their world failed, by kind of failure."""
+    tally = Tally()
+    for end, count in Counter(r.end for r in rollouts if r.failed).items():
+        tally.add(f"rollout/world_{end}", count, 0)
     return tally
 
 

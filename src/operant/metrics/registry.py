@@ -125,6 +125,16 @@ rollout/importance_mean | | near 1 | | importance weight, capped, mean over toke
 rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of the next state is
     added to their return
+rollout/outgrown | episodes | 0 | | number of episodes that ended because their next prompt left no room for a reply in
+    the model's context; the value of that state is added to their return. Absent if there are none
+rollout/world_raised | episodes | 0 | | number of episodes in which the world raised an exception; like those of the two
+    metrics below, they are neither judged nor trained on, and count in reward/abstained. Absent if there are none
+rollout/world_crashed | episodes | 0 | | number of episodes in which the world's process died
+rollout/world_timeout | episodes | 0 | | number of episodes in which the world did not answer in time
+rollout/untrained | turns | | | number of turns that the world marked as not to be trained on, in the episodes that are
+    trained on. Absent if there are none
+rollout/unpaid | turns | 0 | | number of those turns whose reward is not trained on, because no trained turn came
+    before them; reward/mean contains it. Absent if every turn is trained on
 rollout/likelihood_gap | nats | 0 up to noise | | entropy of the policy plus log-prob of the token that was drawn,
     mean over the tokens of the first minibatch, with unchanged weights: 0 in expectation if this policy sampled the
     replies; above 0 if they are more likely (truncated or colder sampling), below 0 if they are less likely (hotter

@@ -152,8 +152,10 @@ def with_gae(
     """Token-level GAE over whole episodes.
 
     The discount is `gamma` between the tokens of a reply, and `gamma * turn_gamma` between the last token of a turn and
-    the next turn or the bootstrapped state of a cut episode; lambda there is `turn_lam` (None: `lam`). `whiten_scope`:
-    rollout | minibatch (done by the update) | none. `whiten_rewards`: scale rewards, without changing their mean.
+    the next turn or the bootstrapped state of a cut episode; lambda there is `turn_lam` (None: `lam`). Each turn in
+    between that is not trained on discounts by `gamma * turn_gamma` once more; lambda applies once, because no value is
+    estimated there. `whiten_scope`: rollout | minibatch (done by the update) | none. `whiten_rewards`: scale rewards,
+    without changing their mean.
     Raises: OperantError for an unknown `whiten_scope`, or a rate outside 0..1.
     """
     if whiten_scope not in ("rollout", "minibatch", "none"):
@@ -168,12 +170,15 @@ def with_gae(
         price = price / deviation if price is not None and deviation else price
     index = episode_index(batch)
     turns, values = gather(batch.turns, index, -1), gather(batch.values, index)
+    discounts = by_turn(turns, gamma, gamma * turn_gamma, values.dtype)
+    if batch.skipped is not None:
+        discounts = discounts * (gamma * turn_gamma) ** gather(batch.skipped, index).to(discounts)
     lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam, values.dtype)
     advantages = gae(
         gather(rewards, index),
         values,
         next_values(values, (index >= 0).sum(1), batch.bootstrap),
-        by_turn(turns, gamma, gamma * turn_gamma, values.dtype),
+        discounts,
         lambdas,
     )
     shape = batch.tokens.shape

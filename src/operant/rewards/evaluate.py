@@ -22,10 +22,11 @@ from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
 from operant.types import Judgement, OperantError, RewardFn, Rollout, shown
 
-Outcome = Literal["ok", "error", "timeout", "abstain"]
-"""The outcome of judging a sample: a score, a failure, no answer in time, or None from the reward."""
+Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
+"""The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,
+because its world had failed."""
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "abstain")
-"""Every `Outcome`."""
+"""The outcomes that are counted."""
 WORLD = "world"
 """Name of the reward's part that the environment pays."""
 LONGEST = 1000
@@ -123,11 +124,13 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     """Call `reward` on `rollouts` and check every answer.
 
     With `pays`, the environment's reward is added as the part "world". Without a reward, only the environment pays; if
-    it does not pay either, no rollout gets a score.
+    it does not pay either, no rollout gets a score. Episodes whose world failed are not judged and get no score.
 
     Raises: OperantError that names the reward, the sample and the remedy, for an exception inside the reward, a wrong
     number of answers, NaN, infinity, a string, or a per-token list of the wrong length.
     """
+    if any(rollout.failed for rollout in rollouts):
+        return _judge_the_others(reward, rollouts, name, pays)
     if pays:
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
@@ -149,6 +152,28 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         if result.outcome == "error":
             raise OperantError(f"reward {name!r} {result.reason}")
     return judged_of(results, [result.total for result in results], name)
+
+
+def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: str | None, pays: bool) -> Judged:
+    """Judge the rollouts whose world did not fail, and note how the others ended."""
+    judged = judge(reward, [rollout for rollout in rollouts if not rollout.failed], name, pays=pays)
+
+    def spread(values: Sequence[Any], other: Any) -> list[Any]:
+        known = iter(values)
+        return [other if rollout.failed else next(known) for rollout in rollouts]
+
+    failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
+    notes = [
+        f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence}"
+        for (end, sentence), count in failures.most_common(10)
+    ]
+    return Judged(
+        spread(judged.scores, None),
+        {part: spread(values, None) for part, values in judged.parts.items()},
+        spread(judged.outcomes, "unjudged") if judged.outcomes else [],
+        judged.notes + notes,
+        spread(judged.remarks, Remark()) if judged.remarks else [],
+    )
 
 
 def check(reward: RewardFn) -> None:
@@ -302,9 +327,8 @@ def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
         return SampleResult("ok", _sum(known), parts) if known else SampleResult("abstain", parts=parts)
     if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)):
         numbers = [_number(value) for value in answer]
-        count = sum(turn.count for turn in rollout.turns)
-        if len(numbers) != count:
-            wrong = f"{len(numbers)} numbers where the rollout has {count} action tokens"
+        if len(numbers) != rollout.count:
+            wrong = f"{len(numbers)} numbers where the rollout has {rollout.count} action tokens"
             raise _Refused(wrong, "return one float, or one number per action token")
         return SampleResult("ok", numbers, {name: _sum(numbers)})
     number = _number(answer)

@@ -31,6 +31,7 @@ Handling = str | float
 class IsolationOptions:
     """Options of rewards that may fail. Those about time, memory and processes concern `isolated:` rewards alone.
 
+    Isolated worlds use `timeout`, `memory_gb`, `processes`, `level`, `on_error` and `on_timeout` (docs/worlds.md).
     Raises: OperantError for a value out of range.
     """
 

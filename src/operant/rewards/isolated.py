@@ -7,8 +7,6 @@ reward.level         # "pid namespace: ended by the kernel, ..."
 reward.close()       # at the end of a run; the next call starts new workers
 """
 
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,14 +16,11 @@ from typing import Any
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
 from operant.rewards.failure_policy import IsolationOptions, apply_policy
 from operant.rollouts.totals import Total
-from operant.sandbox import worker
-from operant.sandbox.pool import Job, Pool, Response
+from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
+from operant.sandbox.spec import spec_of
 from operant.types import OperantError, Rollout
-
-START = 60.0
-"""Seconds in which a reward must be imported before the run, or `timeout` if that is longer."""
 
 
 def isolated(
@@ -78,7 +73,7 @@ class IsolatedReward:
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""
-        self.spec, self.options, self.has_options = _spec_of(reward), options or IsolationOptions(), options is not None
+        self.spec, self.options, self.has_options = spec_of(reward), options or IsolationOptions(), options is not None
         self.__name__ = self.spec.rpartition(":")[2]
         memory = None if self.options.memory_gb is None else int(self.options.memory_gb * (1 << 30))
         limits = Limits(memory, self.options.processes, self.options.level)
@@ -203,40 +198,3 @@ def _pieces(rollouts: list[Rollout], count: int) -> list[list[int]]:
             pieces.append([])
         pieces[-1] += group
     return pieces
-
-
-def _spec_of(reward: str | Callable[..., Any]) -> str:
-    """`module:function` or `/whole/path/file.py:function`, by which another process finds the reward."""
-    if worker.INSIDE:
-        raise OperantError(
-            "isolated() was called by a worker that imports your file: put the code that starts the run under "
-            'if __name__ == "__main__":'
-        )
-    if not isinstance(reward, str):
-        return _spec_of_function(reward)
-    place, _, name = reward.strip().rpartition(":")
-    if not place or not name:
-        raise OperantError(f"isolated({reward!r}): give module:function or file.py:function")
-    if place.endswith(".py"):
-        if not os.path.exists(place):
-            raise OperantError(f"isolated({reward!r}): there is no file {place!r}")
-        place = os.path.abspath(place)
-    return f"{place}:{name}"
-
-
-def _spec_of_function(reward: Any) -> str:
-    module, name = getattr(reward, "__module__", None), getattr(reward, "__qualname__", None)
-    remedy = "put it at the top level of a file, and give isolated('file.py:function')"
-    if not callable(reward) or module is None or name is None or "<" in name:
-        what = name.rpartition(".")[2] if name else f"a {type(reward).__name__}"
-        raise OperantError(f"isolated: no other process can find {what} by a name; {remedy}")
-    found: Any = sys.modules.get(module)
-    imported = found is not None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    file = getattr(reward, "__code__", None) and reward.__code__.co_filename
-    if found is reward and module != "__main__":
-        return f"{module}:{name}"
-    if file and os.path.exists(file) and (found is reward or not imported):
-        return f"{os.path.abspath(file)}:{name}"
-    raise OperantError(f"isolated: another process would not find this function as {module}:{name}; {remedy}")

@@ -17,22 +17,27 @@ def collate(
     *,
     joined: bool = True,
     numbers: torch.dtype = torch.float32,
+    turn_discount: float = 1.0,
 ) -> Batch:
     """Make a batch of rollouts. A score is paid on the episode's last action; a list of scores is one float per action.
 
     A turn whose prompt extends the episode's last row joins that row, unless `joined` is False (encoder-decoders). Any
-    other turn opens a new row of the same episode. `numbers`: dtype of rewards, log-probs and values.
+    other turn opens a new row of the same episode. `numbers`: dtype of rewards, log-probs and values. A turn that is
+    not trained on is part of the prompts after it, and its reward is paid on the last action before it, times
+    `turn_discount` for each turn from there to it; without an action before it, its reward is not paid.
     Raises: OperantError if there are no rollouts, or if a turn or score does not fit its actions.
     """
     if not rollouts:
         raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
     rows: list[dict[str, Any]] = []
     for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-        _add_rows(rows, episode, rollout, _action_rewards(rollout, score), joined)
+        _add_rows(rows, episode, rollout, _action_rewards(rollout, score, turn_discount), joined)
     turns = _rectangle(rows, "turns", -1, torch.long)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
-    sampled = all(turn.logprobs is not None for r in rollouts for turn in r.turns)
-    valued = all(turn.values is not None for r in rollouts for turn in r.turns)
+    trained = [turn for r in rollouts for turn in r.turns if turn.trained]
+    sampled = all(turn.logprobs is not None for turn in trained)
+    valued = all(turn.values is not None for turn in trained)
+    skips = any(not turn.trained for r in rollouts for turn in r.turns)
     batch = Batch(
         tokens=_rectangle(rows, "tokens", 0, torch.long),
         mask=torch.arange(turns.shape[1]) < lengths[:, None],
@@ -44,6 +49,7 @@ def collate(
         bootstrap=torch.tensor([r.turns[-1].next_value for r in rollouts], dtype=numbers),
         logprobs=_rectangle(rows, "logprobs", 0.0, numbers) if sampled else None,
         values=_rectangle(rows, "values", 0.0, numbers) if valued else None,
+        skipped=_rectangle(rows, "skipped", 0, torch.long) if skips else None,
     )
     width = turns.shape[1]
     choices = [(i * width + column, *choice) for i, row in enumerate(rows) for column, *choice in row["choices"]]
@@ -64,16 +70,20 @@ SETUP = {"cpu": 128, "cuda": 4096}
 """Fixed cost of a forward and backward pass by kind of device, as the number of tokens that take the same time."""
 
 
-def _action_rewards(rollout: Rollout, score: float | Sequence[float]) -> list[float]:
+def _action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discount: float) -> list[float]:
     """One reward per action of the rollout: the environment's rewards plus the score."""
     counts = [turn.count for turn in rollout.turns]
     if any(not turn.action for turn in rollout.turns):
         raise OperantError(f"task {rollout.task.id!r}: a reply has no tokens; every reply needs at least one action")
+    if not sum(counts):
+        raise OperantError(f"task {rollout.task.id!r}: no turn of the episode is trained on; leave it out")
     paid = [0.0] * sum(counts)
-    end = -1
+    end, skipped = -1, 0
     for count, turn in zip(counts, rollout.turns, strict=True):
         end += count
-        paid[end] += turn.reward
+        skipped = 0 if turn.trained else skipped + 1
+        if end >= 0:
+            paid[end] += turn.reward * turn_discount**skipped
     if isinstance(score, (int, float)):
         paid[-1] += float(score)
     elif len(score) == len(paid):
@@ -89,10 +99,15 @@ def _action_rewards(rollout: Rollout, score: float | Sequence[float]) -> list[fl
 def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: list[float], joined: bool) -> None:
     """Append the rows of an episode to `rows`. `paid`: one reward per action."""
     row: dict[str, Any] | None = None
-    spent = 0
+    spent = last_rest = 0
     for index, turn in enumerate(rollout.turns):
+        if not turn.trained:  # the prompt of the next turn contains it
+            if row is not None:
+                row["skipped"][-1 - last_rest] += 1
+            continue
         if row is None or not joined or turn.prompt[: len(row["tokens"])] != row["tokens"]:
-            row = {name: [] for name in ("tokens", "logprobs", "values", "rewards", "turns", "allowed", "choices")}
+            columns = ("tokens", "logprobs", "values", "rewards", "turns", "skipped", "allowed", "choices")
+            row = {name: [] for name in columns}
             row |= {"episode": episode, "group": rollout.group}
             rows.append(row)
         shown = turn.prompt[len(row["tokens"]) :]
@@ -106,10 +121,11 @@ def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: 
         row["values"] += blank + (turn.values or [0.0] * n) + [0.0] * rest
         row["rewards"] += blank + paid[spent : spent + n] + [0.0] * rest
         row["turns"] += [-1] * len(shown) + [index] * n + [-1] * rest
+        row["skipped"] += [0] * (len(shown) + n + rest)
         if turn.allowed is not None:
             row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
         row["states"] = turn.states  # the states of the last turn contain those of all tokens before it
-        spent += n
+        spent, last_rest = spent + n, rest
 
 
 def _check(turn: Turn, rollout: Rollout) -> None:

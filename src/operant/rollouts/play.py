@@ -5,16 +5,20 @@ environment appends is encoded by itself and put after the reply's ids.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from operant.rollouts import answers
 from operant.rollouts.chat import encode_more, encode_prompt
 from operant.sampling import Sampling, reply_text, task_key
 from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
 
 MAX_TURNS = 1000
 """Number of turns after which an episode is refused as endless."""
+Fits = Callable[[int, int], bool]
+"""Whether a prompt and a reply of these numbers of tokens fit into the model's context."""
 
 
 class Attempts:
@@ -43,17 +47,21 @@ class _Episode:
         self.task, self.place, self.group, self.sample = task, place, group, sample
         self.sampling, self.tokenizer = sampling, tokenizer
         self.prompt: list[int] = []
-        self.options: list[str] | None = None
+        self.options: list[tuple[str, list[int]]] | None = None
+        """Text and ids of each reply to choose among."""
         self.turns: list[Turn] = []
         self.texts: list[str] = []
         self.info: dict[str, Any] = {}
         self.query = ""
 
-    def start(self, first: Step) -> None:
-        """Begin with the environment's first step."""
-        prompt = encode_prompt(self.tokenizer, first.text or self.task.prompt)
-        self.prompt, self.options = prompt, first.options
-        self.query = self.tokenizer.decode(prompt, skip_special_tokens=True) if self.tokenizer else ""
+    def start(self, first: Step) -> Rollout | None:
+        """Begin with the environment's first step. Returns the rollout if the world failed, otherwise None."""
+        self.info |= first.info
+        if first.failed is not None:
+            return self._ended(first.failed)
+        self.prompt, self.options = encode_prompt(self.tokenizer, first.text or self.task.prompt), self._encoded(first)
+        self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
+        return None
 
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
         """Append a reply. `options`: the ids of all options if it was a choice, and `chosen` its index."""
@@ -65,31 +73,35 @@ class _Episode:
         )
         self.texts.append(text)
 
-    def answer(self, step: Step) -> Rollout | None:
+    def answer(self, step: Step, fits: Fits) -> Rollout | None:
         """Apply the environment's answer to the last reply. Returns the rollout if the episode ends, otherwise None."""
-        self.turns[-1] = last = replace(self.turns[-1], reward=step.reward)
+        self.turns[-1] = last = replace(self.turns[-1], reward=float(step.reward), trained=bool(step.trained))
         self.info |= step.info
+        if step.failed is not None:
+            return self._ended(step.failed)
         done = step.terminated and not step.truncated
         following = encode_prompt(self.tokenizer, step.text) if step.fresh and step.text else None
         if following is None and not done:
             following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
         if not (step.terminated or step.truncated):
             assert following is not None  # the episode goes on, so the line above has set it
-            self.prompt, self.options = following, step.options
+            options, ends = self._encoded(step), int(bool(self.sampling.stops))
+            longest = max(len(ids) + ends for _, ids in options) if options else self.sampling.max_tokens
+            if not fits(len(following), longest):
+                while not fits(len(following), 1):  # the critic reads what fits, and predicts after it
+                    following.pop()
+                return self._ended("outgrown", following)
+            self.prompt, self.options = following, options
             return None
         end: End = "cut" if step.truncated else last.end if len(self.turns) == 1 else "world"
-        return Rollout(
-            self.task,
-            self.group,
-            self.turns,
-            self.texts,
-            end,
-            self.info,
-            self.query,
-            following if end == "cut" else None,
-            self.place,
-            self.sampling,
-        )
+        return self._ended(end, following if end == "cut" else None)
+
+    def _encoded(self, step: Step) -> list[tuple[str, list[int]]] | None:
+        return None if step.options is None else [(text, encode_more(self.tokenizer, text)) for text in step.options]
+
+    def _ended(self, end: End, following: list[int] | None = None) -> Rollout:
+        known = (self.info, self.query, following, self.place, self.sampling)
+        return Rollout(self.task, self.group, self.turns, self.texts, end, *known)
 
 
 def play(
@@ -105,36 +117,40 @@ def play(
     attempts: Attempts | None = None,
     part: Sequence[int] | None = None,
     max_turns: int = MAX_TURNS,
+    fits: Fits = lambda prompt, reply: True,
 ) -> list[Rollout]:
-    """Play one episode for each task and return the rollouts, in order. All live episodes generate in one batch.
+    """Play one episode for each task and return the rollouts, in order. All live episodes generate in one batch, or
+    `env.most` of them at a time.
 
     A task that appears twice has two attempts in one group, with different random numbers. `attempts` counts earlier
     attempts of the same step. `part`: indices of the tasks to play, with the same results as if all were played; None:
-    all of them.
-    Raises: OperantError for an environment that answers for other slots than it was asked about, or for an episode of
-    more than `max_turns` turns.
+    all of them. `fits`: an episode whose next prompt leaves no room for a reply ends there; by default all fit.
+    An episode in which the world failed (`Step.failed`) is returned as far as it went, maybe without a turn.
+    Raises: OperantError for an exception in the environment or an answer that is not allowed, such as one for other
+    slots than it was asked about, and for an episode of more than `max_turns` turns.
     """
     attempts = attempts or Attempts()
     numbered = [(task, *attempts.next(task)) for task in tasks]
     episodes = {slot: _Episode(*numbers, sampling, tokenizer) for slot, numbers in enumerate(numbered)}
     if part is not None:
         episodes = {slot: episodes[slot] for slot in part}
-    for slot, first in _answers(env.reset({s: e.task for s, e in episodes.items()}), list(episodes)).items():
-        episodes[slot].start(first)
     finished: dict[int, Rollout] = {}
-    while len(finished) < len(episodes):
-        live = [slot for slot in episodes if slot not in finished]
-        oldest = episodes[live[0]]  # all live episodes have the same number of turns
-        if len(oldest.turns) >= max_turns:
-            raise OperantError(
-                f"{type(env).__name__} has not ended task {oldest.task.id!r} after {max_turns} turns: its step must "
-                "return terminated=True, or truncated=True at a step limit of its own; or give play a larger max_turns"
-            )
-        _generate_replies([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
-        for slot, answer in _answers(env.step({s: episodes[s].texts[-1] for s in live}), live).items():
-            rollout = episodes[slot].answer(answer)
-            if rollout is not None:
-                finished[slot] = rollout
+    waiting, most = iter(episodes), getattr(env, "most", None)
+    while slots := list(islice(waiting, most)):
+        tasks_of = {slot: episodes[slot].task for slot in slots}
+        ended = {slot: episodes[slot].start(first) for slot, first in answers.reset(env, tasks_of).items()}
+        while live := [slot for slot in slots if ended[slot] is None]:
+            oldest = episodes[live[0]]  # all live episodes have the same number of turns
+            if len(oldest.turns) >= max_turns:
+                raise OperantError(
+                    f"{answers.name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its step "
+                    "must return terminated=True, or truncated=True at a step limit of its own; or give play a larger "
+                    "max_turns"
+                )
+            _generate_replies([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
+            steps = answers.step(env, {s: episodes[s].texts[-1] for s in live}, tasks_of)
+            ended |= {slot: episodes[slot].answer(answer, fits) for slot, answer in steps.items()}
+        finished |= {slot: rollout for slot, rollout in ended.items() if rollout is not None}
     return [finished[slot] for slot in episodes]
 
 
@@ -151,17 +167,7 @@ def _generate_replies(
             e.take(completion, text, None, None)
     choosing = [e for e in live if e.options is not None]
     if choosing:
-        options = [[encode_more(tokenizer, text) for text in e.options] for e in choosing]
+        options = [[ids for _, ids in e.options] for e in choosing]
         picked = engine.choose([e.prompt for e in choosing], options, sampling, [keys[id(e)] for e in choosing])
         for e, ids, (index, completion) in zip(choosing, options, picked, strict=True):
-            e.take(completion, e.options[index], index, ids)
-
-
-def _answers(steps: dict[int, Step], asked: list[int]) -> dict[int, Step]:
-    """Return `steps`. Raises: OperantError if they are not for the slots that were asked about."""
-    if set(steps) != set(asked):
-        raise OperantError(
-            f"the environment answered for slots {sorted(steps)} and was asked about {sorted(asked)}: "
-            "reset and step must return one Step for every slot that they are called with"
-        )
-    return steps
+            e.take(completion, e.options[index][0], index, ids)

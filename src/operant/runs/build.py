@@ -7,6 +7,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import check_references, resolve
 from operant.models.loading import load_own_weights, load_policy
 from operant.models.safe_loading import load_tokenizer
@@ -63,6 +64,9 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
             check_references(metrics, load_tasks(rows, None, one_row, with_replies=supervised))
     if reward is not None:
         rewards.check(reward)
+    if isinstance(env, IsolatedEnv):
+        env = env.under(config.isolation)
+        env.check()
     learner = Learner(
         named_parts.policy(train.policy, own["policy"]),
         tokenizer=tokenizer,

@@ -205,8 +205,9 @@ class Evaluator:
             measured = distributed.together(lambda: measure(self.metrics if rollouts else [], seen))
             scores = totals(judged.scores, rollouts)
             kl = None
-            if learner.reference is not None and rollouts:
-                kl = divergence(rollouts, learner.policy, learner.reference.policy, self.sampling)
+            played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
+            if learner.reference is not None and played:
+                kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
         return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured)
 
 

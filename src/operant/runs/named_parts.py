@@ -15,6 +15,7 @@ from operant import rewards
 from operant.data.sources import SOURCES
 from operant.engines import ENGINES
 from operant.envs import ENVS
+from operant.envs.isolated import isolated_maker
 from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory
@@ -68,6 +69,9 @@ def is_object(kind: str, value: Any) -> bool:
 
 def found(kind: str, value: Any) -> Any:
     """The class, function or object of a name; anything else is itself."""
+    if kind == "env" and isinstance(value, str) and value.startswith("isolated:"):
+        spec = value.removeprefix("isolated:")
+        return isolated_maker(spec, ENVS.find(spec))
     return TABLES[kind].find(value) if isinstance(value, str) else value
 
 

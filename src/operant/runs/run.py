@@ -15,8 +15,9 @@ from typing import Any
 
 from operant import distributed, machine
 from operant.algorithms import left_out_message
+from operant.envs.isolated import IsolatedEnv
 from operant.metrics.rollout_table import rows
-from operant.rewards import Judged, isolated_parts, reward_metrics
+from operant.rewards import IsolatedReward, Judged, isolated_parts, reward_metrics
 from operant.runs.build import RunParts
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
 from operant.runs.config import Config, describe
@@ -200,11 +201,18 @@ class Run:
             self.learner.clock.take()
             self.started = True
 
+    @property
+    def isolated(self) -> list[IsolatedReward | IsolatedEnv]:
+        """The isolated parts of the reward, and the environment if it is isolated."""
+        env = [self.learner.env] if isinstance(self.learner.env, IsolatedEnv) else []
+        return [*isolated_parts(self.parts.reward), *env]
+
     def log_isolation(self) -> None:
-        """Log how isolated rewards are limited on this machine, and record it for the report."""
-        levels = {reward.__name__: reward.level for reward in isolated_parts(self.parts.reward)}
-        for name, level in levels.items():
-            self.folder.log_message(f"isolation of reward {name!r}: {level}")
+        """Log how isolated rewards and worlds are limited on this machine, and record it for the report."""
+        levels = {part.__name__: part.level for part in self.isolated}
+        for part in self.isolated:
+            what = "world" if isinstance(part, IsolatedEnv) else "reward"
+            self.folder.log_message(f"isolation of {what} {part.__name__!r}: {part.level}")
         if levels:
             self.folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from operant import __version__, distributed, machine
-from operant.rewards import isolated_parts
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import RunFolder
@@ -77,8 +76,8 @@ def runs(
         objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         run = _load(config, models, folder, resume, objects, show=show)
         run.observers = observers
-        for reward in isolated_parts(run.parts.reward):
-            stack.callback(reward.close)
+        for guest in run.isolated:
+            stack.callback(guest.close)
         run.log_isolation()
         run.log_crowded()
         if resume:

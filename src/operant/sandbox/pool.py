@@ -33,6 +33,8 @@ MAX_PRINTED = 2000
 """Bytes of a worker's output that are kept for messages, the last ones."""
 MAX_ANSWER = 4 << 20
 """Bytes that an answer may have more than its request."""
+START = 60.0
+"""Seconds in which a worker must start and import its job, or the timeout of a request if that is longer."""
 LATE = "has not answered in time"
 
 
@@ -214,11 +216,18 @@ class Pool:
         return next((worker.process.describe() for worker in self.workers if worker.ready), "")
 
     def run(
-        self, requests: Sequence[Any], *, until: float, allowance: Callable[[], float | None] = lambda: None
+        self,
+        requests: Sequence[Any],
+        *,
+        until: float,
+        allowance: Callable[[], float | None] = lambda: None,
+        keep_orphans: bool = False,
     ) -> list[Response]:
         """The response to each request, before `until` in `time.monotonic()`.
 
-        `allowance` is called when work on a request begins, and returns the seconds for it, or None.
+        `allowance` is called when work on a request begins, and returns the seconds for it, or None. `keep_orphans`:
+        leave processes alone that a worker has started and that have lost their parent, as a server has that a later
+        request still needs; they are killed by the next `run` without it, and when the worker ends.
         """
         responses: dict[int, Response] = {}
         waiting = deque(range(len(requests)))
@@ -232,7 +241,8 @@ class Pool:
             finally:
                 late = self._busy()
                 self._drop(late)
-                self._kill_orphans()
+                if not keep_orphans:
+                    self._kill_orphans()
                 if late:
                     self._fill()  # they start while the run goes on
         return [responses.get(i) or Response("timeout", reason=LATE) for i in range(len(requests))]

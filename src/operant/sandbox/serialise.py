@@ -1,4 +1,4 @@
-"""Rollouts and a reward's answers as plain data that crosses a pipe as JSON.
+"""Rollouts and a reward's answers, tasks and a world's steps, as plain data that crosses a pipe as JSON.
 
 A rollout arrives as it was sent, with these exceptions: tuples in `target` and `info` become lists, a `Judgement` there
 becomes a mapping, and `allowed`, `states` and `sampling`, which no reward reads, are left out.
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from operant.types import Judgement, OperantError, Rollout, Task, Turn
+from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn
 
 LEFT_OUT = ("allowed", "states", "sampling")
 FIELDS = [f.name for f in fields(Judgement)]
@@ -24,9 +24,27 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
     """The rollout that `rollout_to_plain` was called with."""
-    lists = {name: tuple(plain["task"][name]) for name in ("replies", "references")}
-    task = Task(**{**plain["task"], **lists})
-    return Rollout(**{**plain, "task": task, "turns": [Turn(**turn) for turn in plain["turns"]]})
+    return Rollout(
+        **{**plain, "task": task_from_plain(plain["task"]), "turns": [Turn(**turn) for turn in plain["turns"]]}
+    )
+
+
+def task_to_plain(task: Task) -> dict[str, Any]:
+    """A task as plain data. Raises: OperantError if its prompt, target or replies hold anything else."""
+    return _plain(_fields(task), f"task {task.id!r}")
+
+
+def task_from_plain(plain: Mapping[str, Any]) -> Task:
+    """The task that `task_to_plain` was called with."""
+    return Task(**{**plain, **{name: tuple(plain[name]) for name in ("replies", "references")}})
+
+
+def step_to_plain(step: Step) -> dict[str, Any]:
+    """A world's step as plain data, from which `Step(**plain)` makes it again; arrays become lists.
+
+    Raises: OperantError if `info` holds anything else.
+    """
+    return _plain(_numbers(_fields(step)), "the step")
 
 
 def as_list(returned: Any) -> list[Any] | None:
@@ -83,6 +101,6 @@ def _plain(value: Any, where: str) -> Any:
         return {key: _plain(part, f"{where}.{key}") for key, part in value.items()}
     kind = "a mapping whose keys are not text" if isinstance(value, Mapping) else f"a {type(value).__name__}"
     raise OperantError(
-        f"{where} is {kind}, which cannot be sent to an isolated reward: "
+        f"{where} is {kind}, which cannot be sent to or from a worker process: "
         "it may hold text, numbers, true and false, None, lists, and mappings with text as keys"
     )

@@ -7,17 +7,14 @@ import importlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from operant.types import OperantError
+from operant.types import describe_error
 
 INSIDE = False
 """Whether this process is a worker."""
-MAX_ERROR = 1000
-"""Characters of an exception's text that are sent on."""
 
 
 def main(setup_json: str) -> None:
@@ -52,23 +49,10 @@ def _answer(fd: int, head: dict[str, Any], function: Callable[[Any], Any], argum
     try:
         line = json.dumps(head | {"answer": function(argument)})
     except BaseException as error:  # SystemExit too: the worker outlives a reward that calls sys.exit
-        line = json.dumps(head | {"error": _describe(error)})
+        line = json.dumps(head | {"error": describe_error(error)})
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
     unsent = memoryview(line.encode() + b"\n")
     while unsent:
         unsent = unsent[os.write(fd, unsent) :]
-
-
-def _describe(error: BaseException) -> str:
-    """The type, text and line of an exception: `ValueError: no such word (score.py, line 12)`."""
-    try:
-        if isinstance(error, OperantError):
-            return str(error)[:MAX_ERROR]
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-        text = str(error)[:MAX_ERROR]
-        return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
-    except BaseException:
-        return f"{type(error).__name__}, which cannot be shown"

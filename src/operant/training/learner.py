@@ -209,6 +209,7 @@ class Learner:
                 step=self.progress.step,
                 attempts=attempts,
                 part=part,
+                fits=lambda prompt, reply: self.policy.misfit(prompt, reply) is None,
             )
 
     # --- learn --------------------------------------------------------------------------------------------------------
@@ -337,7 +338,10 @@ class Learner:
         """Collate the replies and score them."""
         if selected.rollouts:
             joined = not self.policy.encoder_decoder
-            batch = collate(selected.rollouts, selected.scores, joined=joined, numbers=self.policy.numbers)
+            known, rates = self.options.get("advantage", {}), ("gamma", "turn_gamma")
+            between = math.prod(known.get(rate, 1.0) for rate in rates)
+            kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": between}
+            batch = collate(selected.rollouts, selected.scores, **kept)
             batch = with_staleness(batch, selected.rollouts, self.policy.version)
         else:  # another rank has replies
             batch = nothing(self.policy.numbers)

@@ -130,7 +130,7 @@ def bootstrap_prompts(rollouts: list[Rollout], *, lengths_too: bool = False) -> 
     found: Bootstraps = {}
     for i, rollout in enumerate(rollouts):
         last, after = rollout.turns[-1], None
-        if rollout.end == "cut" and rollout.following is not None:
+        if rollout.end in ("cut", "outgrown") and rollout.following is not None:
             after = (rollout.following, list[int]())
         elif lengths_too and rollout.end == "length":
             after = (last.prompt, last.action)

@@ -1,0 +1,91 @@
+"""A world's answers, checked: it is the user's code, and may raise or answer anything. torch is not imported."""
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, get_args
+
+from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
+
+
+def name_of(env: Any) -> str:
+    """The world's name in messages."""
+    return getattr(env, "__name__", None) or type(env).__name__
+
+
+def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:
+    """The first step of each slot. Raises: OperantError as `step` does, and for an episode that has already ended."""
+    steps = _ask(env, "reset", tasks, tasks)
+    if ended := [slot for slot, first in steps.items() if first.terminated or first.truncated]:
+        raise OperantError(
+            f"world {name_of(env)!r}: reset ended {_listed(tasks, ended)} before any reply; an episode begins with "
+            "something to reply to, or with Step(failed='raised')"
+        )
+    return steps
+
+
+def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dict[int, Step]:
+    """The world's answer to the reply of each slot. `tasks`: the task of each slot, for messages.
+
+    Raises: OperantError for an exception in the world, or an answer that is not allowed; it names the world and tasks.
+    """
+    return _ask(env, "step", replies, tasks)
+
+
+def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
+    try:
+        steps = getattr(env, call)(given)
+    except OperantError:
+        raise
+    except (Exception, SystemExit) as error:  # a game may call sys.exit
+        raise OperantError(
+            f"world {name_of(env)!r}: {call} raised {describe_error(error)} for {_listed(tasks, list(given))}; fix the "
+            "world, or let it answer Step(failed='raised') for the episodes that cannot go on"
+        ) from error
+    return checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
+
+
+def checked(called: str, steps: Any, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
+    """The steps, if they are for these slots and each is allowed.
+
+    called: the world and its method, with which an error begins. Raises: OperantError.
+    """
+    if not isinstance(steps, Mapping):
+        raise OperantError(f"{called} returned {shown(steps)}; it must return a dict from slot to Step")
+    missing, foreign = [s for s in slots if s not in steps], [s for s in steps if s not in slots]
+    if missing or foreign:
+        wrong = [f"it has not answered for {_listed(tasks, missing)}"] if missing else []
+        wrong += [f"it answered for slots {shown(foreign)}, which it was not asked about"] if foreign else []
+        raise OperantError(
+            f"{called} was called with slots {shown(slots)}, and {' and '.join(wrong)}; it must return "
+            "one Step for every slot that it is called with, and for no other"
+        )
+    for slot in slots:
+        if (why := fault(steps[slot])) is not None:
+            raise OperantError(f"{called} answered for {_listed(tasks, [slot])} with {why}")
+    return {slot: steps[slot] for slot in slots}
+
+
+def fault(step: Any) -> str | None:
+    """What is wrong with an answer, and the remedy; None if nothing is."""
+    if not isinstance(step, Step):
+        return f"{shown(step)}; it must be an operant.Step"
+    options, listed = step.options, isinstance(step.options, (list, tuple))
+    texts = listed and bool(options) and all(isinstance(text, str) and text for text in options)
+    # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
+    kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
+    rules = [
+        ("text", isinstance(step.text, str), "a str"),
+        *((name, kind in ("bool", "bool_"), "True or False") for name, kind in kinds.items()),
+        ("reward", isinstance(step.reward, Real) and math.isfinite(step.reward), "a finite number"),
+        ("info", isinstance(step.info, Mapping), "a dict"),
+        ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
+        ("options", options is None or texts, "a list of one text or more, none of them empty, or None"),
+    ]
+    return next((f"{n}={shown(getattr(step, n))}; it must be {rule}" for n, good, rule in rules if not good), None)
+
+
+def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:
+    """`slot 3 (task 'maze/7')`; of many slots, the first three and the number of the others."""
+    named = ", ".join(f"slot {slot} (task {tasks[slot].id!r})" for slot in slots[:3])
+    return named + (f" and {len(slots) - 3} more" if len(slots) > 3 else "")

@@ -1,0 +1,447 @@
+"""Worlds: a failure costs its episode, answers are checked, a context may be outgrown, a turn may be left untrained."""
+
+import re
+import sys
+import uuid
+from pathlib import Path
+
+import hostile_worlds
+import pytest
+import torch
+from hostile_worlds import FAULTS, Hostile, Letters
+from test_isolated import STRONG, WEAK
+from toys import letters, lm
+
+import operant
+from operant import OperantError, Policy, Rollout, Sampling, Step, Task, Turn, ValueOptions, check_env, train
+from operant.engines.native.engine import NativeEngine
+from operant.envs import ENVS
+from operant.envs.isolated import IsolatedEnv, isolated
+from operant.objectives.advantages import with_gae
+from operant.rewards import judge
+from operant.rollouts.collate import collate
+from operant.rollouts.play import play
+from operant.training.learner import Learner
+from operant.training.scoring import bootstrap_prompts, with_bootstraps
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.isolated import MARK, marked_processes
+
+HOSTILE = f"{hostile_worlds.__file__}:Hostile"
+TASKS = [Task(f"t/{i}", "x") for i in range(5)]
+SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 0}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
+
+
+@pytest.fixture(scope="module")
+def kept():
+    policy = Policy(lm("llama", 40, spread=0.1), letters(), value=ValueOptions(init="normal"))
+    return {"engine": NativeEngine(policy), "tokenizer": letters(), "sampling": Sampling(max_tokens=3)}
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """A mark in the environment of every process that is started from here on."""
+    value = f"world-{uuid.uuid4()}"
+    monkeypatch.setenv(MARK, value)
+    return value
+
+
+def content(rollout):
+    """A rollout without its log-probs and values, whose last bits depend on the size of the batch."""
+    turns = [(t.prompt, t.action, t.reward, t.options, t.chosen, t.end) for t in rollout.turns]
+    return rollout.task, rollout.place, turns, rollout.texts, rollout.end, rollout.info
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("level", [STRONG, WEAK])
+@pytest.mark.parametrize(("end", "fault"), [(end, fault) for end, faults in FAULTS.items() for fault in faults])
+def test_an_isolated_world_that_fails_costs_its_episode_and_no_other(end, fault, level, kept, mark):
+    if level == WEAK and end != "timeout":
+        pytest.skip("the levels differ in how processes are ended")
+    right = play(TASKS, env=Letters(), **kept)
+    limits = {"timeout": 2.0 if end == "timeout" else 20.0, "memory_gb": 2.0, "level": level}
+    env = IsolatedEnv(HOSTILE, {"fault": fault}, isolation=limits)
+    for _ in range(2):  # and the next step is not harmed by it
+        found = play(TASKS, env=env, **kept)
+        assert [r.end for r in found] == ["world", "world", "world", end, "world"], [r.info for r in found]
+        assert [content(r) for r in found if r != found[3]] == [content(r) for r in right if r != right[3]]
+        turns = 0 if fault.startswith("reset_") else 2
+        assert found[3].failed and len(found[3].turns) == turns and found[3].info["failure"]
+        assert [t.action for t in found[3].turns] == [t.action for t in right[3].turns[:turns]]
+    assert env.level.startswith(level)
+    env.close()
+    assert marked_processes(mark, patience=1.0) == []
+
+
+@linux
+def test_a_world_whose_process_dies_between_two_calls_has_crashed(mark):
+    env = IsolatedEnv(HOSTILE, {"fault": "reset_dies_after_its_answer"})
+    assert not any(first.failed for first in env.reset(dict(enumerate(TASKS))).values())
+    while env._pool_of[3].workers[0].process.ended is None:
+        env._pool_of[3].workers[0].receive()
+    assert [env.step({slot: "up"})[slot].failed for slot in (2, 3, 4)] == [None, "crashed", None]
+    env.close()
+    assert marked_processes(mark, patience=1.0) == []
+
+
+def test_a_failed_episode_is_neither_judged_nor_trained_on_and_is_counted():
+    learner = Learner(lm(vocab=40, spread=0.1), tokenizer=letters(), env=Hostile("fails_by_itself"), max_tokens=3)
+    rollouts = learner.play(TASKS)
+    seen = []
+    judged = judge(
+        lambda given: [float(len(seen.append(r.task.id) or "ab")) for r in given], rollouts, "two", pays=True
+    )
+    assert seen == ["t/0", "t/1", "t/2", "t/4"] and judged.scores == [2.0, 2.0, 2.0, None, 2.0]
+    assert judged.parts["two"][3] is judged.parts["world"][3] is None
+    assert judged.notes == ["raised: 1 of 5 episodes left out: the world has lost its server"]
+    for scores in (judged.scores, [1.0] * 5):  # also where a loop of one's own gives it a score
+        metrics = learner.step(rollouts, scores)
+        assert metrics["rollout/world_raised"] == 1 and metrics["rollout/count"] == 4
+        assert metrics["reward/abstained"] == pytest.approx(0.2)
+    with pytest.raises(OperantError, match=r"no reply is left.*their world failed \(1 episodes"):
+        learner.step(rollouts[3:4], [0.0])
+
+
+class Breaks(Letters):
+    """Raises a bare exception in the second step of the run."""
+
+    broken = True
+
+    def reset(self, tasks):
+        self.resets = getattr(self, "resets", 0) + 1
+        return super().reset(tasks)
+
+    def step(self, replies):
+        if self.broken and self.resets == 2:
+            raise KeyError("no such room")
+        return super().step(replies)
+
+
+class Mended(Breaks):
+    broken = False
+
+
+def logged(run):
+    return [
+        {k: v for k, v in m.items() if not k.startswith(("time/", "memory/", "tokens/", "checkpoint/"))}
+        for m in run.metrics
+    ]
+
+
+def test_a_world_that_raises_ends_the_run_with_a_sentence_and_a_checkpoint(tmp_path):
+    def started(world, out, **more):
+        return train(lm(vocab=40, spread=0.1), TASKS, tokenizer=letters(), env=world, out=out, **SMALL | more)
+
+    sentence = (
+        r"world 'Breaks': step raised KeyError: 'no such room' \(test_worlds.py, line \d+\) for slot 0 \(task 't/"
+    )
+    with pytest.raises(OperantError, match=sentence + r".*and 1 more; fix the world, or let it answer Step\(failed="):
+        started(Breaks(), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*")] == ["step-00001"]
+    again = started(Mended(), tmp_path / "run", resume=True)
+    assert logged(again) == logged(started(Mended(), tmp_path / "whole"))
+
+
+@linux
+def test_a_run_with_an_isolated_world_logs_what_failed_and_leaves_no_process(tmp_path, mark):
+    env = isolated(HOSTILE, fault="exits")
+    given = {"tokenizer": letters(), "env": env, "isolation.timeout": 30.0, "batch": 5, "evaluate": TASKS[2:4]}
+    run = train(lm(vocab=40, spread=0.1), TASKS, out=tmp_path / "run", **SMALL | given)
+    assert [m["rollout/world_crashed"] for m in run.metrics] == [1, 1]
+    assert run.learner.env._limits["timeout"] == 30.0 and [s is None for s in run.before.scores] == [False, True]
+    log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
+    assert "crashed: 1 of 5 episodes left out: the world ended with exit status 3" in log
+    assert "isolation of world 'Hostile': " in log
+    assert marked_processes(mark, patience=1.0) == []
+    with pytest.raises(OperantError, match="world 'Hostile' ended with exit status 3; fix it"):
+        train(lm(vocab=40), TASKS, out=tmp_path / "stops", **SMALL | given | {"isolation.on_error": "stop"})
+    assert marked_processes(mark, patience=1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: IsolatedEnv("no_such.py:World"), "there is no file 'no_such.py'"),
+        (lambda: IsolatedEnv(lambda: Letters()), "no other process can find <lambda>"),
+        (
+            lambda: IsolatedEnv(HOSTILE, isolation={"on_error": -1.0}),
+            "on_error=-1.0 for world 'Hostile': it must be drop",
+        ),
+        (lambda: IsolatedEnv(HOSTILE, isolation={"timeout": 0}), "timeout=0 for world 'Hostile': it must be a number"),
+        (lambda: IsolatedEnv(HOSTILE, isolation={"each": True}), "isolation.each does not apply to a world"),
+        (lambda: IsolatedEnv(HOSTILE, workers=0), "workers=0 for world 'Hostile': it must be at least 1"),
+        (lambda: IsolatedEnv(HOSTILE, {"colour": 1}).check(), r"options {'colour': 1} raised TypeError.*'colour'"),
+        (lambda: IsolatedEnv("hostile_worlds:Lettres").check(), "has no 'Lettres'; did you mean 'Letters'"),
+    ],
+)
+def test_an_isolated_world_that_cannot_be_made_is_refused_with_a_sentence(make, error):
+    with pytest.raises(OperantError, match=error):
+        make()
+
+
+def test_a_world_that_plays_few_episodes_at_a_time_has_the_same_episodes(kept):
+    class Narrow(Letters):
+        most = 2
+
+        def reset(self, tasks):
+            assert len(tasks) <= 2
+            return super().reset(tasks)
+
+    narrow, wide = (play(TASKS, env=env, **kept) for env in (Narrow(), Letters()))
+    assert [content(r) for r in narrow] == [content(r) for r in wide]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Answers with what it was made with."""
+
+    def __init__(self, first=None, later=None):
+        self.first, self.later = first, later
+
+    def reset(self, tasks):
+        return {slot: Step() for slot in tasks} if self.first is None else self.first
+
+    def step(self, replies):
+        return dict.fromkeys(replies, self.later) if isinstance(self.later, Step) else self.later
+
+
+WRONG = [
+    ({"first": [Step()]}, r"reset returned \[Step.*; it must return a dict from slot to Step"),
+    ({"first": {0: Step()}}, r"called with slots \[0, 1\], and it has not answered for slot 1 \(task 't/1'\)"),
+    ({"later": {0: Step(), 1: Step(), 7: Step()}}, r"it answered for slots \[7\], which it was not asked about"),
+    ({"later": {0: Step(), "1": Step()}}, r"not answered for slot 1 .* and it answered for slots \['1'\]"),
+    ({"later": {0: Step(), 1: "on"}}, r"step answered for slot 1 \(task 't/1'\) with 'on'; it must be an operant.Step"),
+    ({"later": {0: Step(text=["on"]), 1: Step()}}, r"slot 0 .* with text=\['on'\]; it must be a str"),
+    ({"later": {0: Step(reward="1"), 1: Step()}}, "with reward='1'; it must be a finite number"),
+    ({"later": {0: Step(), 1: Step(reward=float("nan"))}}, "with reward=nan; it must be a finite number"),
+    ({"later": {0: Step(terminated="no"), 1: Step()}}, "with terminated='no'; it must be True or False"),
+    ({"later": {0: Step(options=[]), 1: Step()}}, r"with options=\[\]; it must be a list of one text or more"),
+    ({"later": {0: Step(options=["up", ""]), 1: Step()}}, "with options=.*none of them empty"),
+    ({"later": {0: Step(failed="oops"), 1: Step()}}, "with failed='oops'; it must be one of .*'crashed'"),
+    ({"first": {0: Step(), 1: Step(terminated=True)}}, r"reset ended slot 1 \(task 't/1'\) before any reply"),
+    ({"later": Step("on")}, "has not ended .*after 9 turns.*terminated=True"),
+]
+
+
+@pytest.mark.parametrize(("answers", "error"), WRONG, ids=[error[:30] for _, error in WRONG])
+def test_a_wrong_answer_is_refused_by_world_slot_and_remedy_in_play_and_by_check_env(answers, error, kept):
+    with pytest.raises(OperantError, match="Scripted.*" + error):
+        play(TASKS[:2], env=Scripted(**answers), max_turns=9, **kept)
+    with pytest.raises(OperantError, match="Scripted.*" + error):
+        seeds = range(20)  # a part of the live episodes is stepped at a time, so not every seed asks about both
+        [check_env(Scripted(**answers), TASKS[:2], max_turns=9, seed=s) for s in seeds]
+
+
+def test_numbers_of_numpy_are_answers(kept):
+    np = pytest.importorskip("numpy")
+    later = {i: Step(reward=np.float32(0.5), terminated=np.bool_(True)) for i in range(2)}
+    assert [r.paid for r in play(TASKS[:2], env=Scripted(later=later), **kept)] == [0.5, 0.5]
+
+
+class Forgetful(Letters):
+    """A second game differs from the first, unless its state is kept."""
+
+    games = 0
+
+    def reset(self, tasks):
+        self.games += 1
+        return {slot: Step(f"game {self.games}") for slot in super().reset(tasks)}
+
+
+class Remembers(Forgetful):
+    def state_dict(self):
+        return {"games": self.games}
+
+    def load_state_dict(self, state):
+        self.games = state["games"]
+
+
+PAGE = re.findall(
+    r"```python\n(.*?)```",
+    (Path(__file__).parents[1] / "docs" / "worlds.md").read_text(encoding="utf-8"),
+    flags=re.DOTALL,
+)
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guess.py").write_text(PAGE[0], encoding="utf-8")
+    for part in (lm("llama", 40, spread=0.1), letters()):
+        part.save_pretrained(tmp_path / "model")
+    space = {"policy": "model"}
+    for snippet in PAGE:
+        exec(snippet, space)
+        assert "run" not in space or len(space["run"].metrics) == 2
+    assert len(PAGE) == 3 and space["run"].learner.env.options == {"guesses": 3}
+    named = {"env": "isolated:guess.py:Guess", "env.guesses": 3, "batch": 8, "max_tokens": 4, "out": "runs/named"}
+    first = operant.train("model", space["tasks"], steps=1, **named)
+    again = operant.train(
+        tasks=space["tasks"], steps=2, resume=True, out="runs/named"
+    )  # the name and its options are in config.yaml
+    assert first.learner.env.options == again.learner.env.options == {"guesses": 3}
+    for name in ("reward/mean", "rollout/turns", "rollout/outgrown", "loss/total"):
+        assert [m[name] for m in again.metrics] == [m[name] for m in space["run"].metrics]
+    with pytest.raises(OperantError, match=r"env.guesses='many': it must be a whole number"):
+        operant.train("model", space["tasks"], **named | {"env.guesses": "many", "out": "runs/x"})
+    assert PAGE[0].partition("class Guess")[2].count("\n") <= 24
+
+
+def page_world():
+    """The world of docs/worlds.md."""
+    space = {}
+    exec(PAGE[0], space)
+    return space["Guess"]()
+
+
+SHIPPED = {name: ENVS.find(name) for name in ENVS.built_in}
+OTHERS = {"page": page_world, "stateful": Remembers, "isolated": lambda: isolated(HOSTILE, fault="exits")}
+
+
+@pytest.mark.parametrize("make", [*SHIPPED.values(), *OTHERS.values()], ids=[*SHIPPED, *OTHERS])
+def test_every_world_that_comes_with_operant_passes_the_check(make):
+    env = make()
+    for seed in range(3):
+        check_env(env, [Task(f"t/{i}", "12", target=3) for i in range(5)], seed=seed)
+    if isinstance(env, IsolatedEnv):
+        env.close()
+
+
+def test_the_check_finds_a_world_that_cannot_be_repeated():
+    with pytest.raises(OperantError, match=r"reset answered slot 0 .*text='game 1', and the second time.*state_dict"):
+        check_env(Forgetful(), TASKS)
+
+
+# --- context and credit -----------------------------------------------------------------------------------------------
+
+
+class Long:
+    """Pays 1 for each reply and appends a text of 12 tokens, for ever."""
+
+    def __init__(self, more=None):
+        self.more = {} if more is None else more
+
+    def reset(self, tasks):
+        return {slot: Step("go on") for slot in tasks}
+
+    def step(self, replies):
+        return {slot: Step("abcdefghijkl", reward=1.0, **self.more) for slot in replies}
+
+
+@pytest.mark.parametrize("more", [{}, {"fresh": True}, {"options": ["u", "go on up"]}], ids=str)
+def test_an_episode_that_outgrows_the_context_ends_there_and_the_next_states_value_follows(more):
+    size = {"fresh": True}.get("fresh") if "fresh" in more else None
+    learner = Learner(lm("llama", 40, spread=0.3), tokenizer=letters(), env=Long(more), max_tokens=3)
+    if size:
+        learner.env.step = lambda replies: {s: Step("ab" * 40, fresh=True, reward=1.0) for s in replies}
+    rollouts = learner.play(TASKS[:3])
+    for rollout in rollouts:
+        last = rollout.turns[-1]
+        whole = last.prompt + last.action + letters()("abcdefghijkl", add_special_tokens=False)["input_ids"]
+        whole = letters()("ab" * 40)["input_ids"] if size else whole
+        assert rollout.end == "outgrown" and all(t.reward == 1.0 for t in rollout.turns)
+        # A context of 64, of which a reply needs 3, and the longest option with its end as many as it has.
+        room = 64 - (1 + len(letters()("go on up", add_special_tokens=False)["input_ids"]) if "options" in more else 3)
+        assert len(whole) > room >= len(last.prompt)
+        assert rollout.following == whole[:63]
+        assert len(rollout.turns) == (1 if size else 4) or "options" in more
+    learner.options["advantage"] |= {"gamma": 0.9, "turn_gamma": 0.5, "lam": 1.0, "whiten_scope": "none"}
+    metrics = learner.step(rollouts, [0.0] * 3)
+    assert metrics["rollout/outgrown"] == 3 and metrics["rollout/ended_cut"] == 0
+    policy = Policy(lm("llama", 40, spread=0.3), letters(), value=ValueOptions(init="normal"))
+    batch = with_bootstraps(collate(rollouts, [0.0] * 3), bootstrap_prompts(rollouts), policy)
+    with torch.no_grad():
+        states = policy.model.base_model(torch.tensor([rollouts[0].following])).last_hidden_state[0, -1]
+        assert float(batch.bootstrap[0]) == pytest.approx(float(policy.value_head(states)), abs=1e-4)
+
+
+def episode(*turns, end="world", following=None):
+    """Turns of (tokens, reward, trained), each value 0.5, in one row; the world appends one token after each reply."""
+    prompt, made = [4], []
+    for tokens, reward, trained in turns:
+        action = list(range(5, 5 + tokens))
+        known = {"logprobs": [-1.0] * tokens, "values": [0.5] * tokens}
+        made.append(Turn(prompt, action, reward=reward, trained=trained, **known))
+        prompt = prompt + action + [30]
+    return Rollout(Task("t", "x"), 0, made, [""] * len(made), end, following=following)
+
+
+D = 0.9 * 0.5
+"""The discount between turns: gamma 0.9, turn_gamma 0.5."""
+CREDIT = {
+    # name: (turns, returns of the trained actions with lambda 1, by hand; the value after the episode is 2 if cut)
+    "all": ([(2, 1.0, True), (1, 2.0, True)], "world", [0.9 * (1 + D * 2), 1 + D * 2, 2]),
+    "first": ([(3, 8.0, False), (2, 1.0, True), (1, 2.0, True)], "world", [0.9 * (1 + D * 2), 1 + D * 2, 2]),
+    "middle": ([(2, 1.0, True), (3, 4.0, False), (1, 2.0, True)], "world",
+               [0.9 * (1 + D * 4 + D**2 * 2), 1 + D * 4 + D**2 * 2, 2]),
+    "two": ([(1, 1.0, True), (3, 4.0, False), (1, 8.0, False), (1, 2.0, True)], "world",
+            [1 + D * 4 + D**2 * 8 + D**3 * 2, 2]),
+    "last": ([(2, 1.0, True), (3, 4.0, False)], "world", [0.9 * (1 + D * 4), 1 + D * 4]),
+    "last, cut": ([(1, 1.0, True), (3, 4.0, False)], "cut", [1 + D * 4 + D**2 * 2]),
+    "cut": ([(1, 1.0, True)], "cut", [1 + D * 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CREDIT)
+def test_the_return_of_turns_around_one_that_is_not_trained(name):
+    turns, end, returns = CREDIT[name]
+    batch = collate([episode(*turns, end=end)], [0.0], turn_discount=D)
+    batch = batch.with_(bootstrap=torch.tensor([2.0 if end == "cut" else 0.0]))
+    credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=1.0, whiten_scope="none")
+    assert credited.returns[batch.actions].tolist() == pytest.approx(returns, abs=1e-6)
+    assert credited.advantages[batch.actions].tolist() == pytest.approx([r - 0.5 for r in returns], abs=1e-6)
+    one = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=0.0, whiten_scope="none")
+    if name == "middle":  # one step: the skipped turn's reward, then the value of the next trained turn
+        assert one.advantages[batch.actions][1].item() == pytest.approx(1 + D * 4 + D**2 * 0.5 - 0.5, abs=1e-6)
+    tokens = [t.action for t, (_, _, trained) in zip(episode(*turns).turns, turns, strict=True) if trained]
+    assert batch.tokens[batch.actions].tolist() == [token for action in tokens for token in action]
+    # A later turn sees the untrained one: the row is its prompt and its reply.
+    last = [t for t in episode(*turns).turns if t.trained][-1]
+    assert batch.tokens[0].tolist() == last.prompt + last.action
+
+
+def test_a_choice_before_a_turn_that_is_not_trained_is_discounted_at_its_first_token():
+    choice = Turn([4], [6, 7], [-1.0], [0.5], options=[[5], [6, 7]], chosen=1, reward=1.0)
+    skipped = Turn([4, 6, 7, 30], [9], [-1.0], [0.5], reward=4.0, trained=False)
+    after = Turn([4, 6, 7, 30, 9, 30], [8], [-1.0], [0.5], reward=2.0)
+    rollout = Rollout(Task("t", "x"), 0, [choice, skipped, after], [""] * 3, "world")
+    batch = collate([rollout], [0.0], turn_discount=D)
+    credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=1.0, whiten_scope="none")
+    assert credited.returns[batch.actions].tolist() == pytest.approx([1 + D * 4 + D**2 * 2, 2.0], abs=1e-6)
+    assert batch.skipped.tolist() == [[0, 1, 0, 0, 0, 0, 0]]
+
+
+class Helps(Letters):
+    """The first and the third of four turns are the world's own: they are played and not trained on."""
+
+    def answer(self, slot, reply):
+        self.turns[slot] += 1
+        n = self.turns[slot]
+        return Step(" go.", reward=float(n), terminated=n == 4, trained=n in (2, 4))
+
+
+def test_turns_that_are_not_trained_have_no_gradient_no_kl_and_their_place_in_the_context():
+    options = {"gamma": 0.9, "turn_gamma": 0.5, "lam": 1.0, "max_tokens": 3, "optimizer.lr": 0.0}
+    reference = Policy(lm("llama", 40, seed=1))
+    learner = Learner(lm("llama", 40), tokenizer=letters(), reference=reference, env=Helps(), **options)
+    rollouts = learner.play(TASKS)
+    metrics = learner.step(rollouts, [0.0] * 5)
+    batch = learner.last_step.batch
+    assert len(batch) == 5 and sorted(set(batch.turns[batch.actions].tolist())) == [1, 3]
+    assert metrics["rollout/untrained"] == 10 and metrics["rollout/unpaid"] == 5 and metrics["rollout/turns"] == 4
+    assert metrics["reward/mean"] == 1 + 2 + 3 + 4 and metrics["rollout/logprob_gap"] < 1e-4
+    assert not batch.kl[~batch.actions].any() and not batch.advantages[~batch.actions].any()
+    paid = (batch.rewards + learner.kl.coef * batch.kl) * batch.actions
+    for row, rollout in enumerate(rollouts):
+        second, fourth = (paid[row][batch.turns[row] == n][-1].item() for n in (1, 3))
+        assert (second, fourth) == (pytest.approx(2 + D * 3, abs=1e-5), pytest.approx(4, abs=1e-5))
+        assert batch.tokens[row][batch.mask[row]].tolist() == rollout.turns[3].prompt + rollout.turns[3].action
+    nothing = [r for r in rollouts[:1]]
+    untrained = [operant.Rollout(r.task, 9, [t for t in r.turns if not t.trained], r.texts[:2]) for r in nothing]
+    metrics = learner.step(rollouts + untrained, [0.0] * 6)
+    assert metrics["rollout/count"] == 5 and metrics["rollout/dropped"] == pytest.approx(1 / 6)
