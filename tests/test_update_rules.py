@@ -68,7 +68,7 @@ def test_each_kind_is_torchs_own_on_the_same_gradients(case, dtype):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"kind": "sgd", "betas": (0.5, 0.9)}, r"betas=\(0.5, 0.9\).*kind=sgd does not use it, but .*momentum"),
+        ({"kind": "sgd", "betas": (0.5, 0.9)}, r"betas=\(0.5, 0.9\).*with kind=sgd: it uses .*momentum"),
         ({"kind": "rmsprop", "states": "8bit"}, "states=8bit.*kind=rmsprop"),
         ({"kind": "rmsprop", "eps_placement": "tensorflow"}, "eps_placement=tensorflow.*kind=rmsprop"),
         ({"momentum": 0.9}, "momentum=0.9.*kind=adamw"),
@@ -154,8 +154,8 @@ def of(parameters):
     ("given", "says"),
     [
         (
-            lambda p: {"optimizer": of, "optimizer.lr": 1e-3},
-            "optimizer.lr=0.001: the optimizer is your own.*leave it out",
+            lambda p: {"optimizer": of, "optimizer.lr": 1e-5},
+            "optimizer.lr=1e-05 beside an optimizer: the optimizer is your own.*leave it out",
         ),
         (lambda p: {"optimizer": of, "optimizer.kind": "sgd"}, "kind=sgd beside an optimizer of your own"),
         (lambda p: {"lr_scheduler": halved}, "lr_scheduler without optimizer"),

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from operant.models.policy import Policy
-from operant.training.optimizer import OWN
+from operant.training.optimizer import OF_THEIRS, OWN, unused
 from operant.types import OperantError, shown
 
 
@@ -16,11 +16,15 @@ def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str
     """The user's own optimizer, or None; and the options, where its kind is `own`.
 
     optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.
+    Raises: OperantError for an option that an optimizer of the user's own decides.
     """
     if optimizer is None:
         return None, dict(options)
     if isinstance(optimizer, Mapping):
         return None, {**options, "optimizer": optimizer}
+    for name in options:
+        if str(name).replace("-", "_").removeprefix("optimizer.") in unused(OWN) - {"alpha"}:
+            raise OperantError(f"{name}={shown(options[name])} beside an optimizer: {OF_THEIRS}")
     return optimizer, {"optimizer.kind": OWN, **options}
 
 
