@@ -115,6 +115,7 @@ def test_means_and_intervals_over_seeds(tmp_path):
     assert reward["steps"] == [1, 2, 3] and reward["mean"] == [2.0, 2.0, 5.0] and reward["n"] == [1, 2]
     assert reward["half"][1:] == [0.0, None], "equal values have no spread; one value has no interval"
     assert "5 ± 12.7" in table(data)
+    assert data["verdict"].startswith("The reward on held-out tasks is 5 ± 12.7 at a KL of ")
 
 
 def test_without_held_out_tasks_the_last_steps_are_compared(tmp_path):

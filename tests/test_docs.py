@@ -173,6 +173,17 @@ def test_the_snippet_of_fast_runs() -> None:
     assert learner.policy.trunk is not None and learner.policy.rounds
 
 
+def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "trackers.md"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    judge = {"reward": lambda rollouts: [float(r.reply.count("good")) for r in rollouts]}
+    made: dict[str, Any] = {"policy": tiny(tmp_path / "model"), "tasks": ["the film", "so"] * 64, **judge}
+    exec(snippet, made)
+    rewards = [metrics["reward/mean"] for metrics in made["run"].metrics]
+    assert made["best"].best[0] == max(rewards) and len(rewards) == 3
+    assert f"the best mean reward was {max(rewards):.3f}" in page(made["run"].path / "log.txt")
+
+
 def test_every_promise_names_a_test_that_is_there():
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page(ROOT / "docs" / "promises.md"))
     rows = [line for line in page(ROOT / "docs" / "promises.md").splitlines() if line.startswith("| ")]

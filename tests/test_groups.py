@@ -50,7 +50,7 @@ def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("option", "value", "message"),
     [
         ("advantage.lam", 0.9, r"advantage.lam' is unknown with algorithm=grpo: it belongs to ppo"),
         ("loss.value_coef", 0.1, r"loss.value_coef' is unknown with algorithm=grpo: it belongs to ppo"),
@@ -61,10 +61,10 @@ def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
         ("on_length", "bootstrap", r"on_length='bootstrap' with algorithm=grpo: it needs a critic"),
     ],
 )
-def test_options_of_another_method_that_were_typed_are_refused(option, value, says):
-    with pytest.raises(OperantError, match=says):
+def test_options_of_another_method_that_were_typed_are_refused(option, value, message):
+    with pytest.raises(OperantError, match=message):
         configure({"algorithm": "grpo", option: value}, "sentiment")
-    with pytest.raises(OperantError, match=says):
+    with pytest.raises(OperantError, match=message):
         Learner(lm(), algorithm="grpo", **{option: value})
 
 
@@ -159,7 +159,7 @@ def test_replies_that_are_kept_from_an_earlier_step_are_compared_with_their_own(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "given", "says"),
+    ("algorithm", "given", "message"),
     [
         ("ppo", (["a"], [1.0]), r"step\(replies, scores\) takes the rollouts that generate returned, and not 'a'"),
         (
@@ -169,9 +169,9 @@ def test_replies_that_are_kept_from_an_earlier_step_are_compared_with_their_own(
         ),
     ],
 )
-def test_what_a_step_does_not_take_is_a_sentence(algorithm, given, says):
+def test_what_a_step_does_not_take_is_a_sentence(algorithm, given, message):
     more = {"episodes": [0, 0]} if len(given) == 3 else {}
-    with pytest.raises(OperantError, match=says):
+    with pytest.raises(OperantError, match=message):
         Learner(lm(), algorithm=algorithm, max_tokens=2).step(*given, **more)
 
 

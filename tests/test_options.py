@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from operant import OperantError
+from operant import Learner, OperantError
 from operant.options import compose, convert, names
 from operant.runs.config import config_schema, configure
 from operant.storage import old_names
@@ -75,6 +75,15 @@ def test_values(value, kind, expected):
     assert convert(value, kind, "x") == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "named"), [({"kl.coef": 0.2, "gae": {}}, "gae, kl.coef"), ({"preset": "trl"}, "preset")]
+)
+def test_options_beside_composed_ones_are_refused(given, named):
+    composed = configure({"tasks": "builtin:openings/train", "reward": "letters:e"}).learner
+    with pytest.raises(OperantError, match=f"^{named} beside composed="):
+        Learner("no-such-model", composed=composed, **given)
+
+
 # --- names of earlier versions ----------------------------------------------------------------------------------------
 
 
@@ -86,6 +95,22 @@ def test_names_of_earlier_versions_are_read_with_todays(monkeypatch):
     assert old_names.current(old, "x") == new
     assert old_names.current({"schema": 2, "kl.coef": 0.1}, "x") == {"kl.price": 0.1}
     assert old_names.current({"schema": 3, "kl.coef": 0.1}, "x") == {"kl.coef": 0.1}, "a name of today's own"
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"guests": {"timeout": 3}, "isolation": {"workers": 2}}, "'guests' and 'isolation'"),
+        ({"guests.timeout": 3, "isolation": {"timeout": 4}}, "'guests.timeout' and 'isolation.timeout'"),
+        ({"schema": 2, "kl": {"coef": 0.1, "price": 0.2}}, "'kl.coef' and 'kl.price'"),
+        ({"schema": 2, "kl": {"coef": 0.1}, "kl.price": 0.2}, "'kl.coef' and 'kl.price'"),
+    ],
+)
+def test_an_option_with_both_its_old_and_its_new_name_is_refused(options, names, monkeypatch):
+    monkeypatch.setattr(old_names, "SCHEMA", 3)
+    monkeypatch.setattr(old_names, "RENAMED", {1: {"guests": "isolation"}, 2: {"kl.coef": "kl.price"}})
+    with pytest.raises(OperantError, match=rf"run/config\.yaml has both {names}.*: remove one of them"):
+        old_names.current(options, "run/config.yaml")
 
 
 @pytest.mark.parametrize("schema", [0, 99, "2", True, None])

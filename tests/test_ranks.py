@@ -1,4 +1,4 @@
-"""Two ranks tell and learn what one process does: metrics are pooled as sums and counts, statistics over all ranks."""
+"""Two ranks log and learn the same as one process: metrics are pooled as sums and counts, statistics over all ranks."""
 
 import math
 
@@ -35,6 +35,8 @@ UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 OPTIONS = {"epochs": 2, "micro_tokens": 30, "score.scale": True, "stop_tokens": (2,), "lr": 1e-3, "max_grad_norm": 1.0}
 
 MINIBATCHES = {"minibatch": 3, "advantage.whiten_scope": "minibatch"}
+EMPTY = {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.0}
+"""One reply in each minibatch, so one of the two ranks has no action in it; some ratios are above the threshold."""
 PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
 """Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
 
@@ -43,15 +45,15 @@ def learnt(which: list[int], **more) -> tuple[dict, dict]:
     """Metrics of two steps on these replies; and what is left of the learner."""
     policy = Policy(lm(), value=ValueOptions(init="zero"))
     learner = Learner(
-        policy, reference=Policy(lm(seed=1)), **{"kl.control": "adaptive", "kl.horizon": 50}, **OPTIONS, **more
+        policy, reference=Policy(lm(seed=1)), **{"kl.control": "adaptive", "kl.horizon": 50}, **OPTIONS | more
     )
-    told = {}
+    logged = {}
     for step in range(2):
         queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
         metrics = learner.step(queries, replies, [SCORES[i] * (step + 1) for i in which])
-        told |= {f"{step}/{k}": v for k, v in metrics.items() if not k.startswith("time/")}
+        logged |= {f"{step}/{k}": v for k, v in metrics.items() if not k.startswith("time/")}
     held = {"coef": learner.controller.coef, "mean": learner.moments.mean, "var": learner.moments.var}
-    return told, held | {"weights": torch.cat([p.detach().flatten() for p in policy.parameters()])}
+    return logged, held | {"weights": torch.cat([p.detach().flatten() for p in policy.parameters()])}
 
 
 def learnt_in_parts(which: list[int]) -> dict[str, torch.Tensor]:
@@ -96,6 +98,7 @@ def ranks_work(rank: int, world: int) -> dict:
         "used": judged.used if hasattr(judged, "used") else judged.scores,
         "learnt": learnt(DEALT[rank]),
         "minibatches": learnt(DEALT[rank], **MINIBATCHES),
+        "empty": learnt(DEALT[rank], **EMPTY),
         "parts": learnt_in_parts(DEALT[rank]),
     }
 
@@ -125,41 +128,42 @@ def test_running_moments_are_those_of_every_score_on_every_rank(ranks):
 
 def test_a_metric_is_pooled_by_its_counts(ranks):
     for rank in (0, 1):
-        told = ranks[rank]["tally"]
-        assert told["clipped"] == 3 / 8 and told["clipped_max"] == 1.0
-        assert told["clipped_std"] == pytest.approx((3 / 8 * 5 / 8) ** 0.5)
+        logged = ranks[rank]["tally"]
+        assert logged["clipped"] == 3 / 8 and logged["clipped_max"] == 1.0
+        assert logged["clipped_std"] == pytest.approx((3 / 8 * 5 / 8) ** 0.5)
 
 
-def test_the_reward_that_is_told_is_the_weighted_one_that_is_learnt_from(ranks):
-    """0.7 (1 + i) + 0.3 x 10 for attempt i; the parts are told as they were said."""
+def test_the_logged_reward_is_the_weighted_one_that_is_learnt_from(ranks):
+    """0.7 (1 + i) + 0.3 x 10 for attempt i; the parts are logged without their weights."""
     for rank in (0, 1):
         assert ranks[rank]["used"] == pytest.approx([0.7 * (1 + i) + 3.0 for i in DEALT[rank]])
-        told = ranks[rank]["tally"]
-        assert any(value == pytest.approx(4.0) for value in told.values())  # the mean of part a over all seven
+        logged = ranks[rank]["tally"]
+        assert any(value == pytest.approx(4.0) for value in logged.values())  # the mean of part a over all seven
     world, _ = ranks[0]["learnt"]
     assert world["0/reward/mean"] == pytest.approx(sum(SCORES) / 7)
     std = (math.fsum((s - sum(SCORES) / 7) ** 2 for s in SCORES) / 6) ** 0.5
     assert world["0/reward/scaled_mean"] == pytest.approx(sum(SCORES) / 7 / std, rel=1e-5)
-    told = world["0/reward/scaled_mean"] - world["0/reward/kl_penalty"]
-    assert world["0/reward/return"] == pytest.approx(told, rel=1e-5)
+    expected = world["0/reward/scaled_mean"] - world["0/reward/kl_penalty"]
+    assert world["0/reward/return"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_counts_and_lengths_are_those_of_all_ranks(ranks):
-    told, _ = ranks[1]["learnt"]
+    logged, _ = ranks[1]["learnt"]
     lengths = [len(reply) for _, reply in REPLIES]
-    assert told["0/rollout/count"] == told["0/episodes"] == 7 and told["1/episodes"] == 14
-    assert told["0/rollout/reply_tokens"] == pytest.approx(sum(lengths) / 7)
-    assert told["0/update/epochs"] == 2 and told["0/rollout/ended_stop"] == 1.0  # all are below the limit
+    assert logged["0/rollout/count"] == logged["0/episodes"] == 7 and logged["1/episodes"] == 14
+    assert logged["0/rollout/reply_tokens"] == pytest.approx(sum(lengths) / 7)
+    assert logged["0/update/epochs"] == 2 and logged["0/rollout/ended_stop"] == 1.0  # all are below the limit
 
 
-@pytest.mark.parametrize("how", ["learnt", "minibatches"])
-def test_two_ranks_tell_and_learn_what_one_process_does(ranks, how):
+@pytest.mark.parametrize(("how", "more"), [("learnt", {}), ("minibatches", MINIBATCHES), ("empty", EMPTY)])
+def test_two_ranks_log_and_learn_the_same_as_one_process(ranks, how, more):
     """Every metric of two steps, the controller and the moments; both ranks end with the same weights, to the bit."""
-    truth, held = learnt(list(range(7)), **MINIBATCHES if how == "minibatches" else {})
+    truth, held = learnt(list(range(7)), **more)
+    assert (0 < truth["0/policy/skipped_steps"] < 1) is (how == "empty"), "some steps are above the threshold, not all"
     for rank in (0, 1):
-        told, mine = ranks[rank][how]
-        assert told.keys() == truth.keys()
-        assert not {k: (told[k], v) for k, v in truth.items() if told[k] != pytest.approx(v, rel=2e-3, abs=1e-4)}
+        logged, mine = ranks[rank][how]
+        assert logged.keys() == truth.keys()
+        assert not {k: (logged[k], v) for k, v in truth.items() if logged[k] != pytest.approx(v, rel=2e-3, abs=1e-4)}
         for name in ("coef", "mean", "var"):
             assert mine[name] == pytest.approx(held[name], rel=1e-5), name
         assert torch.equal(mine["weights"], ranks[0][how][1]["weights"])

@@ -94,7 +94,7 @@ def own_queries(number: int) -> dict:
     """Each rank asks for itself; one query is asked on both."""
     learner = Learner(lm(), algorithm="grpo", **BASE)
     replies = learner.generate([[5, 6], [5, 6], [7 + number], [7 + number]])
-    return {"ids": [r.ids for r in replies[:2]], "says": _heard(lambda: learner.step(replies, [1.0, 0.0] * 2))}
+    return {"ids": [r.ids for r in replies[:2]], "error": _heard(lambda: learner.step(replies, [1.0, 0.0] * 2))}
 
 
 def wrong_triplets(number: int) -> str:
@@ -155,8 +155,8 @@ def test_a_step_that_nobody_judges_ends_on_both(ranks):
 def test_ranks_that_ask_the_same_get_replies_of_their_own_and_compare_none_of_them_in_silence(ranks):
     first, second = (rank["own"] for rank in ranks)
     assert len({tuple(ids) for ids in first["ids"] + second["ids"]}) == 4
-    assert first["says"] == second["says"]
-    assert "1 of the 3 queries stand on several ranks, and replies are compared on one" in first["says"]
+    assert first["error"] == second["error"]
+    assert "1 of the 3 queries stand on several ranks, and replies are compared on one" in first["error"]
 
 
 def test_a_mistake_in_the_triplets_of_one_rank_is_heard_on_both(ranks):

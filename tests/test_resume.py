@@ -14,6 +14,7 @@ from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.cli import main
 from operant.envs.single_turn import SingleTurn
+from operant.storage import old_names
 from operant.storage.checkpoint_store import about, newest_whole
 
 
@@ -110,6 +111,23 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
     for run in steps_of(out, resume=True):
         assert run.learner.controller.coef == moved != 0.7, "from then on the checkpoint's counts"
         break
+
+
+def test_a_change_that_an_earlier_version_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    cut(out, 2, **{"kl.control": "adaptive"})
+    monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}})
+    config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+    del config["schema"], config["kl"]["coef"]
+    config["kl"]["price"] = 0.7
+    (out / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    line = '{"step": 2, "name": "kl.price", "old": 0.1, "new": 0.7}\n'
+    (out / "changes.jsonl").write_text(line, encoding="utf-8")
+    for run in steps_of(out, resume=True, **{"optimizer.lr": 5e-4}):
+        assert run.learner.controller.coef == 0.7
+        break
+    first, second = map(json.loads, (out / "changes.jsonl").read_text(encoding="utf-8").splitlines())
+    assert "schema" not in first and second["schema"] == old_names.SCHEMA and second["name"] == "optimizer.lr"
 
 
 def test_nothing_is_recorded_where_nothing_changed(tmp_path):

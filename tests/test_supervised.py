@@ -71,7 +71,7 @@ def test_rows_of_every_form_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [
         ({"a": 1}, r"no reply to learn from \(fields: a\).*`prompt` and `completion`"),
         ({"messages": TALK[:1]}, r"no message has the role 'assistant'"),
@@ -88,8 +88,8 @@ def test_rows_of_every_form_by_hand():
         ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
     ],
 )
-def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, says):
-    with pytest.raises(OperantError, match=says):
+def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, message):
+    with pytest.raises(OperantError, match=message):
         turns(row, max_length=8)
 
 
@@ -230,7 +230,7 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (["--kl.coef", "0.1"], "algorithm sft has no reference"),
         (["--samples", "2"], "it trains on demonstrations; use samples=1"),
@@ -241,10 +241,10 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
         (["--tasks", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),
     ],
 )
-def test_what_does_not_go_with_given_replies_is_refused(files, tmp_path, more, says, capsys):
+def test_what_does_not_go_with_given_replies_is_refused(files, tmp_path, more, message, capsys):
     given = ["--policy", str(files / "model")] + ([] if "--tasks" in more else ["--tasks", str(files / "train.jsonl")])
     assert main(["train", "sft", *given, "--out", str(tmp_path / "x"), *more]) == 2
-    assert says in capsys.readouterr().err and not (tmp_path / "x").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
 def test_options_of_given_replies_are_refused_where_the_policy_plays(capsys):

@@ -12,10 +12,13 @@ import time
 
 import pytest
 import yaml
+from test_compare import run as write_run
 from toys import letters, lm
 
 from operant import OperantError
 from operant.cli import main
+from operant.report.runs import expand, grouped, read_runs, swept
+from operant.storage import old_names
 from operant.sweep import SweepOptions, sweep
 from operant.sweep.grid import LONGEST, Axis, Point, Range, divide, draw, grid, split
 from operant.sweep.processes import environment
@@ -150,6 +153,38 @@ def test_a_sweep_may_grow_but_not_change(tmp_path):
             remember(folder, make_plan(given, "letters"))
     with pytest.raises(OperantError, match="recipe 'letters', now 'sentiment'"):
         remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "sentiment"))
+
+
+def test_a_sweep_that_was_recorded_with_old_names_is_continued_and_compared(tmp_path):
+    folder = tmp_path / "sweep"
+    for seconds in (5, 6):
+        write_run(folder / f"guests.timeout={seconds}", guests={"timeout": float(seconds), "workers": 2})
+    old = "recipe: letters\naxes: {guests.timeout: ['5', '6']}\nfixed: {guests.workers: 2, steps: 2}\n"
+    (folder / "sweep.yaml").write_text(old, encoding="utf-8")
+    assert swept([folder]) == ["isolation.timeout"]
+    labels = [group.label for group in grouped(read_runs([folder]), swept([folder]))]
+    assert labels == ["isolation.timeout 5", "isolation.timeout 6"]
+
+    with pytest.raises(OperantError, match=r"isolation\.workers 2, now 3"):
+        remember(folder, make_plan({"isolation.timeout": "5,6,7", "isolation.workers": "3", "steps": "2"}, "letters"))
+    remember(folder, make_plan({"isolation.timeout": "5,6,7", "isolation.workers": "2", "steps": "2"}, "letters"))
+    recorded = yaml.safe_load((folder / "sweep.yaml").read_text(encoding="utf-8"))
+    assert recorded["schema"] == old_names.SCHEMA and recorded["axes"] == {"isolation.timeout": ["5", "6", "7"]}
+    assert [path.name for path in expand([folder])] == ["isolation.timeout=5", "isolation.timeout=6"], "not run again"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("axes: {guests.timeout: [1, 2], isolation.timeout: [3]}", "has both 'guests.timeout' and 'isolation.timeout'"),
+        ("schema: 99\naxes: {}", "has schema 99"),
+        ("axes: [kl.coef]", "must be a mapping"),
+    ],
+)
+def test_a_record_of_a_sweep_that_cannot_be_read_is_refused(text, sentence, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(OperantError, match=rf"sweep\.yaml .*{sentence}"):
+        remember(tmp_path, make_plan({"kl.coef": "0,1"}, "letters"))
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):

@@ -23,9 +23,9 @@ def two_threads():
 @pytest.fixture
 def seen(monkeypatch):
     """The numbers of threads that were set."""
-    told, usual = [], torch.set_num_threads
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: (told.append(n), usual(n)))
-    return told
+    counts, usual = [], torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: (counts.append(n), usual(n)))
+    return counts
 
 
 def wide(width):
@@ -97,13 +97,13 @@ def test_others_that_compute_are_counted():
     assert before >= 0
 
 
-@pytest.mark.parametrize(("others", "threads", "says"), [(0, 2, None), (1, 1, None), (9, 2, "9 other processes")])
-def test_a_busy_machine_is_told(others, threads, says, monkeypatch):
+@pytest.mark.parametrize(("others", "threads", "sentence"), [(0, 2, None), (1, 1, None), (9, 2, "9 other processes")])
+def test_a_busy_machine_is_noticed(others, threads, sentence, monkeypatch):
     monkeypatch.setattr(machine, "others", lambda: others)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1})
     torch.set_num_threads(threads)
-    told = machine.crowded()
-    assert told is None if says is None else says in told and "2 cores" in told
+    found = machine.crowded()
+    assert found is None if sentence is None else sentence in found and "2 cores" in found
 
 
 TOLD = [(0.0, {}, True), (1e18, {}, False), (0.0, {"threads": 2}, False)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import OperantError, steps, train
+from operant import Observer, OperantError, steps, train
 from operant.algorithms import PRESETS
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
@@ -147,6 +147,44 @@ def test_a_run_from_python_is_resumed_from_python(tmp_path, capsys):
     train(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), **SMALL)
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "resume it from Python, with operant.train" in capsys.readouterr().err
+
+
+class Watching(Observer):
+    """Records its calls, and raises in each of them if it is broken."""
+
+    def __init__(self, name, broken=False):
+        self.name, self.broken, self.calls = name, broken, []
+
+    def called(self, what):
+        self.calls.append(what)
+        if self.broken:
+            raise ValueError(f"no {what}")
+
+    def after_step(self, run):
+        self.called(f"step {run.metrics[-1]['step']:.0f}")
+
+    def at_end(self, run):
+        assert (run.path / "export/config.json").is_file() and (run.path / "report.html").is_file()
+        self.called("end")
+
+
+@pytest.mark.parametrize("way", [train, lambda *given, **more: list(steps(*given, **more))])
+def test_a_users_observers_are_called_and_one_that_raises_is_logged(tmp_path, way):
+    watching = [Watching("broken one", broken=True), Watching("sound one")]
+    options = {"tokenizer": letters(), **SMALL, "steps": 2}
+    way(model(), TASKS, count_a, out=tmp_path / "run", observers=watching, **options)
+    assert [watcher.calls for watcher in watching] == [["step 1", "step 2", "end"]] * 2
+    log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
+    for call in watching[0].calls:
+        assert f"the broken one failed: ValueError: no {call}" in log
+    assert "sound one" not in log
+
+
+@pytest.mark.parametrize("observers", [Observer(), [Observer], [print], None])
+def test_what_is_no_observer_is_refused(tmp_path, observers):
+    with pytest.raises(OperantError, match=r"observers=.*subclass of operant\.Observer"):
+        train(model(), TASKS, count_a, out=tmp_path / "run", observers=observers)
+    assert not (tmp_path / "run").exists()
 
 
 def test_evaluation_leaves_training_alone(tmp_path):

@@ -1,26 +1,36 @@
-"""operant trains transformer language models with reinforcement learning."""
+"""operant trains transformer language models with reinforcement learning.
+
+There are three layers, each built from the one below: `train` and `steps` run to the end; a `Learner` generates replies
+and trains on rewards from anywhere; `operant.objectives` has the pure functions. `operant.types` says what a world
+(`operant.types.Env`), an engine (`operant.types.Engine`) and a reward (`operant.types.RewardFn`) have to offer.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from operant.algorithms import Algorithm
     from operant.api import steps, train
     from operant.diagnosis import diagnose
+    from operant.models.base import PolicyBase
     from operant.models.loading import export, load_policy
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
-    from operant.runs.run import Run
+    from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _MODULE_OF = {
+    "Algorithm": "algorithms",
     "Batch": "types",
     "Completion": "types",
     "Learner": "training.learner",
+    "Observer": "runs.run",
     "OperantError": "types",
     "Outputs": "types",
     "Policy": "models.policy",
+    "PolicyBase": "models.base",
     "Rollout": "types",
     "Run": "runs.run",
     "Sampling": "sampling",

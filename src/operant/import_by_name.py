@@ -52,9 +52,9 @@ class Table:
                 ) from error
         if isinstance(name, str) and ":" in name:
             return find(self.kind, *name.rpartition(":")[::2], known=self.names())
-        hint = nearest(str(name)[:100], self.names())
+        hint = nearest(str(name)[:100], self.names()) or "."
         raise OperantError(
-            f"{self.kind} {shown(name)} is unknown{hint}. Names: {', '.join(self.names())}, or module:object"
+            f"{self.kind} {shown(name)} is unknown{hint} Names: {', '.join(self.names())}, or module:object"
         )
 
     def __contains__(self, name: Any) -> bool:
@@ -73,6 +73,23 @@ def _entries(group: str, path: tuple[str, ...]) -> tuple[importlib.metadata.Entr
 def _package(entry: importlib.metadata.EntryPoint) -> str:
     """The name and version of the package that an entry point belongs to."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
+
+
+def names_object(name: Any, table: Table) -> bool:
+    """Whether a text is a name of the table, or `module:object` or `file.py:object` of a module that can be found.
+
+    So a data set or model of the Hub, which has a colon too, is not taken for one, unless a module has its name.
+    """
+    if not isinstance(name, str) or name in table:
+        return isinstance(name, str)
+    place, colon, inside = name.rpartition(":")
+    if not colon or not all(part.isidentifier() for part in inside.split(".")) or place == "builtin":
+        return False
+    if place.endswith(".py"):
+        return True
+    parts = place.split(".")
+    here = os.path.exists(f"{parts[0]}.py") or os.path.exists(os.path.join(parts[0], "__init__.py"))
+    return all(part.isidentifier() for part in parts) and (here or importlib.util.find_spec(parts[0]) is not None)
 
 
 def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Any:

@@ -47,6 +47,7 @@ class Task:
     """One thing to attempt: `Task("imdb/17", "The film was", target=1)`."""
 
     id: str
+    """Its name in the run. Attempts with the same id form a group."""
     prompt: str | list[dict[str, str]] | list[int]
     """Text, chat messages, or token ids. Token ids are used unchanged."""
     target: Any = None
@@ -67,6 +68,7 @@ class Completion:
     values: list[float] | None
     """[len(action)] the critic's value of the state before each token. None if decoding does not compute it."""
     end: End
+    """Why the reply ended."""
     version: int
     """Version number of the weights that generated the reply."""
     allowed: list[list[int]] | None = None
@@ -94,7 +96,7 @@ class Turn:
     allowed: list[list[int]] | None = None
     """As in `Completion`."""
     states: Tensor | None = None
-    """As in `Completion`."""
+    """[len(prompt) + len(action) - 1, D] as in `Completion`."""
     reward: float = 0.0
     """The environment's reward, paid on the last token of the reply."""
     next_value: float = 0.0
@@ -115,9 +117,11 @@ class Rollout:
     """One attempt at one task: an episode."""
 
     task: Task
+    """What was attempted."""
     group: int
     """Number of the group: all attempts at the same task in one step share it."""
     turns: list[Turn]
+    """The replies in order, each with what the policy saw before it."""
     texts: list[str]
     """The replies as text, cut before a stop string, without the stop token."""
     end: End = "stop"
@@ -185,25 +189,90 @@ class Step:
 class Env(Protocol):
     """An environment that plays many episodes side by side. A slot is an integer that identifies one episode.
 
-    Both methods return one `Step` for each slot that they are called with; `step` is called with the episodes that have
-    not ended.
+    It may also have `pays = False`, if it never rewards (without a reward function, an environment has to pay), and
+    `state_dict()` with `load_state_dict(state)`, whose state is saved with each checkpoint.
     """
 
-    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]: ...
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Begin an episode in each slot, and return the first `Step` of each: its text is the first prompt.
 
-    def step(self, replies: Mapping[int, str]) -> dict[int, Step]: ...
+        An empty text stands for the task's own prompt. Of a first step, only `text` and `options` are read.
+        """
+        ...
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        """Answer the reply in each slot with a `Step`, for these slots and no others.
+
+        The slots are those of the episodes that have not ended.
+        """
+        ...
 
 
 class Engine(Protocol):
-    """Generates a completion for each prompt. `keys`: one random-number key per prompt (`sampling.task_key`)."""
+    """Generates a completion for each of N prompts.
 
-    def generate(self, prompts: Sequence[list[int]], sampling: Any, keys: Sequence[int]) -> list[Completion]: ...
+    `prompts`: N lists of token ids. `sampling`: an `operant.Sampling`. `keys`: [N] a random-number key per prompt, from
+    `sampling.task_key`. A completion depends on its prompt and key, and not on the other prompts of the call.
+    """
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Any, keys: Sequence[int]) -> list[Completion]:
+        """Return one completion for each prompt, in the order of the prompts."""
+        ...
 
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Any, keys: Sequence[int]
-    ) -> list[tuple[int, Completion]]: ...
+    ) -> list[tuple[int, Completion]]:
+        """Draw one of its `options` (token ids) for each prompt, as `operant.Sampling.choice` says.
 
-    def sync(self, policy: Any, version: int) -> None: ...
+        Returns for each prompt the index of the option, and a completion with its ids and a single log-prob [1].
+        """
+        ...
+
+    def sync(self, policy: Any, version: int) -> None:
+        """Use the weights of `policy` from now on: called after each update. Later completions have this `version`."""
+        ...
+
+
+class TrainablePolicy(Protocol):
+    """What a policy has to have. `Policy` wraps any transformers model; `models.base.PolicyBase` has the defaults."""
+
+    tokenizer: Any
+    """None if prompts are token ids."""
+    vocabulary: int
+    """Number of token ids."""
+    context: int | None
+    """Most tokens of a prompt with its reply; None: no limit."""
+    stop_tokens: tuple[int, ...]
+    """The ids that end a reply."""
+    device: Any
+    version: int
+    """The training step that made the weights."""
+    has_values: bool
+    """Whether there is a critic."""
+
+    def forward(self, batch: Batch, sampling: Any, **kwargs: Any) -> Outputs:
+        """Compute log-probs and entropy, with a critic also values, at every action of the batch: each [B, T]."""
+        ...
+
+    def values(self, batch: Batch) -> Tensor | None:
+        """[B, T] the value of the state before each action; None without a critic."""
+        ...
+
+    def trainable(self) -> list[Any]:
+        """The parameters that an optimizer changes."""
+        ...
+
+    def misfit(self, prompt: int, reply: int) -> str | None:
+        """Why a prompt and reply of these lengths, in tokens, do not fit; None if they do."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights by name."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+        """Set the weights."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -255,7 +324,18 @@ class Choices:
 Score = float | Mapping[str, float] | Sequence[float] | None
 """A float, named floats, one float per action token, or None if the reward abstains."""
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
-"""Judges rollouts: returns one score for each."""
+"""Judges rollouts: returns one score for each, in their order. Any callable will do.
+
+A reward may also have these attributes, all of them optional:
+
+- `__name__`: its name in metrics and messages; without it, the name of its class.
+- `check()`: loads what the reward needs, such as a model. It is called before training, so that a mistake shows early,
+  and raises `OperantError`.
+- `judged(rollouts)`: returns an `operant.rewards.Judged` (scores, named parts, outcomes, notes), and is called instead
+  of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
+- `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
+  on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
+"""
 
 
 @dataclass(frozen=True)
@@ -426,5 +506,5 @@ class Outputs:
 
 AdvantageFn = Callable[[Batch], Batch]
 """Fills in `advantages` (and `returns`)."""
-LossFn = Callable[[Outputs, Batch], dict[str, "Tensor"]]
+LossFn = Callable[[Outputs, Batch], dict[str, "torch.Tensor"]]
 """Returns named [B, T] tensors: `loss`, and metrics."""

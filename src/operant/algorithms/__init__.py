@@ -3,12 +3,12 @@
 To add a method, add a file and its entry in `METHODS`. No code outside this package asks which method is running.
 """
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operant.algorithms import grpo, ppo, rloo, sft
 from operant.algorithms.base import Algorithm, Needs
+from operant.import_by_name import Table, nearest
 from operant.types import OperantError, shown
 
 __all__ = [
@@ -27,12 +27,15 @@ __all__ = [
 METHODS = {"ppo": ppo, "grpo": grpo, "rloo": rloo, "sft": sft}
 """The module of each method."""
 ALGORITHMS: dict[str, Algorithm] = {name: module.ALGORITHM for name, module in METHODS.items()}
+"""The methods by name."""
+TABLE = Table("algorithm", "operant.algorithms", ALGORITHMS)
+"""Another package's entry is an `Algorithm`, or a module with one of the name `ALGORITHM`."""
 DEFAULT = "ppo"
 """The algorithm of a run that does not choose one."""
 PRESETS: dict[str, dict[str, object]] = {name: own for m in METHODS.values() for name, own in m.PRESETS.items()}
-PRESETS["trunk"] = {"model.train_layers": "auto"}
 """Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of the
 layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
+PRESETS["trunk"] = {"model.train_layers": "auto"}
 
 
 def preset(name: str | None) -> dict[str, object]:
@@ -40,13 +43,26 @@ def preset(name: str | None) -> dict[str, object]:
 
     Raises: OperantError for an unknown preset, with the nearest name.
     """
-    names = [part.strip() for part in str(name or "").split(",") if part.strip()]
-    return {k: v for part in names for k, v in _lookup(PRESETS, part, "preset").items()}
+    chosen: dict[str, object] = {}
+    for part in (part.strip() for part in str(name or "").split(",")):
+        if part and part not in PRESETS:
+            raise OperantError(
+                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS])}. Names: {', '.join(PRESETS)}"
+            )
+        chosen |= PRESETS.get(part, {})
+    return chosen
 
 
 def find(name: str) -> Algorithm:
-    """The algorithm of that name. Raises: OperantError for an unknown one, with the nearest name."""
-    return _lookup(ALGORITHMS, name, "algorithm")
+    """The algorithm of a name, of an installed package's name, or of `module:object`.
+
+    Raises: OperantError for an unknown one, with the nearest name, or for an object that is no algorithm.
+    """
+    found = TABLE.find(name)
+    found = getattr(found, "ALGORITHM", found)
+    if not isinstance(found, Algorithm):
+        raise OperantError(f"algorithm {shown(name)} is a {type(found).__name__}: it must be an operant.Algorithm")
+    return found
 
 
 def applicable_options(
@@ -68,12 +84,3 @@ def applicable_options(
 def left_out_message(source: str, names: Sequence[str], algorithm: str) -> str:
     """The message about options of a recipe or preset that do not apply to the chosen algorithm."""
     return f"{source} was written for another method; left out with algorithm={algorithm}: {', '.join(names)}"
-
-
-def _lookup(table: Mapping, name: str, what: str):
-    """The entry `name` of a table of `what`s. Raises: OperantError for an unknown one, with the nearest name."""
-    if not isinstance(name, str) or name not in table:
-        near = difflib.get_close_matches(str(name)[:100], table, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(table)}"
-        raise OperantError(f"{what} {shown(name)} is unknown; {hint}")
-    return table[name]

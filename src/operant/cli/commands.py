@@ -177,9 +177,10 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
     if len(words) != 1:
         raise OperantError("expected one run folder or model: operant generate runs/sentiment")
-    from operant.engines.native.engine import NativeEngine
     from operant.models.loading import load_policy
+    from operant.runs.build import trained_policy
     from operant.sampling import Sampling
+    from operant.training.learner import default_engine
 
     prompt, seed = options.pop("prompt", None), convert(options.pop("seed", 0), int, "seed")
     folder = Path(words[0])
@@ -188,10 +189,10 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
             f"{folder} has no exported model yet: wait for the run to end, or resume it: "
             f"operant train --resume {folder}"
         )
-    policy = load_policy(str(folder / "export") if (folder / "export").exists() else words[0])
+    policy = trained_policy(folder) if (folder / "export").exists() else load_policy(words[0])
     base = {"max_tokens": 60, "stop_tokens": policy.stop_tokens}
     sampling = compose({"": Sampling}, base | options)[""]
-    engine = NativeEngine(policy)
+    engine = default_engine(policy)
     for number, text in enumerate([prompt] if isinstance(prompt, str) else _lines_of_input()):
         print(_generate_reply(engine, policy, sampling, text, seed, number), flush=True)
     return 0

@@ -7,11 +7,10 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
-from operant.import_by_name import Table
+from operant.import_by_name import Table, nearest
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
 from operant.types import OperantError, shown
 
@@ -20,25 +19,6 @@ HELD_OUT = 256
 ALIASES = {"imdb": "stanfordnlp/imdb"}
 SOURCES = Table("task source", "operant.data", {})
 """Functions that return rows, of other packages; their arguments are the options `tasks.*`."""
-
-
-def is_source(name: Any) -> bool:
-    """Whether `name` is a function that returns rows, or names one: installed, `module:function`, `file.py:function`.
-
-    `imdb:test` is the split of a data set, unless there is a module `imdb`.
-    """
-    if not isinstance(name, str):
-        return callable(name)
-    place, colon, function = name.rpartition(":")
-    if name in SOURCES:
-        return True
-    if not colon or not function.isidentifier() or place == "builtin":
-        return False
-    if place.endswith(".py"):
-        return True
-    top = place.split(".")[0]
-    here = any(Path(at).exists() for at in (f"{top}.py", f"{top}/__init__.py"))
-    return all(part.isidentifier() for part in place.split(".")) and (here or find_spec(top) is not None)
 
 
 def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
@@ -220,7 +200,7 @@ def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     try:
         import datasets
     except ImportError as error:
-        remedy = "pip install 'operant[hub]', or give a file"
+        remedy = f"pip install 'operant[hub]', or give a file{nearest(name[:100], SOURCES.names())}"
         raise OperantError(f"tasks: {name!r} is not a file here, and a data set of the Hub needs {remedy}") from error
     from huggingface_hub import HfApi
 
@@ -233,5 +213,6 @@ def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     try:
         rows = datasets.load_dataset(dataset_name, split=split or "train")
     except Exception as error:
-        raise unreachable or OperantError(f"tasks: data set {dataset_name!r} cannot be loaded: {error}") from error
+        failed = unreachable or OperantError(f"tasks: data set {dataset_name!r} cannot be loaded: {error}")
+        raise OperantError(f"{failed}{nearest(name[:100], SOURCES.names())}") from error
     return name.rsplit("/", 1)[-1], enumerate(rows)

@@ -1,7 +1,8 @@
 """Diagnoses a run during training and reports new findings to its log and its trackers."""
 
 from operant.diagnosis import diagnose
-from operant.runs.run import Observer, Pace, Run
+from operant.runs.pace import Pace
+from operant.runs.run import Observer, Run
 
 SECONDS = 2.0
 """Least time between two diagnoses of a run in progress."""

@@ -21,7 +21,7 @@ _direct = False
 def direct_gradients(on: bool = True) -> Iterator[None]:
     """Inside this context, `backward` adds looked-up rows to `weight.grad` itself, so hooks of the weight do not run.
 
-    Not for `torch.autograd.grad`, for gradients of gradients, or if hooks sum gradients over ranks.
+    It must not be used with `torch.autograd.grad`, gradients of gradients, or hooks that sum gradients over ranks.
     """
     global _direct
     before, _direct = _direct, on

@@ -5,13 +5,17 @@ there is one. If weights are missing there, that is an error: no new head is mad
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from operant.import_by_name import nearest
 from operant.models import lora as adapters
+from operant.models import quantisation
+from operant.models.base import POLICIES, PolicyBase
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
@@ -21,6 +25,9 @@ from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io
 from operant.storage.hub import find_model, quietly
 from operant.types import OperantError
+
+OWN, WEIGHTS = "policy.json", "policy.safetensors"
+"""Of an exported policy that is no transformers model: the name and options that made it, and its trained weights."""
 
 
 def load_policy(
@@ -32,8 +39,9 @@ def load_policy(
     lora: LoraOptions = LoraOptions(),
     seed: int = 0,
     device: str | torch.device = "cpu",
-) -> Policy:
-    """Load a policy by name, or make one around a loaded model. A `Policy` is returned unchanged.
+) -> Any:
+    """Load a policy by name, or make one around a loaded model. A `Policy` or `PolicyBase` is returned
+    unchanged.
 
     `name` can also be the folder of an adapter, whose training then continues on the model that its config names. With
     `value`, the critic that was saved beside the model is loaded; if there is none, a new one is made. `seed`: for the
@@ -43,15 +51,22 @@ def load_policy(
     """
     device = torch.device(device)
     adapters.check(lora, device)
-    if isinstance(name, Policy):
+    if isinstance(name, (Policy, PolicyBase)):
         if lora.on:
             raise OperantError("lora.* with an existing Policy: use load_policy(name, lora=LoraOptions(rank=8))")
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
-        model = adapters.unwrapped(name)
+        model, tokenizer = adapters.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
         return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
-    folder = Path(find_model(name))
+    try:
+        folder = Path(find_model(name))
+    except OperantError as error:
+        if hint := nearest(str(name)[:100], POLICIES.names()):
+            raise OperantError(f"{error}{hint}") from error
+        raise
+    if (folder / OWN).is_file():
+        return _load_own(folder, tokenizer, value, options)
     base = folder
     # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
     stored_name = str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
@@ -68,7 +83,7 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, adapters.quantisation_arguments(lora.quantise, options.dtype, device))
+    model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
     model = _adapted(model, lora, stored_name, seed)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     return _with_critic(model, tokenizer, value, folder, options)
@@ -150,15 +165,19 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     return Policy(network, value=value, options=ModelOptions(precision=options.precision))
 
 
-def export(policy: Policy, folder: str | Path) -> Path:
+def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
-    An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format.
+    An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. Of a model without
+    `save_pretrained`, only the trained weights are written, and what made it: `made_by`, its `name` and `options`.
     Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
     check_finite(dict(policy.named_parameters()), folder)
-    _save_plain(policy.model, folder)
+    if hasattr(policy.model, "save_pretrained"):
+        _save_plain(policy.model, folder)
+    else:
+        _save_own(policy, folder, made_by)
     if adapters.adapted(policy.model):
         adapters.save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
@@ -167,6 +186,60 @@ def export(policy: Policy, folder: str | Path) -> Path:
     if policy.has_values:
         _save_critic(policy, folder / "critic")
     return folder
+
+
+def _save_own(policy: Any, folder: Path, made_by: Mapping[str, Any] | None) -> None:
+    """Save the trained weights of a model that is not transformers' own, and the name and options that made it."""
+    from safetensors.torch import save_file
+
+    atomic_io.mkdir(folder)
+    with atomic_io.operation("write", folder / WEIGHTS):
+        save_file({name: p.detach().contiguous() for name, p in _own_weights(policy.model).items()}, folder / WEIGHTS)
+    atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
+    if isinstance(policy, PolicyBase):
+        policy.export(folder)
+
+
+def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options: ModelOptions) -> Any:
+    """The policy of an export that is no transformers model, made again by what made it.
+
+    Only a name that is built in or installed is used: a folder from elsewhere must not name code to run.
+    """
+    from operant.options import Factory, arguments
+
+    made_by = json.loads((folder / OWN).read_text(encoding="utf-8"))
+    name = made_by.get("name")
+    if name not in POLICIES:
+        raise OperantError(
+            f"{folder} has a policy that {name or 'Python code'} made, which is not installed under that name: make "
+            f"it yourself, and load its weights with operant.models.loading.load_own_weights(policy, {str(folder)!r})"
+        )
+    make = POLICIES.find(name)
+    made = make(**arguments(Factory(make), made_by.get("options", {}), f"policy {name}"))
+    policy = load_policy(made, tokenizer=tokenizer or load_tokenizer(folder), value=value, options=options)
+    load_own_weights(policy, folder)
+    return policy
+
+
+@torch.no_grad()
+def load_own_weights(policy: Any, folder: str | Path) -> None:
+    """Load the trained weights of an export of the same policy, in place.
+
+    Raises: OperantError if the export has other weights.
+    """
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise OperantError(f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
+    weights, own = load_tensors(path), _own_weights(policy.model)
+    if odd := {(name, x.shape) for name, x in weights.items()} ^ {(name, x.shape) for name, x in own.items()}:
+        names = ", ".join(sorted(name for name, _ in odd)[:3])
+        raise OperantError(f"{path} has other weights than this policy ({names}): make it with the same options")
+    for name, weight in own.items():
+        weight.copy_(weights[name])
 
 
 def _save_plain(model: Any, folder: Path) -> None:

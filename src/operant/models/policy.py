@@ -210,6 +210,7 @@ class Policy(HiddenStates):
         """`states` [N, D], and the states before every token of the options in the batch [M, D].
 
         The first call with options tries whether the model computes them exactly as branches of their row.
+        Raises: OperantError for an option that does not fit into the model's context.
         """
         if not options:
             states = self.states(batch)

@@ -130,7 +130,10 @@ def check_finite(tensors: Mapping[str, torch.Tensor], where: Any) -> None:
 def check_model(model: nn.Module) -> None:
     """Raises: OperantError for an object that is no language model, or for a model with NaN or infinity."""
     if not hasattr(model, "config") or not hasattr(model, "get_output_embeddings"):
-        raise OperantError(f"a {type(model).__name__} is no language model of transformers: give one, or its folder")
+        raise OperantError(
+            f"a {type(model).__name__} is no language model of transformers: it has no config and no "
+            "get_output_embeddings; give one, its folder, or a policy of your own (docs/extending.md)"
+        )
     check_finite(dict(model.named_parameters()), f"the {type(model).__name__}")
 
 

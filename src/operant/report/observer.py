@@ -1,7 +1,8 @@
 """Keeps `report.html` up to date while a run is in progress."""
 
 from operant.report.run_report import write_report
-from operant.runs.run import Observer, Pace, Run
+from operant.runs.pace import Pace
+from operant.runs.run import Observer, Run
 
 SECONDS = 20.0
 """Least time between two writes of the report during a run."""

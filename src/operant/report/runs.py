@@ -14,6 +14,7 @@ from operant.diagnosis import Finding, History, diagnose, read_history
 from operant.diagnosis.history import RECENT
 from operant.metrics import collect
 from operant.options import read_mapping
+from operant.storage import old_names
 from operant.types import OperantError
 
 FILE = "sweep.yaml"
@@ -116,7 +117,23 @@ def swept(places: Sequence[str | Path]) -> list[str]:
     """List the swept options where the only folder is a sweep, else none."""
     if len(places) != 1 or not is_sweep(places[0]):
         return []
-    return list(read_mapping(Path(places[0]) / FILE).get("axes") or {})
+    return list(read_sweep(Path(places[0]))["axes"])
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """Read `sweep.yaml`, with the options in `axes` and `fixed` under their current names.
+
+    Raises: OperantError where it is not such a file.
+    """
+    path = folder / FILE
+    record = read_mapping(path)
+    schema = record.get("schema", 1)
+    for part in ("axes", "fixed"):
+        options = record.get(part) or {}
+        if not isinstance(options, Mapping):
+            raise OperantError(f"{path} has {part}={options!r}: it must be a mapping of names to values")
+        record[part] = old_names.current({"schema": schema, **options}, path)
+    return record
 
 
 # --- differences ------------------------------------------------------------------------------------------------------

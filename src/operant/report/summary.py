@@ -129,20 +129,25 @@ def sentence(groups: Sequence[Group], ends: Sequence[Finals], held_out: bool) ->
     best = max(known)[1]
     where = "on held-out tasks" if held_out else "over the last steps"
     text = f"The highest reward {where} is {_reward_and_kl(groups[best], ends[best])}"
+    if len(groups) == 1:
+        text = f"The reward {where} is {_plus_minus(ends[0]['reward'])}{_at_kl(ends[0])}"
     if problems[best]:
         text += f", but the diagnosis reports {' and '.join(problems[best][:2]).replace('_', ' ')}"
         sound = [(mean, i) for mean, i in known if not problems[i]]
         if sound:
             best = max(sound)[1]
             text += f". The highest without problems is {_reward_and_kl(groups[best], ends[best])}"
-        else:
+        elif len(groups) > 1:
             text += "; every setting has problems"
     return text + "."
 
 
 def _reward_and_kl(group: Group, final: Finals) -> str:
-    at = f" at a KL of {_plus_minus(final['kl'])} nats" if final["kl"] else ""
-    return f"{_plus_minus(final['reward'])}, with {group.label}{at}"
+    return f"{_plus_minus(final['reward'])}, with {group.label}{_at_kl(final)}"
+
+
+def _at_kl(final: Finals) -> str:
+    return f" at a KL of {_plus_minus(final['kl'])} nats" if final["kl"] else ""
 
 
 def _plus_minus(found: Interval | None, percent: bool = False) -> str:

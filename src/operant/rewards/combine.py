@@ -64,7 +64,11 @@ def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:
 
 
 def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
-    """`weighted({"sentiment": (fn, 1.0), "length": (other, 0.3)})`."""
+    """The weighted sum of named rewards: `weighted({"sentiment": (fn, 1.0), "length": (other, 0.3)})`.
+
+    Each is a part of the result, with its numbers before the weight.
+    Raises: OperantError without parts, or for a weight that is not a finite number.
+    """
     if not rewards:
         raise OperantError("a weighted reward without parts: give {name: (reward, weight)}")
     for name, (_, weight) in rewards.items():

@@ -22,6 +22,7 @@ from operant.types import OperantError, RewardFn, Rollout
 Outcome = Literal["ok", "error", "timeout", "abstain"]
 """The outcome of judging a sample: a score, a failure, no answer in time, or None from the reward."""
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "abstain")
+"""Every `Outcome`."""
 WORLD = "world"
 """Name of the reward's part that the environment pays."""
 
@@ -31,7 +32,9 @@ class SampleResult:
     """The result of judging one sample."""
 
     outcome: Outcome
+    """Whether the sample has a score, and if not, why."""
     total: Total = None
+    """The score; None if there is none."""
     parts: dict[str, float | None] = field(default_factory=dict)
     """By name, before weights; per-token numbers are summed."""
     reason: str = ""

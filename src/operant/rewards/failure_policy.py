@@ -29,7 +29,10 @@ Handling = str | float
 
 @dataclass(frozen=True)
 class IsolationOptions:
-    """Options of rewards that may fail. Those about time, memory and processes concern `isolated:` rewards alone."""
+    """Options of rewards that may fail. Those about time, memory and processes concern `isolated:` rewards alone.
+
+    Raises: OperantError for a value out of range.
+    """
 
     timeout: float = 60.0
     """Seconds for a whole batch, which is judged within `timeout` + 2 s. The first call, with all samples, may take

@@ -71,7 +71,10 @@ def isolated(
 
 
 class IsolatedReward:
-    """A reward that runs in worker processes; `isolated` creates one."""
+    """A reward that runs in worker processes; `isolated` creates one.
+
+    Raises: OperantError for a function that no other process can find.
+    """
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""

@@ -7,10 +7,14 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.models.loading import load_own_weights, load_policy
+from operant.models.safe_loading import load_tokenizer
+from operant.options import compose
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
+from operant.runs.folder import read_config
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
 from operant.training.learner import Learner
@@ -45,6 +49,9 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if train.reward is not None:
         reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
+    engine = None
+    if train.engine is not None:
+        engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
     source = named_parts.source(train.tasks, own["tasks"])
     evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
     supervised = find(train.algorithm).source == "data"
@@ -55,11 +62,11 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if reward is not None:
         rewards.check(reward)
     learner = Learner(
-        train.policy,
+        named_parts.policy(train.policy, own["policy"]),
         tokenizer=tokenizer,
         reference=train.reference,
         algorithm=train.algorithm,
-        engine=lambda policy: named_parts.make("engine", train.engine, own["engine"], policy),
+        engine=engine,
         env=env,
         optimizer=optimizer,
         lr_scheduler=lr_scheduler,
@@ -82,6 +89,20 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     return RunParts(
         learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations
     )
+
+
+def trained_policy(folder: Path) -> Any:
+    """The policy that a run has exported. Raises: OperantError if it cannot be loaded or made again."""
+    config = named_parts.flattened(read_config(folder))
+    name, exported = config.get("policy"), folder / "export"
+    if not named_parts.is_object("policy", name) or (exported / "config.json").is_file():
+        return load_policy(str(exported))
+    groups = {"policy": factory} if (factory := named_parts.KINDS["policy"].factory(name)) else {}
+    of_policy = {option: config[option] for option in named_parts.options_of(config, "policy")}
+    options = compose(groups, of_policy).get("policy", {})
+    policy = load_policy(named_parts.policy(name, options), tokenizer=load_tokenizer(exported))
+    load_own_weights(policy, exported)
+    return policy
 
 
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:

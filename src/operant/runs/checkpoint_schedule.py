@@ -88,13 +88,13 @@ class CheckpointSchedule:
         return {name: part.state_dict() for name, part in parts.items()}
 
 
-def write_model(policy: Policy, path: Path, best: str | None = None) -> None:
+def write_model(policy: Policy, path: Path, best: str | None = None, made_by: Any = None) -> None:
     """Export the model to a folder, atomically; `best` becomes best.json. Raises: OperantError if the disk refuses."""
     new = path.with_name(f".{path.name}.tmp")
     with atomic_io.explained(path):
         atomic_io.remove_tree(new)
         with atomic_io.operation("write", new):
-            export(policy, new)
+            export(policy, new, made_by=made_by)
         if best is not None:
             atomic_io.write(new / "best.json", best)
         for part in (*new.rglob("*"), new):  # transformers does not sync the files that it writes

@@ -30,7 +30,8 @@ class TrainOptions:
     """What is trained, on which tasks, for how long."""
 
     policy: Any = "builtin:reviews-lm"
-    """A folder, builtin:NAME or a Hub name (also name@revision); from Python also a model or a Policy."""
+    """A folder, builtin:NAME, a Hub name (also name@revision), or module:object that makes a model; from Python also a
+    model or a Policy."""
     tasks: Any = None
     """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function."""
     reward: Any = None
@@ -38,8 +39,9 @@ class TrainOptions:
     env: Any = None
     """The environment: a name, or module:object; from Python also an object, class or function. None: the policy
     replies once to each prompt."""
-    engine: Any = "native"
-    """What generates the replies: a name, or module:object; from Python also an object, class or function."""
+    engine: Any = None
+    """What generates the replies: a name, or module:object; from Python also an object, class or function. None: the
+    policy itself, in this process (native for a transformers model)."""
     reference: Any = "copy"
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     algorithm: str = "ppo"
@@ -181,9 +183,10 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     whole = with_base(composed, own)
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
+    parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
     train = replace(train, algorithm=chosen)
     learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
-    config = Config(train, data, evaluation, isolation, learner, built, left_out)
+    config = Config(train, data, evaluation, isolation, learner, parts, left_out)
     _check_together(config)
     return config
 

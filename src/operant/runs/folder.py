@@ -185,7 +185,8 @@ class RunFolder:
 
     def change_config(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
         """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
-        atomic_io.append_text(self.path / "changes.jsonl", "".join(map(_line, changes)))
+        lines = [_line({"schema": old_names.SCHEMA, **change}) for change in changes]
+        atomic_io.append_text(self.path / "changes.jsonl", "".join(lines))
         atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
 
@@ -213,6 +214,11 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder has an exported policy: a transformers model, or another with its `policy.json`."""
+    return any((folder / name).is_file() for name in ("config.json", "policy.json"))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from operant.models import lora as adapters
 from operant.runs.config import Config
+from operant.runs.named_parts import is_object
 from operant.storage import atomic_io, hub, manifest
 from operant.types import OperantError
 
@@ -83,7 +84,11 @@ def _named(config: Config) -> dict[str, Any]:
     """The models that options name, by option."""
     groups = {"": config.train, **config.learner}
     models = {option: getattr(groups.get(_group(option)), option.rpartition(".")[2], None) for option in MODELS}
-    names = {option: name for option, name in models.items() if isinstance(name, (str, Path))}
+    names = {
+        option: name
+        for option, name in models.items()
+        if isinstance(name, (str, Path)) and not (option == "policy" and is_object(option, name))
+    }
     return {option: name for option, name in names.items() if option == "policy" or name not in _NO_NAMES}
 
 

@@ -1,4 +1,4 @@
-"""The parts of a run that a user names: environment, engine, reward, tasks and trackers, each with options of its own.
+"""The parts of a run that a user names: policy, environment, engine, reward, tasks and trackers.
 
 A part is a name with its options beside it (`env: my_worlds:Maze`, `env.size: 4`), or both in one mapping
 (`env: {name: my_worlds:Maze, size: 4}`). Its options are the arguments of the class or function that has the name. Of
@@ -8,13 +8,15 @@ a part may also be the class, function or object itself.
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 from operant import rewards
-from operant.data.sources import SOURCES, is_source
+from operant.data.sources import SOURCES
 from operant.engines import ENGINES
 from operant.envs import ENVS
+from operant.import_by_name import Table, names_object
+from operant.models.base import POLICIES
 from operant.options import Factory
 from operant.trackers.trackers import TRACKERS
 from operant.types import OperantError, shown
@@ -35,13 +37,13 @@ class Kind(NamedTuple):
 
 def _factory(kind: str, value: Any, skip: int = 0) -> Factory | None:
     """The factory of a name, class or function; it gets `skip` arguments from the run."""
-    thing = found(kind, value)
+    thing = found(kind, value) if kind in ("env", "engine") or is_object(kind, value) else value
     return Factory(thing, skip) if inspect.isclass(thing) or inspect.isroutine(thing) else None
 
 
 def _tracker(value: Any) -> Factory | None:
     """The factory of a single tracker; several have their options in a mapping."""
-    names = [value] if isinstance(value, str) else list(value)
+    names = value.split(",") if isinstance(value, str) else list(value)
     return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 and not isinstance(value, Mapping) else None
 
 
@@ -49,13 +51,19 @@ KINDS = {
     "env": Kind("environment", lambda value: _factory("env", value), ("reset", "step")),
     "engine": Kind("engine", lambda value: _factory("engine", value, 1), ("generate", "sync")),
     "reward": Kind("reward", rewards.factory, several=True),
-    "tasks": Kind("task source", lambda value: _factory("tasks", value) if is_source(value) else None),
+    "tasks": Kind("task source", lambda value: _factory("tasks", value)),
+    "policy": Kind("policy", lambda value: _factory("policy", value)),
     "trackers": Kind("tracker", _tracker, several=True),
 }
 """By option."""
 
 
-TABLES = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES}
+TABLES: dict[str, Table] = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES, "policy": POLICIES}
+
+
+def is_object(kind: str, value: Any) -> bool:
+    """Whether the tasks or the policy are a class or function, or the name of one, and no file, folder or Hub name."""
+    return names_object(value, TABLES[kind]) or inspect.isclass(value) or inspect.isroutine(value)
 
 
 def found(kind: str, value: Any) -> Any:
@@ -111,8 +119,19 @@ def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:
     return part
 
 
+def policy(value: Any, options: Mapping[str, Any]) -> Any:
+    """A policy as `load_policy` takes it: what a class or function makes, or the value itself."""
+    return make("policy", value, options) if is_object("policy", value) else value
+
+
 def source(value: Any, options: Mapping[str, Any]) -> Any:
     """Tasks as `load_tasks` takes them: a named function with its options, or the value itself."""
-    if not isinstance(value, str):
-        return partial(value, **options) if options else value
-    return make("tasks", value, options) if is_source(value) else value
+    if not is_object("tasks", value):
+        return value
+    rows = found("tasks", value)
+    return rows(**options) if inspect.isclass(rows) else _bound(rows, options)
+
+
+def _bound(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function with its options, under its own name."""
+    return update_wrapper(partial(function, **options), function) if options else function

@@ -14,7 +14,7 @@ import torch
 from operant.options import is_none, resolve
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, named_in
-from operant.runs.folder import read_config
+from operant.runs.folder import is_export, read_config
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
@@ -116,9 +116,12 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def changes_after(out: Path, step: int, config: Config) -> list[Change]:
     """Changes that an earlier resume recorded at `step` or later, so that the checkpoint of `step` lacks them."""
-    now = _flat(as_mapping(config))
-    recorded = [record for record in atomic_io.records(out / "changes.jsonl") if record["step"] >= step]
-    return [Change(r["name"], r["old"], r["new"]) for r in recorded if now.get(r["name"]) == r["new"]]
+    now, path, found = _flat(as_mapping(config)), out / "changes.jsonl", []
+    for record in atomic_io.records(path):
+        (name,) = old_names.current({"schema": record.get("schema", 1), record["name"]: None}, path)
+        if record["step"] >= step and now.get(name) == record["new"]:
+            found.append(Change(name, record["old"], record["new"]))
+    return found
 
 
 def apply_changes(found: list[Change], learner: Learner) -> None:
@@ -143,7 +146,7 @@ def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: 
     config = configure(stored_options(out, changed))
     changes(out, config, fresh_optimizer=fresh_optimizer)
     steps = config.train.steps
-    exported = (out / "export" / "config.json").is_file()
+    exported = is_export(out / "export")
     path = to_resume(out / "checkpoints", lambda text: None, fresh_optimizer=True) if exported else None
     done = about(path)["step"] if path else 0
     if path is None or done < steps:

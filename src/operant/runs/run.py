@@ -19,7 +19,7 @@ from operant.metrics.rollout_table import rows
 from operant.rewards import Judged, isolated_parts
 from operant.runs.build import RunParts
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
-from operant.runs.config import Config
+from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
@@ -33,9 +33,6 @@ from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
-
-SHARE = 0.02
-"""The largest part of a run's time that an observer may take; a slow observer is called less often."""
 
 
 class Observer:
@@ -54,24 +51,6 @@ class Observer:
         """The likely cause of refused steps, as part of a sentence; None if this observer knows none."""
 
 
-class Pace:
-    """Limits how often something happens: at most every `least` seconds, and for at most a `SHARE` of the time."""
-
-    def __init__(self, least: float):
-        self.least, self._next = least, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.monotonic() >= self._next
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *exception: object) -> None:
-        now = time.monotonic()
-        self._next = now + max(self.least, (now - self._begun) / SHARE)
-
-
 class Run:
     """A run in progress or complete: its folder, its parts, and its metrics so far."""
 
@@ -81,6 +60,7 @@ class Run:
         self.first = distributed.rank() == 0
         """Whether this is the first rank, the only one that writes."""
         self.metrics: list[dict[str, float]] = []
+        """The metrics of each step."""
         self.after: Evaluation | None = None
         """The held-out tasks after training."""
         self.best: dict[str, Any] | None = None
@@ -102,9 +82,11 @@ class Run:
         self.observers: Sequence[Observer] = ()
         self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.isolated_state)
         self._new_best = False
+        self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
     @property
     def policy(self) -> Any:
+        """The `Policy` in training."""
         return self.learner.policy
 
     @property
@@ -323,7 +305,7 @@ class Run:
         if self.best is not None and sign * value <= sign * self.best["value"]:
             return
         best = {"metric": name, "value": value, "step": int(metrics["step"])}
-        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best)))
+        error = _error_of(lambda: write_model(self.policy, self.folder.best, json.dumps(best), self._made_by))
         if error is not None:
             self.trackers.warn(f"{error}; training goes on without the best model of step {best['step']}")
             return
@@ -344,7 +326,7 @@ class Run:
                 if error is not None:
                     self.trackers.warn(str(error))
             with self.learner.timing("export"):
-                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export)))
+                errors.append(_error_of(lambda: write_model(self.policy, self.folder.export, None, self._made_by)))
         for error in errors:
             if error is not None:
                 raise error

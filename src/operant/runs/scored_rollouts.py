@@ -19,7 +19,7 @@ from operant.types import RewardFn, Rollout, Task
 def play_and_score(
     learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, *, chunks: int = 1, samples: int = 1
 ) -> tuple[list[Rollout], Judged]:
-    """Play this rank's part of the tasks and score the rollouts. Adds to the phases `generate` and `reward`.
+    """Play this rank's part of the tasks and score the rollouts. The phases `generate` and `reward` are timed.
 
     chunks: number of calls of the reward, each with a part of the prompts. Above 1, the reward is called in a thread,
     one call after the other, and the phase `reward` is the time spent waiting for it.

@@ -83,7 +83,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _problem(content: dict[str, Any], path: Path) -> str | None:
-    """A value in a manifest that no checkpoint has; None if there is none."""
+    """Describe the first value of a manifest that is not valid; None if all are."""
     step_in_name, lengths = step_of(path), content.get("lengths")
     if content.get("kind") not in KINDS:
         return f"is of kind {content.get('kind')!r}"

@@ -6,15 +6,17 @@ from typing import Any
 from operant.types import OperantError
 
 SCHEMA = 2
-"""The current schema of names, stored in `config.yaml` as `schema`; a file without it has schema 1."""
+"""The current schema of names, stored as `schema` in `config.yaml`, `sweep.yaml` and each record of `changes.jsonl`;
+without it the schema is 1."""
 RENAMED: dict[int, dict[str, str]] = {1: {"guests": "isolation"}}
 """By schema: the full name of an option or group, and its name in the next schema."""
 
 
 def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The options of a `config.yaml` under their current names, without `schema`.
+    """The options of a file under their current names, without `schema`.
 
-    `where` names the file in errors. Raises: OperantError for a schema that this version does not know.
+    `where` names the file in errors. Raises: OperantError for a schema that this version does not know, and for an
+    option that has both its old and its new name.
     """
     options = dict(config)
     schema = options.pop("schema", 1)
@@ -24,18 +26,36 @@ def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
         )
     for version in range(schema, SCHEMA):
         for old, new in RENAMED[version].items():
-            _rename(options, old, new)
+            _rename(options, old, new, where)
     return options
 
 
-def _rename(options: dict[str, Any], old: str, new: str) -> None:
+def _rename(options: dict[str, Any], old: str, new: str, where: object) -> None:
     """Rename an option or a group in place, written as `group.name` or as a mapping inside its group."""
+    inner = {f"{name}.{key}" for name, value in options.items() if isinstance(value, Mapping) for key in value}
+    names = {*map(str, options), *inner}
+    for name in sorted(names):
+        today = new + name.removeprefix(old)
+        if (name == old or name.startswith(f"{old}.")) and today in names:
+            raise OperantError(f"{where} has both {name!r} and {today!r}, its current name: remove one of them")
     for full in [name for name in options if name == old or str(name).startswith(f"{old}.")]:
         options[new + full.removeprefix(old)] = options.pop(full)
     group, _, name = old.rpartition(".")
     inside = options.get(group)
     if group and isinstance(inside, Mapping) and name in inside:
         options[group] = {new.rpartition(".")[2] if key == name else key: value for key, value in inside.items()}
+
+
+def former(options: Mapping[str, Any], schema: int) -> dict[str, Any]:
+    """Options by full name, under the names that they had in an earlier schema."""
+    earlier = {}
+    for name, value in options.items():
+        for version in reversed(range(schema, SCHEMA)):
+            for old, new in RENAMED[version].items():
+                if name == new or name.startswith(f"{new}."):
+                    name = old + name.removeprefix(new)
+        earlier[name] = value
+    return earlier
 
 
 def refuse(options: Mapping[str, Any]) -> None:

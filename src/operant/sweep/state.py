@@ -14,12 +14,12 @@ from typing import Any, Literal
 import yaml
 
 from operant.diagnosis.history import flat
-from operant.options import read, read_mapping
-from operant.report.runs import FILE
+from operant.options import read
+from operant.report.runs import FILE, read_sweep
 from operant.runs import lock
 from operant.runs.config import as_mapping, configure
-from operant.runs.folder import read_config
-from operant.storage import atomic_io
+from operant.runs.folder import is_export, read_config
+from operant.storage import atomic_io, old_names
 from operant.sweep.grid import Axis, Point, divide, draw, grid
 from operant.types import OperantError
 
@@ -66,12 +66,12 @@ def _config_of(point: Point, fixed: Mapping[str, str], recipe: str | None) -> di
 
 
 def remember(folder: Path, plan: SweepPlan) -> None:
-    """Write sweep.yaml, with the axes that it already records.
+    """Write sweep.yaml, with the axes that it already records. Runs named by old option names get their current ones.
 
     Raises: OperantError if the folder holds something else, or a sweep whose shared options differ.
     """
     path = folder / FILE
-    recorded = read_mapping(path) if path.is_file() else {}
+    recorded = read_sweep(folder) if path.is_file() else {}
     if not path.is_file() and folder.is_dir() and any(folder.iterdir()):
         raise OperantError(f"{folder} is not empty and has no {FILE}; choose another folder with --out")
     _check_unchanged(folder, recorded, plan)
@@ -81,9 +81,13 @@ def remember(folder: Path, plan: SweepPlan) -> None:
         lists = isinstance(old, list) and isinstance(new, list)
         axes[axis.name] = [*old, *(value for value in new if value not in old)] if lists else new
     common = {k: v for k, v in plan.common.items() if k not in axes}
-    record = {"recipe": plan.recipe, "axes": axes, **plan.drawn, "fixed": common}
+    record = {"schema": old_names.SCHEMA, "recipe": plan.recipe, "axes": axes, **plan.drawn, "fixed": common}
     with atomic_io.explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for point in plan.points:
+            before = folder / Point(old_names.former(point.values, recorded.get("schema", 1))).name
+            if before.is_dir() and not (folder / point.name).exists():
+                before.rename(folder / point.name)
     atomic_io.write(path, yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=120))
 
 
@@ -117,7 +121,7 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
     config = read_config(folder)
     evaluated = config.get("evaluate") is None or (folder / "evaluation.json").is_file()
     # A process that was killed during the export leaves its lock.
-    exported = (folder / "export" / "config.json").is_file() and not (folder / "lock").exists()
+    exported = is_export(folder / "export") and not (folder / "lock").exists()
     return "done" if evaluated and exported and steps_done(folder) >= int(config.get("steps") or 0) else "begun"
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from operant import distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_message
 from operant.algorithms import preset as find_preset
 from operant.engines.native.engine import NativeEngine
+from operant.engines.own import OwnEngine
 from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.loading import load_reference
@@ -75,7 +76,7 @@ class Learner:
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
     policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
-    engine: what generates the replies, or a function that makes it from the policy; None: the native engine.
+    engine: what generates the replies, or a function that makes it from the policy; None: the policy itself.
     total_steps: the number of steps of the run, for schedules that depend on it.
     optimizer: a torch.optim.Optimizer of the policy's trained parameters, or a function from their list to one.
     lr_scheduler: its scheduler, or a function from the optimizer to one; it makes a step after every training step.
@@ -105,6 +106,11 @@ class Learner:
         self.algorithm = find(name)
         optimizer, options = with_kind(optimizer, options)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
+        if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
+            raise OperantError(
+                f"{', '.join(given)} beside composed=, which has every option already: give these to "
+                "runs.config.configure, or leave composed out"
+            )
         if composed is None:
             self.options, left_out = learner_options(name, preset, options, above=without_kl)
         else:
@@ -118,14 +124,14 @@ class Learner:
         check_given(self.options, optimizer, lr_scheduler)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference), "algorithm": name}
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
+        """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
         self.copies = {
             name: PolicyCopy(self.policy, rule) for name, rule in self.algorithm.copies.items() if name != "reference"
         }
-        self.engine: Any = engine or NativeEngine
-        if inspect.isclass(self.engine) or not hasattr(self.engine, "generate"):
-            self.engine = self.engine(self.policy)
+        is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
+        self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         self.env = env or SingleTurn()
         own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
         self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
@@ -239,18 +245,18 @@ class Learner:
         others = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
         if self.algorithm.source == "data":
             known = {"algorithm": name, "policy": self.policy, "sampling": self.sampling}
-            scored = step_arguments.from_demonstrations(first, second, {"scores": scores, **others}, **known)
+            parsed = step_arguments.from_demonstrations(first, second, {"scores": scores, **others}, **known)
         elif scores is None:
-            scored = step_arguments.from_generated(first, second, others, self.sampling)
+            parsed = step_arguments.from_generated(first, second, others, self.sampling)
         else:
             sampling, unscored = declared(self.sampling, generation or {})
             if unscored:
                 warn_of_unscored(unscored)
             known = {"policy": self.policy, "sampling": sampling}
-            scored = step_arguments.from_triplets(first, second, scores, **others, **known)
+            parsed = step_arguments.from_triplets(first, second, scores, **others, **known)
         samples = self.algorithm.needs.samples
-        step_arguments.check_comparable(scored.rollouts, name, samples, groups_named=groups is not None)
-        metrics = self.learn(*scored)
+        step_arguments.check_comparable(parsed.rollouts, name, samples, groups_named=groups is not None)
+        metrics = self.learn(*parsed)
         if self.refused is not None:
             warnings.warn(self.refused.message(), stacklevel=2)
         return metrics
@@ -262,6 +268,7 @@ class Learner:
 
         The scores are added to the rewards that an environment paid, which are stored in the turns. Demonstrations have
         no scores, and are scored without temperature or masks.
+        Raises: OperantError for scores that cannot be trained on, or after the last step of a schedule.
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
@@ -276,21 +283,21 @@ class Learner:
         try:
             selected = self._select(rollouts, scores)
             with self.timing("observe"):
-                collated, bootstraps, batch = distributed.together(lambda: self._score(selected, sampling))
+                collated, bootstraps, batch = distributed.together(lambda: self._collate_and_score(selected, sampling))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
         with self.timing("advantage"):
             batch = self.credit(batch, coef)
-        scored = batch.with_(states=None).to("cpu")
+        on_cpu = batch.with_(states=None).to("cpu")
         tally = selected.tally.merge(collect.of_rollouts(selected.rollouts, texts=self.policy.tokenizer is not None))
-        tally.merge(collect.of_batch(scored, coef))
+        tally.merge(collect.of_batch(on_cpu, coef))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
-        self.refused = refuse("observe", find_in_batch(scored), collated, bootstraps, **known)
+        self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
             places = [rollout.place for rollout in selected.rollouts]
             tally.merge(self._update(batch, sampling, lr, coef, places))
-        self.last_step = LastStep(rollouts, selected.raw_scores, scored, selected.places, sampling)
+        self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, selected.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:
@@ -307,7 +314,7 @@ class Learner:
             selected = self._select(rollouts, scores)
         finally:
             self.moments.load_state_dict(moments)
-        batch = self._score(selected, self.sampling).scored
+        batch = self._collate_and_score(selected, self.sampling).scored
         return self.credit(batch, self.controller.coef).to("cpu"), selected.places
 
     def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
@@ -318,7 +325,7 @@ class Learner:
         scores = [0.0] * len(rollouts) if scores is None else scores
         return select(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
 
-    def _score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
+    def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
         """Collate the replies and score them."""
         if selected.rollouts:
             joined = not self.policy.encoder_decoder
@@ -328,9 +335,9 @@ class Learner:
         lengths_too = self.own.on_length == "bootstrap"
         bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
         batch = batch.to(self.policy.device)
-        return Scored(batch, bootstraps, self.scored(batch, bootstraps, sampling))
+        return Scored(batch, bootstraps, self.score(batch, bootstraps, sampling))
 
-    def scored(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
+    def score(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
         """Add log-probs, values, reference log-probs and KL to a collated batch; demonstrations need none of these."""
         if self.algorithm.source == "data":
             return with_trunk_states(batch, self.policy, self.budget.tokens)
@@ -474,6 +481,11 @@ class Learner:
             **reference,
             **copies,
         }
+
+
+def default_engine(policy: Any) -> Engine:
+    """The engine in this process: native for a transformers model, and otherwise the policy's own `generate`."""
+    return NativeEngine(policy) if isinstance(policy, Policy) else OwnEngine(policy)
 
 
 def _task(query: Any) -> Task:

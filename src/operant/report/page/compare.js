@@ -138,6 +138,8 @@
     const mean = (g) => [to.x(g.final.kl.mean), to.y(g.final.reward.mean)];
     const path = front.map((i) => mean(groups[i]).map((v) => v.toFixed(1)).join(",")).join(" ");
     const taken = known.map((g) => mean(g)).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
+    const intervals = known.flatMap((g) => bars(g, to));
+    const crossed = intervals.map((bar) => ["x1", "y2", "x2", "y1"].map((name) => Number(bar.getAttribute(name))));
     return draw("svg", { class: "frontier", width: WIDE, height: HIGH, viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "Reward against KL" },
       draw("clipPath", { id: "inside" }, draw("rect", { x: LEFT, y: 0, width: WIDE - LEFT, height: HIGH - BOTTOM })),
       ...to.up.flatMap((t) => [draw("line", { class: "rule", x1: LEFT, x2: WIDE - RIGHT, y1: to.y(t), y2: to.y(t) }),
@@ -148,11 +150,11 @@
       ...points.map((p) => draw("circle", { class: "run", ...colour(p.group), cx: to.x(p.kl), cy: to.y(p.reward), r: 3.5 },
         draw("title", {}, `${p.run}: reward ${number(p.reward)}, KL ${number(p.kl)}`))),
       begin.length ? draw("circle", { class: "start", cx: to.x(0), cy: to.y(start), r: 5 }, draw("title", {}, "before training")) : null,
-      draw("g", { "clip-path": "url(#inside)" }, ...known.flatMap((g) => bars(g, to))),
+      draw("g", { "clip-path": "url(#inside)" }, ...intervals),
       ...known.map((g) => draw("circle", { class: "mean", ...colour(g.place), cx: mean(g)[0], cy: mean(g)[1], r: 6.5 },
         draw("title", {}, `${g.label}: mean of ${g.n}`))),
-      ...[...known].sort((a, b) => mean(a)[1] - mean(b)[1]).map((g) => label(g.label, ...mean(g), taken)),
-      begin.length ? label("before training", to.x(0), to.y(start), taken) : null);
+      ...[...known].sort((a, b) => mean(a)[1] - mean(b)[1]).map((g) => label(g.label, ...mean(g), taken, crossed)),
+      begin.length ? label("before training", to.x(0), to.y(start), taken, crossed) : null);
   }
 
   function bars(g, to) {
@@ -164,13 +166,14 @@
     ].filter(Boolean);
   }
 
-  /** A label beside its point where it covers nothing; null where there is no space. */
-  function label(text, x, y, taken) {
+  /** A label beside its point where it covers nothing, if need be across an interval; null where there is no space. */
+  function label(text, x, y, taken, crossed) {
     const width = 6.6 * text.length, tries = [[11, 4], [-11 - width, 4], [11, -10], [11, 18], [-11 - width, -10], [-11 - width, 18], [11, -24], [11, 32]];
     const box = ([dx, dy]) => [x + dx, y + dy - 11, x + dx + width, y + dy + 3];
     const inside = (b) => b[0] >= LEFT && b[2] <= WIDE && b[1] >= 0 && b[3] <= HIGH - BOTTOM;
-    const free = (b) => taken.every((t) => b[0] > t[2] || b[2] < t[0] || b[1] > t[3] || b[3] < t[1]);
-    const best = tries.find((t) => inside(box(t)) && free(box(t)));
+    const free = (b, boxes) => boxes.every((t) => b[0] > t[2] || b[2] < t[0] || b[1] > t[3] || b[3] < t[1]);
+    const fits = (boxes) => tries.find((t) => inside(box(t)) && free(box(t), boxes));
+    const best = fits([...taken, ...crossed]) ?? fits(taken);
     if (!best) return null;
     taken.push(box(best));
     return draw("text", { class: "label", x: x + best[0], y: y + best[1] }, text);
@@ -258,10 +261,10 @@
     make("nav", {}, make("a", { class: "run", href: "#page" }, data.name),
       ...[["frontier", "Reward and KL"], ["replies", "Replies"], ["curves", "Curves"], ["runs", "Runs"]].map(([id, text]) => make("a", { href: `#${id}` }, text))),
     status(),
-    make("p", { class: "verdict" }, data.verdict),
+    make("p", { class: "verdict" }, data.verdict.replaceAll(" ± ", "\u00a0±\u00a0")),
     make("div", { class: "overview compare", id: "frontier" },
       make("div", {}, make("h2", {}, "Reward against KL ", make("span", {}, "up and to the left is better")), chart,
-        make("p", { class: "footnote", style: "margin-top:.4rem" }, "Large points: mean of a setting, with 95 % intervals; small points: single runs; dashed line: the settings that no other beats in both reward and KL.")),
+        make("p", { class: "footnote", style: "margin-top:.4rem" }, "Large points: mean of a setting, with 95 % intervals, cut off at the edge of the figure; small points: single runs; dashed line: the settings that no other beats in both reward and KL.")),
       make("div", {}, make("h2", {}, "Settings"), settings())),
     section("replies", "Replies", "The same queries, answered by every setting.", answers),
     section("curves", "Curves", "", drawn),

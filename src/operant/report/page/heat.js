@@ -69,15 +69,8 @@ Charts.heat = (() => {
   const cell = (spec, column, row) =>
     spec.names ? column[row] : row >= column[0] ? column[row - column[0] + 1] : undefined;
 
-  /** The left edge of each column and the right edge of the last, half-way between steps. */
-  function borders(xs) {
-    const gap = (i) => (xs.length > 1 ? xs[Math.min(i + 1, xs.length - 1)] - xs[Math.min(i, xs.length - 2)] : 1);
-    return [
-      xs[0] - gap(0) / 2,
-      ...xs.slice(1).map((x, i) => (x + xs[i]) / 2),
-      xs[xs.length - 1] + gap(xs.length - 1) / 2,
-    ];
-  }
+  /** The left edge of each column and the right edge of the last: half-way between steps, and half a step outside. */
+  const borders = (xs) => [xs[0] - 0.5, ...xs.slice(1).map((x, i) => (x + xs[i]) / 2), xs[xs.length - 1] + 0.5];
 
   /** Paint all cells, one pixel each, in the colours of the present theme. */
   function paint(self) {

@@ -1,0 +1,37 @@
+"""The engine of a policy that generates its own replies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from operant.sampling import Sampling
+from operant.types import Completion, OperantError
+
+
+class OwnEngine:
+    """Calls `policy.generate`. `policy` is the policy in training, so `sync` copies no weights."""
+
+    def __init__(self, policy: Any):
+        self.sync(policy, policy.version)
+
+    def sync(self, policy: Any, version: int) -> None:
+        """Use the weights of `policy`."""
+        self.policy, self.version = policy, version
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """One reply for each prompt. Raises: OperantError for another number of completions."""
+        made = self.policy.generate(prompts, sampling, keys)
+        if len(made) != len(prompts):
+            raise OperantError(
+                f"{type(self.policy).__name__}.generate returned {len(made)} completions for {len(prompts)} prompts: "
+                "return one each, in their order"
+            )
+        return [replace(completion, version=self.version) for completion in made]
+
+    def choose(
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
+    ) -> list[tuple[int, Completion]]:
+        """Draw one option for each prompt, by `policy.choose`. Raises: OperantError if the policy has none."""
+        if not hasattr(self.policy, "choose"):
+            raise OperantError(f"{type(self.policy).__name__} has no method choose, which the world's choices need")
+        return self.policy.choose(prompts, options, sampling, keys)

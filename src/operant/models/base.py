@@ -1,0 +1,101 @@
+"""The base of a policy of your own, and the table of policies by name.
+
+    class Tabular(PolicyBase):
+        def forward(self, batch, sampling=..., **kwargs): ...     # log-probs and entropy at every action
+        def generate(self, prompts, sampling, keys): ...          # completions
+
+A transformers model needs none of this: `Policy` wraps it. Nor does a module around one that has its `config`, its
+`get_output_embeddings()` and its `forward(**kwargs)`: a soft prompt or an adapter is such a module.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from operant.import_by_name import Table
+from operant.models.hidden_states import Modes
+from operant.models.options import ModelOptions
+from operant.sampling import Sampling
+from operant.types import Batch, Completion, OperantError, Outputs
+
+POLICIES = Table("policy", "operant.policies", {})
+"""The class or function that makes each policy; its arguments are the options `policy.*`."""
+
+
+class PolicyBase(nn.Module):
+    """A policy that is no transformers model: a `types.TrainablePolicy` that lacks `forward` and `generate`.
+
+    Set `vocabulary` in the constructor, and `tokenizer`, `stop_tokens`, `context` where there are any. With
+    `has_values = True`, write `values` too, and fill `Outputs.values`.
+    """
+
+    vocabulary: int
+    """Number of token ids."""
+    tokenizer: Any = None
+    stop_tokens: tuple[int, ...] = ()
+    context: int | None = None
+    """Most tokens of a prompt with its reply; None: no limit."""
+    has_values = False
+    """Whether the policy has a critic."""
+    version = 0
+    """The training step that made the weights."""
+    # What only a transformers model has.
+    options, modes = ModelOptions(), Modes()
+    encoder_decoder = rounds = False
+    critic: Any = None
+    value_head: Any = None
+    trunk: Any = None
+
+    @property
+    def model(self) -> "PolicyBase":
+        """The module that is copied for the reference: the policy itself."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """The dtype of log-probs and values."""
+        return torch.promote_types(next(self.parameters()).dtype, torch.float32)
+
+    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: Any) -> Outputs:
+        """Compute log-probs and entropy, under `sampling`'s temperature, at every action: each [B, T], 0 elsewhere."""
+        raise OperantError(f"{type(self).__name__} has no method forward: write it (docs/extending.md)")
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """Generate one completion for each prompt; `keys`: one random-number key per prompt (`sampling.uniforms`)."""
+        raise OperantError(f"{type(self).__name__} has no method generate: write it, or name an engine")
+
+    def values(self, batch: Batch) -> Tensor | None:
+        """[B, T] the value of the state before each action; None without a critic."""
+        return None
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that an optimizer changes."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def export(self, folder: Path) -> None:
+        """Write files beside the trained weights and the name that made the policy; by default, none."""
+
+    def misfit(self, prompt: int, reply: int) -> str | None:
+        """Why a prompt and reply of these lengths do not fit, as the end of a sentence; None if they fit."""
+        if self.context is None or prompt + reply <= self.context:
+            return None
+        return f"has {prompt} tokens, and with {reply} of the reply does not fit into the context of {self.context}"
+
+    def packs(self, batch: Batch) -> bool:
+        """Whether rows are packed end to end: never."""
+        return False
+
+    def drop_foreign_states(self, batch: Batch, states_of: Any) -> Batch:
+        """The batch without cached states of another model."""
+        return batch.with_(states=None)
+
+    def train(self, mode: bool = True) -> "PolicyBase":
+        """Stay in evaluation mode, so that scores depend on weights and tokens only."""
+        return super().train(False)

@@ -1,0 +1,123 @@
+"""The example package of docs/extending, installed as a stranger's package is, and used from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from operant.import_by_name import Table
+from operant.types import OperantError
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "docs/extending"
+ALL = (
+    "--policy soft_prompt --policy.length 4 --tasks counting --tasks.upto 20 --env guess --env.letters ae "
+    "--reward brevity --reward.target 12 --algorithm leave_one_out --trackers csv --trackers.names reward/mean "
+    "--batch 8 --max-tokens 8 --probes 2 --optimizer.lr 0.1"
+).split()
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> dict[str, str]:
+    """The environment of a process in which the package is installed."""
+    place = tmp_path_factory.mktemp("installed")
+    source = tmp_path_factory.mktemp("source") / "example"
+    source.mkdir()
+    for path in EXAMPLE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            copy = source / path.relative_to(EXAMPLE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(place)]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, str(source)], check=True)
+    path = os.pathsep.join([str(place), str(ROOT / "src")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def operant(environment: dict[str, str], *words: str) -> tuple[int, str]:
+    """The exit code and the output of a command."""
+    command = [sys.executable, "-m", "operant", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def rows(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steady = [{k: x for k, x in row.items() if not k.startswith(("time/", "memory/", "tokens/"))} for row in lines]
+    return [{k: x for k, x in row.items() if not k.startswith("checkpoint/")} for row in steady]
+
+
+def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(installed, tmp_path):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert operant(installed, "train", *ALL, "--steps", "2", "--out", str(whole))[0] == 0
+    assert operant(installed, "train", *ALL, "--steps", "1", "--out", str(halves))[0] == 0
+    code, output = operant(installed, "train", "--resume", str(halves), "--steps", "2")
+    assert code == 0, output
+    assert rows(halves) == rows(whole) and len(rows(whole)) == 2
+    trained = [(run / "export/policy.safetensors").read_bytes() for run in (whole, halves)]
+    assert trained[0] == trained[1]
+    written = (whole / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert written[0] == "step,reward/mean" and len(written) == 3
+    config = yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))
+    assert config["env"] == {"name": "guess", "letters": "ae", "turns": 3}, "options that were left as they are too"
+    code, output = operant(installed, "generate", str(whole), "--prompt", "1, 2,", "--max-tokens", "4")
+    assert code == 0 and output.startswith("1, 2,")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: guess, single_turn"),
+        ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
+        ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
+        ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),
+        ("--env operant_example.reward:brevity", "cannot be made: TypeError"),
+        ("--env operant_example.tasks:counting", "is a list without reset and step: it needs the methods reset, step"),
+        ("--reward brevity --reward.targt 3", "option 'reward.targt' is unknown; did you mean 'reward.target'?"),
+        ("--reward brevty", "reward 'brevty' is unknown; did you mean 'brevity'?"),
+        ("--reward {brevity:{targt:3}}", "option 'targt' is unknown; did you mean 'target'?"),
+        ("--engine best_off", "engine 'best_off' is unknown; did you mean 'best_of'? Names: best_of, native, own"),
+        ("--engine best_of --engine.tries x", "engine.tries='x': it must be a whole number"),
+        ("--trackers cvs", "tracker 'cvs' is unknown; did you mean 'csv'?"),
+        ("--trackers csv --trackers.name a", "option 'trackers.name' is unknown; did you mean 'trackers.names'?"),
+        ("--algorithm leave_one", "algorithm 'leave_one' is unknown; did you mean 'leave_one_out'?"),
+        ("--algorithm leave_one_out --loss.entropy 1", "did you mean 'loss.entropy_coef'?"),
+        ("--policy soft_promt", "did you mean 'soft_prompt'?"),
+        ("--policy soft_prompt --policy.lenght 3", "option 'policy.lenght' is unknown; did you mean 'policy.length'?"),
+        ("--tasks counting --tasks.up 3", "option 'tasks.up' is unknown; did you mean 'tasks.upto'?"),
+    ],
+)
+def test_a_mistake_in_a_part_is_a_sentence(installed, tmp_path, words, message):
+    words = words.replace("{brevity:{targt:3}}", "{brevity:{targt:\xa03}}").split(" ")
+    words = [word.replace("\xa0", " ").replace(":{", ": {") for word in words]
+    rest = [] if "--tasks" in words else ["--tasks", "counting"]
+    rest += [] if "--reward" in words else ["--reward", "brevity"]
+    code, output = operant(installed, "train", *words, *rest, "--out", str(tmp_path / "run"))
+    assert code == 2 and message in output and "Traceback" not in output, output
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_entry_point_that_does_not_import_names_its_package(tmp_path, monkeypatch):
+    info = tmp_path / "broken_worlds-2.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-worlds\nVersion: 2.1\n", encoding="utf-8")
+    entries = "[operant.envs]\nbroken = broken_worlds:World\nsingle_turn = broken_worlds:World\n"
+    (info / "entry_points.txt").write_text(entries, encoding="utf-8")
+    (tmp_path / "broken_worlds.py").write_text("raise RuntimeError('no licence')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    table = Table("environment", "operant.envs", {"single_turn": "operant.envs.single_turn:SingleTurn"})
+    why = r"'broken' of package broken-worlds 2.1 \(broken_worlds:World\) cannot be imported: RuntimeError: no licence"
+    with pytest.raises(OperantError, match=why):
+        table.find("broken")
+    with pytest.raises(OperantError, match=r"belongs to broken-worlds 2\.1 and to operant; name it module:object"):
+        table.find("single_turn")
+
+
+def test_each_example_is_one_file_of_at_most_60_lines():
+    files = [path for path in (EXAMPLE / "src/operant_example").glob("*.py") if path.name != "__init__.py"]
+    assert {path.stem for path in files} >= {"policy", "world", "engine", "reward", "tasks", "method", "tracker"}
+    assert {path.name: n for path in files if (n := len(path.read_text(encoding="utf-8").splitlines())) > 60} == {}
