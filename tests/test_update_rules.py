@@ -241,7 +241,7 @@ def test_the_examples_options_and_state_are_its_own_and_it_resumes_to_the_bit(tm
     with pytest.raises(OperantError, match=r"'optimizer.betas' is unknown"):
         run("wrong", **{"optimizer.betas": (0.5, 0.9)})
     with pytest.raises(OperantError, match=r"the update rule of algorithm \S+ makes its own steps"):
-        run("wrong", optimizer=of)
+        Learner(lm(), optimizer=of, **NATURAL)
 
 
 @pytest.mark.parametrize(
