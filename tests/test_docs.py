@@ -89,9 +89,6 @@ def test_every_option_has_its_sentence(generate: ModuleType) -> None:
         "steps",
         "epochs",
         "lr",
-        "betas",
-        "eps",
-        "weight_decay",
         "max_grad_norm",
         "checkpoint_minutes",
     }

@@ -106,7 +106,8 @@ class Learner:
     ):
         name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(name)
-        optimizer, options = with_kind(optimizer, options)
+        if composed is None:
+            optimizer, options = with_kind(optimizer, options)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
         if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
             raise OperantError(

@@ -21,6 +21,7 @@ USED = {
     OWN: (),
 }
 """The options that each kind uses, besides `kind` and `max_grad_norm`."""
+OF_THEIRS = "the optimizer is your own, and decides this itself; set it there and leave it out here"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class OptimizerOptions(RateOptions):
             raise OperantError(f"optimizer.kind={self.kind!r}: it must be {', '.join(USED)}")
         for field in fields(self):
             if field.name in unused(self.kind) and getattr(self, field.name) != field.default:
-                raise OperantError(f"optimizer.{field.name}={getattr(self, field.name)}: {_why_unused(self.kind)}")
+                use = f"it uses {', '.join(USED[self.kind])}; leave it out" if USED[self.kind] else OF_THEIRS
+                raise OperantError(f"optimizer.{field.name}={getattr(self, field.name)} with kind={self.kind}: {use}")
         _check(self, "betas", all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)")
         _check(self, "alpha", 0 <= self.alpha < 1, "in [0, 1)")
         _check(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
@@ -106,12 +108,6 @@ def _check(options: RateOptions, name: str, good: bool, rule: str) -> None:
 def unused(kind: str) -> set[str]:
     """The options that a kind of optimizer does not use."""
     return {name for names in USED.values() for name in names} - set(USED[kind])
-
-
-def _why_unused(kind: str) -> str:
-    if kind == OWN:
-        return "the optimizer is your own, and decides this itself; set it there and leave it out here"
-    return f"optimizer.kind={kind} does not use it, but {', '.join(USED[kind])}; leave it out"
 
 
 def without_unused(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:

@@ -8,19 +8,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from operant.models.policy import Policy
-from operant.training.optimizer import OWN
+from operant.training.optimizer import OF_THEIRS, OWN, unused
 from operant.types import OperantError, shown
+
+PASS_A_FUNCTION = "pass a function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
 
 
 def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The user's own optimizer, or None; and the options, where its kind is `own`.
 
     optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.
+    Raises: OperantError for an option that an optimizer of the user's own decides.
     """
     if optimizer is None:
         return None, dict(options)
     if isinstance(optimizer, Mapping):
         return None, {**options, "optimizer": optimizer}
+    for name in options:
+        if str(name).replace("-", "_").removeprefix("optimizer.") in unused(OWN) - {"alpha"}:
+            raise OperantError(f"{name}={shown(options[name])} beside an optimizer: {OF_THEIRS}")
     return optimizer, {"optimizer.kind": OWN, **options}
 
 
@@ -63,7 +69,15 @@ class OwnOptimizer:
         needed = [p.name for p in inspect.signature(made.step).parameters.values() if p.default is p.empty]
         if needed:
             raise OperantError(f"optimizer: step() of {type(made).__name__} needs {needed[0]}, which is not supported")
-        _check_parameters(policy, made)
+        there = {id(p) for group in made.param_groups for p in group["params"]}
+        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        if missed := [name for name, p in trained.items() if id(p) not in there]:
+            raise OperantError(
+                f"optimizer lacks {len(missed)} of the {len(trained)} trained parameters, such as {missed[0]}: "
+                f"{PASS_A_FUNCTION}, or freeze those parameters"
+            )
+        if foreign := len(there - {id(p) for p in trained.values()}):
+            raise OperantError(f"optimizer has {foreign} parameters that this policy does not train: {PASS_A_FUNCTION}")
         self.optimizer, self.lr_scheduler = made, None if lr_scheduler is None else _scheduler(made, lr_scheduler)
 
     def schedule(self) -> None:
@@ -94,19 +108,3 @@ def _scheduler(optimizer: Optimizer, given: Any) -> LRScheduler:
     if made.optimizer is not optimizer:
         raise OperantError("lr_scheduler schedules another optimizer than the one that was passed; pass that one")
     return made
-
-
-def _check_parameters(policy: Policy, optimizer: Optimizer) -> None:
-    """Raises: OperantError unless the optimizer has exactly the trained parameters of the policy."""
-    there = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    if missed := [name for name, p in trained.items() if id(p) not in there]:
-        raise OperantError(
-            f"optimizer lacks {len(missed)} of the {len(trained)} trained parameters, such as {missed[0]}: pass a "
-            "function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), or freeze those parameters"
-        )
-    if foreign := len(there - {id(p) for p in trained.values()}):
-        raise OperantError(
-            f"optimizer has {foreign} parameters that this policy does not train: pass a function, "
-            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
-        )

@@ -47,10 +47,7 @@ class GradientUpdate:
         return optimizer | ({"rule": self} if hasattr(self, "state_dict") else {})
 
     def learning_rate(self, step: int, total: int | None) -> float:
-        """The learning rate of a training step, counted from 0, in a run of `total` steps.
-
-        Raises: OperantError after the last step of a schedule, where it is 0.
-        """
+        """The learning rate of a training step of `total`, counted from 0. Raises: OperantError after the schedule."""
         if self.own is not None:
             return float(self.optimizer.param_groups[0]["lr"])
         options = self.options["optimizer"]
