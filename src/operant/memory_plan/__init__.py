@@ -114,7 +114,9 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
         phases["update"]["activations"] *= HEAP
         # A trunk computes one gradient of all its frozen weights, to find out which they are.
         loading = PROGRAM + permanent["weights"] + max(permanent["weights"], HEAP * frozen)
-    return MemoryPlan(shape, permanent, phases, str(device), _memory_of(device), loading)
+    on_gpu = device.type == "cuda"
+    size = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.size_gb() * 1e9
+    return MemoryPlan(shape, permanent, phases, str(device), size, loading)
 
 
 def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
@@ -125,13 +127,6 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     minibatch = min(getattr(update, "minibatch", None) or train.batch, train.batch)
     rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))
     return Shape(prompt, reply, train.batch, rows, -(-minibatch // rows))
-
-
-def _memory_of(device: torch.device) -> float:
-    """Bytes of memory that a device has."""
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return machine.size_gb() * 1e9
 
 
 def lines(memory: MemoryPlan) -> Iterator[str]:
