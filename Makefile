@@ -20,10 +20,11 @@ test: $(READY)  ## the everyday suite
 slow: $(READY)  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: $(READY)  ## lint, formatting, types
+check: $(READY)  ## lint, formatting, types, docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python docs/reference.py check
 
 format: $(READY)  ## put the code into shape
 	$(BIN)/ruff check --fix .
@@ -36,8 +37,9 @@ parity: $(READY) $(PEER)/.ready $(PEER)-1.16/.ready  ## hold the numbers to TRL'
 bench: $(READY) $(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready  ## measure: benchmarks/README.md says what and for how long
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(READY)  ## write the pages that are made from the code
+docs: $(READY)  ## write the pages that are made from the code, and the API reference: build/reference/index.html
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/reference.py
 
 clean:  ## remove environments and caches; runs/ stays
 	rm -rf $(VENV) $(PEER) $(PEER)-1.12 $(PEER)-1.16 build dist .pytest_cache .ruff_cache .hypothesis
@@ -49,7 +51,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV): torch, transformers and the tools; once, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,vader,trackers,lora]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,vader,text-metrics,trackers,lora]"
 	@touch $(READY)
 
 $(PEER)/.ready: tests/parity/requirements.txt

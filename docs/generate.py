@@ -187,10 +187,11 @@ def _alone(name: str) -> bool:
 
 def sentences(made: Any) -> dict[str, str]:
     """The text under each field of a dataclass; for the arguments of a function, `ARGUMENTS`."""
-    if not is_dataclass(made):
+    if not is_dataclass(made) or not inspect.isclass(made):
         return ARGUMENTS
-    body = ast.parse(textwrap.dedent(inspect.getsource(made))).body[0].body
-    pairs = itertools.pairwise(body)
+    made_of = [base for base in reversed(made.__mro__) if is_dataclass(base)]
+    bodies = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body for base in made_of]
+    pairs = itertools.chain.from_iterable(map(itertools.pairwise, bodies))
     return {
         field.target.id: " ".join(text.value.value.split())
         for field, text in pairs

@@ -22,6 +22,7 @@ PAGES = [
     "docs/lora.md",
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
+    "docs/evaluation.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

@@ -185,6 +185,15 @@ def special(name: str) -> list[Any]:
         "reference": ["copy", None, str(folder() / "model"), str(folder())],
         "evaluate": [None, str(folder() / "tasks.txt"), TASKS[:2]],
         "evaluation.sampling": SAMPLINGS,
+        "evaluation.metrics": [
+            None,
+            "distinct",
+            "bleu,exact_match",
+            {"distinct": {"n": 1}},
+            "blue",
+            {"distinct": 3},
+            [5],
+        ],
         "best": ["reward/mean", "-kl/per_reply", "evaluate/reward", "reward"],
         "preset": ["trl", "openai", "rl4lms", "textworld", "trunk", "trl,trunk", "tlr"],
         "data.template": [

@@ -118,7 +118,7 @@ def test_named_options_exist(name: str) -> None:
     assert options - known == set()
 
 
-@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md"])
+@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "stale-replies.md"])
 def test_named_metrics_exist(name: str) -> None:
     text = page(ROOT / "docs" / name)
     ours = {metric.split("/")[0] for metric in METRICS}
@@ -146,7 +146,7 @@ def tiny(folder: Path) -> str:
 
 
 def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, triplets = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
+    loop, triplets, own = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,
@@ -161,6 +161,9 @@ def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     space |= {"queries": ["the film", torch.tensor([1, 2])], "responses": ["was good", torch.tensor([4, 0])]}
     exec(triplets, space | {"scores": [torch.tensor(1.0), 0.5]})
     assert space["learner"].progress.step == 3
+
+    exec(own, space | {"torch": torch})
+    space["learner"].step(space["learner"].generate(["the film"] * 4), [1.0, 0.0, 0.5, 0.2])
 
 
 def test_the_snippet_of_fast_runs() -> None:
@@ -182,6 +185,14 @@ def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.Monke
     rewards = [metrics["reward/mean"] for metrics in made["run"].metrics]
     assert made["best"].best[0] == max(rewards) and len(rewards) == 3
     assert f"the best mean reward was {max(rewards):.3f}" in page(made["run"].path / "log.txt")
+
+
+def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "stale-replies.md"), flags=re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(snippet, made)
+    assert capsys.readouterr().out == "1.0\n"
+    assert made["metrics"]["rollout/importance_mean"] != 1 and made["metrics"]["rollout/too_stale"] == 0
 
 
 def test_every_promise_names_a_test_that_is_there():

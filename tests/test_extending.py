@@ -113,7 +113,7 @@ def test_an_entry_point_that_does_not_import_names_its_package(tmp_path, monkeyp
     why = r"'broken' of package broken-worlds 2.1 \(broken_worlds:World\) cannot be imported: RuntimeError: no licence"
     with pytest.raises(OperantError, match=why):
         table.find("broken")
-    with pytest.raises(OperantError, match="belongs to broken-worlds 2.1 and to operant; name it module:object"):
+    with pytest.raises(OperantError, match=r"belongs to broken-worlds 2\.1 and to operant; name it module:object"):
         table.find("single_turn")
 
 

@@ -18,7 +18,7 @@ from operant.models.value_head import ValueHead, ValueOptions
 from operant.objectives import advantages, losses
 from operant.rollouts import collate
 from operant.sampling import Sampling
-from operant.training import learner, scoring, update
+from operant.training import scoring, update, update_rules
 from operant.training.master_weights import MasterAdamW
 from operant.types import Batch
 
@@ -86,7 +86,7 @@ FAULTS = {
     "loss": (losses, "total", changing(lambda x: x * (1 + 1e-6))),
     "advantage": (advantages, "gae", changing(lambda x: x * 1.001 + 1e-6)),
     "kl": (scoring, "estimate", changing(lambda x: x * (1 + 1e-6))),
-    "rate": (learner, "rate", changing(lambda x: x * (1 + 1e-6))),
+    "rate": (update_rules, "rate", changing(lambda x: x * (1 + 1e-6))),
     "moments": (MasterAdamW, "move", forgetful),
     "digits of values": (ValueHead, "forward", rounded),
     "digits of weights": (update, "token_weights", rounded),

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watched, weights_of
 from rigs import said
-from toys import letters, lm
+from toys import bare_logprobs, letters, lm
 
-from operant import Learner, Policy, Task, machine
+from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
 from operant.report import observer
@@ -355,6 +356,8 @@ ROLLOUT = {
     "rollout/ended_cut": lambda s: mean([r.end == "cut" for r in s.kept]),
 }
 GAME = {
+    "rollout/staleness": lambda s: 0,
+    "rollout/staleness_max": lambda s: 0,
     "step": lambda s: s.step,
     "episodes": lambda s: sum(len(g.kept) for g in [*s.past, s]),
     "reward/mean": lambda s: mean(scores(s.all)),
@@ -674,6 +677,71 @@ CHOSEN = {
 }
 
 
+def stale(folder, patch):
+    """A step on replies of now, of two steps ago and of three, which is more than the bound."""
+    options = {"importance": "token", "importance_cap": 1.2, "max_staleness": 2, "optimizer.lr": 0.02, "epochs": 1}
+    learner = Learner(lm(vocab=V), max_tokens=5, **options, **{"kl.coef": 0.0, "watch_every": 0})
+    every = [learner.generate(PROMPTS[:4])]
+    for _ in range(3):
+        now = learner.generate(PROMPTS[4:])
+        learner.step(now, [float(sum(r.ids)) for r in now])
+        every.append(learner.generate(PROMPTS[:4]))
+    given = [*every[0], *every[1], *every[3]]
+    before = {id(r): bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given}
+    logged = learner.step(given, [float(sum(r.ids)) for r in given])
+    ratios = [before[id(r)] - torch.tensor(r.turns[0].logprobs) for r in given[4:]]
+    return [SimpleNamespace(logged=logged, ratios=torch.cat(ratios).exp().tolist())]
+
+
+STALE = {
+    "rollout/staleness": lambda s: (2 * 4 + 0 * 4) / 8,
+    "rollout/staleness_max": lambda s: 2,
+    "rollout/too_stale": lambda s: 4 / 12,
+    "rollout/importance_mean": lambda s: pytest.approx(mean([min(x, 1.2) for x in s.ratios]), rel=1e-4),
+    "rollout/importance_clipped": lambda s: mean([x > 1.2 for x in s.ratios]),
+}
+
+
+def measured(folder, patch):
+    """Held-out replies, of which every second equals its reference, against other texts."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), max_tokens=8)
+    options = evaluate.EvaluationOptions(metrics="bleu,chrf,distinct,exact_match,operant.metrics.evaluation:ExactMatch")
+    plain = evaluate.EvaluationOptions()
+    tasks = [Task(f"t/{i}", word) for i, word in enumerate(WORDS)]
+    said = [r.reply for r in evaluate.Evaluator(learner, tasks, lengths_of, plain)().rollouts]
+    references = [(text, "a b") if i % 2 else ("a the den",) for i, text in enumerate(said)]
+    tasks = [replace(task, references=texts) for task, texts in zip(tasks, references, strict=True)]
+    made = evaluate.Evaluator(learner, tasks, lengths_of, options)()
+    return [SimpleNamespace(logged=made.metrics() | made.as_before(), said=said, references=references)]
+
+
+def lengths_of(rollouts):
+    return [float(len(r.reply)) for r in rollouts]
+
+
+def equal(step):
+    return [float(text.strip() in [r.strip() for r in texts]) for text, texts in zip(step.said, step.references)]
+
+
+def streams(step):
+    return [[texts[k] if k < len(texts) else None for texts in step.references] for k in range(2)]
+
+
+def pairs_of(step):
+    return [pair for text in step.said for pair in pairwise(words(text))]
+
+
+MEASURED = {
+    "evaluate/bleu": lambda s: sacrebleu.corpus_bleu(s.said, streams(s)).score,
+    "evaluate/chrf": lambda s: sacrebleu.corpus_chrf(s.said, streams(s)).score,
+    "evaluate/distinct": lambda s: len(set(pairs_of(s))) / len(pairs_of(s)),
+    "evaluate/exact_match": lambda s: mean(equal(s)),
+    "evaluate/exact_match_std": lambda s: std(equal(s)),
+    "evaluate/exact_match_before": lambda s: mean(equal(s)),
+    "evaluate/ExactMatch": lambda s: mean(equal(s)),
+}
+
+
 def outcomes(folder, patch):
     """A reward in a process of its own, which fails, hangs and abstains; where it abstains, it is given a score."""
     tasks = [Task(name, "ab") for name in ("0/k", "1/t", "2/a", "3/e", "4/k", "5/e")]
@@ -724,6 +792,39 @@ FAILURES = {
     "rollout/count": lambda s: 3,
     "reward/abstained": lambda s: 6 / 10,
     "reward/mean": lambda s: mean([1.0, 1.0, 6.0, 4.0]),
+}
+
+
+def named(folder, patch):
+    """A reward that names the remainder of each reply by 3, as a number, and does not name 0."""
+    calls = []
+
+    def reward(rollouts):
+        calls.append(rollouts)
+        return [Judgement(1.0, outcome=kind_of(r)) for r in rollouts]
+
+    options = {
+        "steps": 1,
+        "batch": 16,
+        "max_tokens": 3,
+        "probes": 0,
+        "epochs": 1,
+        "evaluate": WORDS,
+        "evaluate_every": 1,
+    }
+    model = lm(vocab=V, spread=0.1)
+    (*_, run) = runs(folder / "run", policy=model, tokenizer=letters(), tasks=WORDS, reward=reward, **options)
+    return [SimpleNamespace(logged=run.metrics[0], judged=calls[1], held=calls[-1])]
+
+
+def kind_of(rollout):
+    return ["", "one more", "two more"][sum(map(ord, rollout.reply)) % 3]
+
+
+NAMED = {
+    "outcome/one more": lambda s: mean([kind_of(r) == "one more" for r in s.judged]),
+    "outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.judged]),
+    "evaluate/outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.held]),
 }
 
 
@@ -857,6 +958,9 @@ RUNS |= {
     "chosen": (chosen, CHOSEN),
     "outcomes": (outcomes, OUTCOMES),
     "failures": (failures, FAILURES),
+    "named": (named, NAMED),
+    "stale": (stale, STALE),
+    "measured": (measured, MEASURED),
     "clock": (clock, CLOCK),
 }
 

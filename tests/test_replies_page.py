@@ -319,6 +319,42 @@ def test_the_live_page_follows_the_run(browser, run):
         assert texts(page, ".probes td.policy .text")[0] == "newest"
 
 
+@pytest.mark.parametrize("kind", ["static", "live"])
+def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as_text(browser, tmp_path, kind):
+    folder = RunFolder.create(tmp_path / "run", {"steps": 2})
+    folder.rollouts(1, step_rows(1, 4))  # of a version without these columns
+    said = [("passed", None), ("runtime error", "<b>IndexError</b>: x\n line 4"), (None, "no class"), (None, None)]
+    rows = [row | {"outcome": o, "message": m} for row, (o, m) in zip(step_rows(2, 4), said)]
+    folder.rollouts(2, rows)
+    for step, share in ((1, 0.0), (2, 0.25)):
+        folder.log(step, {"reward/mean": 0.5, "outcome/passed": share, "outcome/runtime error": share})
+    folder.close()
+    with served(folder) as live:
+        url = {"static": write_report(folder.path).as_uri(), "live": live}[kind]
+        with visit(browser, url) as page:
+            page.wait_for_selector(".replies .line")
+            outcomes = [text.split("\n") for text in texts(page, ".replies td.outcome")]
+            assert outcomes[:4] == [["passed"], ["runtime error", "<b>IndexError</b>: x line 4"], ["no class"], ["–"]]
+            assert outcomes[4:] == [["–"]] * 4
+            choice = page.get_by_label("Outcome", exact=True)
+            assert choice.locator("option").all_inner_texts() == ["All outcomes", "passed", "runtime error"]
+            choice.select_option("runtime error")
+            settled(page, "1 found")
+            page.locator(".replies .line").click()
+            assert page.locator(".side .message").inner_text() == "<b>IndexError</b>: x\n line 4"
+            assert page.locator(".message b").count() == 0
+            choice.select_option("")
+            page.get_by_placeholder("Search queries and replies").fill("indexerror")
+            settled(page, "1 found")
+            assert texts(page, ".replies mark") == ["IndexError"]
+            assert "runtime error" in page.locator("#chart-outcomes").inner_text()
+
+
+def test_a_run_without_outcomes_shows_none_of_this(page):
+    assert not replies(page).locator(".outcome").filter(visible=True).count()
+    assert not page.locator("#chart-outcomes").count()
+
+
 def test_an_open_reply_is_not_replaced(browser, run):
     with served(run) as live, visit(browser, live) as page:
         opened(page)

@@ -320,7 +320,8 @@ COLOURS = """() => [...document.querySelectorAll("figure.chart")].map((figure) =
 })"""
 """The solid colours on every chart."""
 EXPECTED = """
-reward-mean reward-kl_penalty reward-return heat-reward held-out kl-per_reply heat-kl_per_reply kl-coef logprobs
+reward-mean reward-kl_penalty reward-return heat-reward held-out evaluate-bleu evaluate-chrf evaluate-distinct
+evaluate-exact_match kl-per_reply heat-kl_per_reply kl-coef logprobs
 heat-logprobs heat-ref_logprobs policy-entropy policy-clip_fraction ratio policy-approx_kl value-explained_variance
 value-loss rollout-reply_tokens heat-reply_tokens ends text-empty text-top_word text-distinct_1 text-distinct_2
 text-repeated text-exclamations text-emojis text-non_letters grad-norm blocks-gradient blocks-update blocks-weight

@@ -92,7 +92,7 @@ def test_every_reply_is_there_newest_step_first(site):
     assert answer["total"] == 5 and answer["steps"] == [1, 2] and answer["available"] == {"steps": 2, "replies": 5}
     assert answer["rows"][0] == {
         "step": 2, "row": 0, "query": "It was", "reply": " great again", "reward": 0.75, "kl": 1.5, "reply_tokens": 3,
-        "end": "stop",
+        "end": "stop", "outcome": None, "message": None,
     }  # fmt: skip
 
 

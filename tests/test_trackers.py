@@ -109,8 +109,8 @@ def test_a_missing_package_is_an_error_before_anything_is_written(name, tmp_path
 def test_the_table_of_replies_is_short_and_sums_kl():
     table = base.replies(3, rows(3))
     assert len(table) == base.REPLIES == 32 and {len(line) for line in table} == {len(base.COLUMNS)}
-    assert table[0] == [3, "why", "first of 3", None, None, 2, "stop"]
-    assert table[1] == [3, "why", NASTY, 0.5, 0.75, 2, "stop"]
+    assert table[0] == [3, "why", "first of 3", None, None, 2, "stop", None, None]
+    assert table[1] == [3, "why", NASTY, 0.5, 0.75, 2, "stop", None, None]
 
 
 def test_the_edges_are_those_of_the_bins():
@@ -236,8 +236,8 @@ def test_wandb_keeps_a_run_offline_without_an_api_key(tmp_path, capfd):
     table = json.loads((steps[1]["file"].parent / "files" / steps[1]["replies"]["path"]).read_text(encoding="utf-8"))
     assert table["columns"] == list(base.COLUMNS) and len(table["data"]) == 32
     assert table["data"][:2] == [
-        [2, "why", "first of 2", None, None, 2, "stop"],
-        [2, "why", NASTY, 0.5, 0.75, 2, "stop"],
+        [2, "why", "first of 2", None, None, 2, "stop", None, None],
+        [2, "why", NASTY, 0.5, 0.75, 2, "stop", None, None],
     ]
     assert "no API key is configured" in messages[0] and f"wandb sync {tmp_path}" in messages[0] and len(messages) == 1
     assert capfd.readouterr() == ("", "")

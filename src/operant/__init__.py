@@ -1,4 +1,9 @@
-"""operant trains transformer language models with reinforcement learning."""
+"""operant trains transformer language models with reinforcement learning.
+
+There are three layers, each built from the one below: `train` and `steps` run to the end; a `Learner` generates replies
+and trains on rewards from anywhere; `operant.objectives` has the pure functions. `operant.types` says what a world
+(`operant.types.Env`), an engine (`operant.types.Engine`) and a reward (`operant.types.RewardFn`) have to offer.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +20,13 @@ if TYPE_CHECKING:
     from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.training.learner import Learner
-    from operant.types import Batch, Completion, OperantError, Outputs, Rollout, Step, Task, Turn
+    from operant.types import Batch, Completion, Judgement, OperantError, Outputs, Rollout, Step, Task, Turn
 
 _MODULE_OF = {
     "Algorithm": "algorithms",
     "Batch": "types",
     "Completion": "types",
+    "Judgement": "types",
     "Learner": "training.learner",
     "Observer": "runs.run",
     "OperantError": "types",

@@ -29,7 +29,10 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. The default is pure sampling: the policy's own distribution."""
+    """How the next token is drawn. The default is pure sampling: the policy's own distribution.
+
+    Raises: OperantError for a value out of range.
+    """
 
     temperature: float = 1.0
     """Divides the logits, in sampling and in every score."""

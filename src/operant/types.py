@@ -66,12 +66,15 @@ class Task:
     """One thing to attempt: `Task("imdb/17", "The film was", target=1)`."""
 
     id: str
+    """Its name in the run. Attempts with the same id form a group."""
     prompt: str | list[dict[str, str]] | list[int]
     """Text, chat messages, or token ids. Token ids are used unchanged."""
     target: Any = None
     """Anything that a reward function needs to judge the attempt, such as the right answer."""
     replies: tuple[Any, ...] = ()
     """Replies from a data set, for methods that learn from them: each a text, token ids, or chat messages."""
+    references: tuple[str, ...] = ()
+    """Good replies that metrics of an evaluation compare with, such as translations."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Completion:
     values: list[float] | None
     """[len(action)] the critic's value of the state before each token. None if decoding does not compute it."""
     end: End
+    """Why the reply ended."""
     version: int
     """Version number of the weights that generated the reply."""
     allowed: list[list[int]] | None = None
@@ -113,7 +117,7 @@ class Turn:
     allowed: list[list[int]] | None = None
     """As in `Completion`."""
     states: Tensor | None = None
-    """As in `Completion`."""
+    """[len(prompt) + len(action) - 1, D] as in `Completion`."""
     reward: float = 0.0
     """The environment's reward, paid on the last token of the reply."""
     next_value: float = 0.0
@@ -136,9 +140,11 @@ class Rollout:
     """One attempt at one task: an episode."""
 
     task: Task
+    """What was attempted."""
     group: int
     """Number of the group: all attempts at the same task in one step share it."""
     turns: list[Turn]
+    """The replies in order, each with what the policy saw before it."""
     texts: list[str]
     """The replies as text, cut before a stop string, without the stop token."""
     end: End = "stop"
@@ -233,21 +239,45 @@ class Env(Protocol):
     `state_dict` and `load_state_dict` has a state that checkpoints keep from step to step.
     """
 
-    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]: ...
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Begin an episode in each slot, and return the first `Step` of each: its text is the first prompt.
 
-    def step(self, replies: Mapping[int, str]) -> dict[int, Step]: ...
+        An empty text stands for the task's own prompt. Of a first step, only `text`, `options`, `info` and `failed` are
+        read.
+        """
+        ...
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        """Answer the reply in each slot with a `Step`, for these slots and no others.
+
+        The slots are those of the episodes that have not ended.
+        """
+        ...
 
 
 class Engine(Protocol):
-    """Generates a completion for each prompt. `keys`: one random-number key per prompt (`sampling.task_key`)."""
+    """Generates a completion for each of N prompts.
 
-    def generate(self, prompts: Sequence[list[int]], sampling: Any, keys: Sequence[int]) -> list[Completion]: ...
+    `prompts`: N lists of token ids. `sampling`: an `operant.Sampling`. `keys`: [N] a random-number key per prompt, from
+    `sampling.task_key`. A completion depends on its prompt and key, and not on the other prompts of the call.
+    """
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Any, keys: Sequence[int]) -> list[Completion]:
+        """Return one completion for each prompt, in the order of the prompts."""
+        ...
 
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Any, keys: Sequence[int]
-    ) -> list[tuple[int, Completion]]: ...
+    ) -> list[tuple[int, Completion]]:
+        """Draw one of its `options` (token ids) for each prompt, as `operant.Sampling.choice` says.
 
-    def sync(self, policy: Any, version: int) -> None: ...
+        Returns for each prompt the index of the option, and a completion with its ids and a single log-prob [1].
+        """
+        ...
+
+    def sync(self, policy: Any, version: int) -> None:
+        """Use the weights of `policy` from now on: called after each update. Later completions have this `version`."""
+        ...
 
 
 class TrainablePolicy(Protocol):
@@ -338,10 +368,38 @@ class Choices:
         return Choices.of(sorted(found, key=lambda choice: choice[0])) if found else None
 
 
-Score = float | Mapping[str, float] | Sequence[float] | None
-"""A float, named floats, one float per action token, or None if the reward abstains."""
+@dataclass(frozen=True)
+class Judgement:
+    """What a reward may return in place of a score: `Judgement(-0.6, {"passed": 3.0}, "runtime error", "IndexError")`.
+
+    A subclass may add methods, but no fields.
+    """
+
+    score: float | Sequence[float] | None
+    """The score: a float, one float per action token [A], or None if the reward abstains."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to log by name. They are not added to the score, as the named floats of a mapping are."""
+    outcome: str = ""
+    """The class of the outcome, such as "passed": a short text, one of a small set. Empty: none."""
+    message: str = ""
+    """Why: an error, a rationale. It is shown with the reply, and cut after `rewards.evaluate.LONGEST` characters."""
+
+
+Score = float | Mapping[str, float] | Sequence[float] | Judgement | None
+"""A float, named floats (their sum is the score), one float per action token, a `Judgement`, or None: it abstains."""
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
-"""Judges rollouts: returns one score for each."""
+"""Judges rollouts: returns one score for each, in their order. Any callable will do.
+
+A reward may also have these attributes, all of them optional:
+
+- `__name__`: its name in metrics and messages; without it, the name of its class.
+- `check()`: loads what the reward needs, such as a model. It is called before training, so that a mistake shows early,
+  and raises `OperantError`.
+- `judged(rollouts)`: returns an `operant.rewards.Judged` (scores, named parts, outcomes, notes), and is called instead
+  of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
+- `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
+  on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
+"""
 
 
 @dataclass(frozen=True)
@@ -386,7 +444,12 @@ class Batch:
     returns: Tensor | None = None
     """[B, T] the target of the critic."""
     weights: Tensor | None = None
-    """[B, T] weight of each action in the loss; they sum to 1 over an optimizer step, all ranks together."""
+    """[B, T] weight of each action in the loss; they sum to 1 over an optimizer step, all ranks together, before the
+    importance weights are multiplied in."""
+    staleness: Tensor | None = None
+    """[B, T] int: versions between the weights that generated each action and the policy; None if all are current."""
+    importance: Tensor | None = None
+    """[B, T] importance weight of each action; None: there are none."""
     allowed: tuple[Tensor, Tensor] | None = None
     """The token ids that could be drawn at each position, as a ragged array: ids [N] and offsets [B * T + 1]."""
     states: Tensor | None = None
@@ -515,5 +578,5 @@ class Outputs:
 
 AdvantageFn = Callable[[Batch], Batch]
 """Fills in `advantages` (and `returns`)."""
-LossFn = Callable[[Outputs, Batch], dict[str, "Tensor"]]
+LossFn = Callable[[Outputs, Batch], dict[str, "torch.Tensor"]]
 """Returns named [B, T] tensors: `loss`, and metrics."""

@@ -27,14 +27,15 @@ __all__ = [
 METHODS = {"ppo": ppo, "grpo": grpo, "rloo": rloo, "sft": sft}
 """The module of each method."""
 ALGORITHMS: dict[str, Algorithm] = {name: module.ALGORITHM for name, module in METHODS.items()}
+"""The methods by name."""
 TABLE = Table("algorithm", "operant.algorithms", ALGORITHMS)
 """Another package's entry is an `Algorithm`, or a module with one of the name `ALGORITHM`."""
 DEFAULT = "ppo"
 """The algorithm of a run that does not choose one."""
 PRESETS: dict[str, dict[str, object]] = {name: own for m in METHODS.values() for name, own in m.PRESETS.items()}
-PRESETS["trunk"] = {"model.train_layers": "auto"}
 """Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of the
 layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
+PRESETS["trunk"] = {"model.train_layers": "auto"}
 
 
 def preset(name: str | None) -> dict[str, object]:

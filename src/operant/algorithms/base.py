@@ -12,6 +12,7 @@ class Needs:
     """The requirements of a method, which are checked before any model loads."""
 
     critic: bool = False
+    """Whether it needs the values of states."""
     samples: int = 1
     """The smallest number of replies to one prompt: a method that compares them needs two."""
 
@@ -21,7 +22,7 @@ class Algorithm:
     """A method: a loss, an advantage, and how both are used."""
 
     loss: LossFn
-    """Its keyword-only arguments are the options `loss.*` of the method."""
+    """Returns named [B, T] tensors. Its keyword-only arguments are the options `loss.*` of the method."""
     advantage: AdvantageFn | None = None
     """Its keyword-only arguments are the options `advantage.*`."""
     source: str = "play"
@@ -33,9 +34,10 @@ class Algorithm:
     copies: Mapping[str, str | tuple[str, float]] = field(default_factory=dict)
     """Copies of the policy by name, and the rule by which each is updated: see `models.reference.PolicyCopy`."""
     needs: Needs = Needs()
+    """What is checked before any model loads."""
     kl: tuple[str, ...] = ()
     """The places where a KL penalty may be charged: in the `reward`, in the `loss`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The method's own defaults of options, where the general ones do not suit it."""
-    update: str = "gradient"
-    """The update rule: a key of `training.update_rules.UPDATE_RULES`."""
+    update: Any = "gradient"
+    """The update rule: a class like `training.update_rules.GradientUpdate`, its name, or its `module:object`."""

@@ -1,6 +1,7 @@
 """The commands: each function takes its arguments and options and returns the exit code."""
 
 import difflib
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -115,7 +116,11 @@ def _print_result(run: Any) -> None:
         pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
         before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
         kl = f", KL {after.kl:.1f} nats per reply" if after.kl is not None else ""
-        print(f"mean reward on {len(pairs)} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}")
+        if not math.isnan(after.mean):
+            print(f"mean reward on {len(pairs)} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}")
+        first, last = before.chosen(), after.chosen()
+        for name in (name for name in last if name in first):
+            print(f"{name} on {len(pairs)} held-out replies: {first[name]:.3f} -> {last[name]:.3f}")
     _print_diagnosis(run.path)
     print(f"report: {run.folder.report}   try the model: operant generate {run.path}")
 

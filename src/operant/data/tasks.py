@@ -49,6 +49,8 @@ class DataOptions:
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None = None
     """The field that becomes `Task.target`, for rewards."""
+    reference_field: str | None = None
+    """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
     reply_field: str | None = None
     """Of demonstrations: the field of the replies, with prompts in `text_field`; none: the row's form decides."""
     loss_on: str = "replies"
@@ -131,10 +133,14 @@ def _filtered(
     for number, row in rows:
         passed["read"] += 1
         was_task = isinstance(row, Task)
+        where = f"{name}, row {number}"
         task: Task = row if isinstance(row, Task) else _task(row, number, name, options, with_replies)
-        _check_texts(task, f"{name}, row {number}")
+        if options.reference_field and not was_task:
+            fields = row if isinstance(row, Mapping) else {options.text_field: row}
+            task = replace(task, references=_references(fields, options.reference_field, where))
+        _check_texts(task, where)
         if with_replies and not task.replies:
-            raise OperantError(f"{name}, row {number}: the task {task.id!r} has no replies to learn from")
+            raise OperantError(f"{where}: the task {task.id!r} has no replies to learn from")
         parts = [task.prompt, *task.replies] if with_replies else [task.prompt]
         text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
         if not (task.replies or task.prompt if text is None else text.strip()):
@@ -163,6 +169,16 @@ def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: 
             f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text, messages or ids"
         )
     return Task(task_id, prompt, target)
+
+
+def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    given = _field(fields, name, where)
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
+        raise OperantError(
+            f"{where}: the reference in {name!r} is {shown(given)}; it must be a text or a list of texts"
+        )
+    return tuple(texts)
 
 
 def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:

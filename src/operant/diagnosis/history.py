@@ -28,6 +28,7 @@ class Finding:
     """One thing that is wrong: `Finding("empty", "problem", "62 % of the replies are empty.", ...)`."""
 
     name: str
+    """The name of the rule that found it."""
     level: Literal["problem", "warning", "note"]
     """A problem means that the run cannot be trusted; a warning should be looked into; a note is for information."""
     message: str

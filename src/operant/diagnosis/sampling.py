@@ -93,7 +93,8 @@ def other_sampler(history: History) -> Finding | None:
 def _negative_kl(history: History) -> tuple[str, int] | None:
     """Return a clause about a KL below 0 and the step where it began; None if noise explains it."""
     names = ("kl/per_reply", "kl/per_reply_std", "rollout/count")
-    steps = [[m[name] for name in names] for m in history.metrics if all(name in m for name in names)][-RECENT:]
+    current = [m for m in history.metrics if not m.get("rollout/staleness")]  # stale replies are of other weights
+    steps = [[m[name] for name in names] for m in current if all(name in m for name in names)][-RECENT:]
     steps = [(kl, spread, count) for kl, spread, count in steps if kl is not None and spread is not None]
     if not steps:
         return None

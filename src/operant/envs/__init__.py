@@ -2,5 +2,9 @@
 
 from operant.import_by_name import Table
 
-ENVS = Table("environment", "operant.envs", {"single_turn": "operant.envs.single_turn:SingleTurn"})
+ENVS = Table(
+    "environment",
+    "operant.envs",
+    {"feedback": "operant.rewards.feedback:Feedback", "single_turn": "operant.envs.single_turn:SingleTurn"},
+)
 """The class or function that makes each environment; its arguments are the options `env.*`."""

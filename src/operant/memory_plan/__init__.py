@@ -122,7 +122,7 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     tasks = load_tasks(train.tasks, tokenizer, limited, config.learner["learner"].seed, max_new=reply)
     prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
-    minibatch = min(update.minibatch or train.batch, train.batch)
+    minibatch = min(getattr(update, "minibatch", None) or train.batch, train.batch)
     rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))
     return Shape(prompt, reply, train.batch, rows, -(-minibatch // rows))
 

@@ -22,6 +22,7 @@ from operant.models.value_head import ValueOptions
 from operant.runs.config import Config
 from operant.storage.hub import find_config
 from operant.training.gradient_norms import SAMPLE
+from operant.training.optimizer import RateOptions
 
 
 def config_of(name: Any) -> Any:
@@ -88,15 +89,15 @@ class MemoryModel:
 
     def permanent(self) -> dict[str, float]:
         """Bytes that are allocated during the whole run, by what they are used for."""
-        low = [p for p in self.trained if p.element_size() < 4]  # each has a float32 master weight with a gradient
-        detailed = self.run.learner["learner"].watch_every
-        moments = 2.1 if self.run.learner["optimizer"].states == "8bit" else 8.0
+        low = [p for p in self.trained if p.element_size() < 4]
+        learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
         return {
             "weights": _bytes(self.policy.parameters()) + _bytes(self.policy.buffers()),
             "critic network": _bytes(self.critic.parameters()) if self.critic is not None else 0.0,
             "reference": self._reference(),
-            "optimizer": moments * _count(self.trained) + 8.0 * _count(low),
-            "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) if detailed else 0.0,
+            "optimizer": optimizer.state_bytes(_count(self.trained), _count(low)),
+            "kept gradients": _bytes(self.trained) if learner.keep_gradients else 0.0,
+            "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
         }
 
     def _reference(self) -> float:
@@ -133,7 +134,7 @@ class MemoryModel:
 
         accumulates: the gradients of an earlier micro-batch are there already.
         """
-        gradients = _bytes(self.trained)
+        gradients, kept = _bytes(self.trained), self.run.learner["learner"].keep_gradients
         with torch.enable_grad():
             before = self.memory.peak().now
             for _ in range(2 if accumulates else 1):
@@ -142,7 +143,7 @@ class MemoryModel:
         most = float(self.memory.most - before)
         for p in self.trained:
             p.grad = None
-        return {"gradients": min(gradients, most), "activations": max(most - gradients, 0.0)}
+        return {"gradients": 0.0 if kept else min(gradients, most), "activations": max(most - gradients, 0.0)}
 
     def _loss(self, rows: int, prompt: int, reply: int) -> Tensor:
         """A loss that takes as much memory as the objective."""

@@ -221,16 +221,18 @@ def top_word(texts: Sequence[str]) -> tuple[str, float]:
     return word, count / len(flat)
 
 
-def of_likelihood(tally: Tally, batch: Batch, out: Outputs) -> None:
+def of_likelihood(tally: Tally, batch: Batch, out: Outputs, at: Tensor) -> None:
     """Add the mean of log-prob + entropy over the drawn tokens, and its spread, to `tally`; for unchanged weights.
+
+    at: [B, T] bool: the actions of current turns.
 
     If tokens are drawn from the policy, log-prob + entropy has expectation 0 at every token, for any context. A sum
     over tokens is then a martingale, so its standard error is known and a wrong sampler shows within one step.
     """
     if batch.allowed is None:
         excess = out.logprobs.detach() + out.entropy.detach()
-        tally.mean("rollout/likelihood_gap", excess, batch.actions)
-        tally.spread("rollout/likelihood_z", excess, batch.actions)
+        tally.mean("rollout/likelihood_gap", excess, at)
+        tally.spread("rollout/likelihood_z", excess, at)
 
 
 def finish(tally: Tally) -> dict[str, float]:

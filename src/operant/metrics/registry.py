@@ -37,6 +37,8 @@ reward/<part>/mean | score | | | mean of one named part of the reward, before it
     judged; rewards of the environment are the part `world`. Absent if the reward has only one part
 reward/<part>/std | score | | | spread of that part over the same replies
 reward/<part>/abstained | share | ..0.1 | | share of all replies on which this part abstained
+outcome/<class> | share | | | share of all replies whose `Judgement` names this outcome class; 0 if only an
+    earlier step had it. At most 20 classes are named, the earliest and the most frequent; the rest are `other` together
 # Distance from the reference
 kl/per_reply | nats | 0..10 | objective/kl | sum over a reply of log-prob minus reference log-prob (k1), mean over
     replies: how far the policy has moved; a negative value means that sampling and scoring
@@ -96,7 +98,8 @@ loss/total | | hardly informative: watch reward and KL | ppo/loss/total | the lo
 # Rollout
 rollout/count | | | eps (a second) | number of replies of this step that are trained on
 rollout/logprob_gap | nats | below 0.0001 in float32, below 0.05 in bfloat16 | | largest difference between the
-    log-prob of a token when it was sampled and when it is scored with unchanged weights, in the first minibatch
+    log-prob of a token when it was sampled and when it is scored with unchanged weights, in the first minibatch; of
+    turns of the current weights, like the two likelihood metrics
 rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens under the whole distribution, mean
     over tokens
 rollout/ref_logprob_mean | nats | | objective/ref_logprobs | the same tokens' log-prob under the reference
@@ -112,6 +115,14 @@ rollout/ended_length | share | | | share of replies (turns) that ended at the ta
 rollout/turns | | | | mean number of turns per episode: 1 without an environment
 rollout/dropped | share | ..0.5 | | share of all replies that were judged but not trained on, because they reached
     their length limit (on_length=drop)
+rollout/too_stale | share | ..0.5 | | share of all replies that were judged but not trained on, because the weights that
+    generated one of their turns are more than learner.max_staleness steps old; absent without that bound
+rollout/staleness | steps | 0, or a few if replies are generated ahead | | steps between the weights that generated a
+    turn and those before the update, mean over turns: 0 if every reply is of the current policy
+rollout/staleness_max | steps | | | largest of those
+rollout/importance_mean | | near 1 | | importance weight, capped, mean over tokens (learner.importance): far below 1 if
+    the cap cuts much, or the replies are unlikely under the policy
+rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of the next state is
     added to their return
 rollout/outgrown | episodes | 0 | | number of episodes that ended because their next prompt left no room for a reply in
@@ -148,6 +159,7 @@ evaluate/reward | score | rises with reward/mean | | mean score on the held-out 
     before scaling, with the same random numbers each time
 evaluate/unjudged | share | ..0.02 | | share of the held-out replies without a score, which the mean ignores; absent if
     all have one
+evaluate/outcome/<class> | share | | | share of the held-out replies with this outcome class; absent if none has it
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks, judged or not
 evaluate/loss | nats | falls with supervised/loss | | cross-entropy of the held-out demonstrations, mean over tokens
 evaluate/bits_per_byte | bits | falls | | the same per byte of text
@@ -162,6 +174,15 @@ probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies that a step 
 probe/reward_before | score | | | probe/reward before training
 probe/reference_reward | score | | | mean score of the reference's replies to the same queries
 probe/query_share | share | ..0.8 | | reward/query_share from two replies to each probe query before training
+# Chosen metrics of held-out tasks
+evaluate/bleu | | rises | | corpus BLEU of the held-out replies against their references by sacrebleu, 0 to 100
+evaluate/chrf | | rises | | corpus chrF of them, an F-score of character n-grams, 0 to 100
+evaluate/distinct | share | steady | | different word n-grams over all n-grams of the held-out replies
+evaluate/exact_match | share | rises | | share of the held-out replies that equal one of their references
+evaluate/<metric> | | | | a metric of the option evaluation.metrics on the held-out replies: its number for all of them,
+    or the mean of its numbers for single replies
+evaluate/<metric>_std | | | | spread of those numbers over the replies
+evaluate/<metric>_before | | | | the metric before training
 # Update
 update/lr | | | ppo/learning_rate, lr | learning rate
 update/grad_norm | | steady | gradients/* (whole histograms) | norm of the gradient before clipping, mean over the
@@ -234,6 +255,8 @@ def _read(table: str) -> dict[str, Metric]:
 
 
 METRICS: dict[str, Metric] = _read(_TABLE)
+CHOSEN = METRICS["evaluate/<metric>"].group
+"""The group of the metrics that the option `evaluation.metrics` chooses."""
 
 COLUMNS = {
     "task, group, rollout, turn": (
@@ -248,6 +271,8 @@ COLUMNS = {
     "kl": ("KL penalty of each reply token, before the coefficient", "objective/kl_dist"),
     "values, advantages, returns": ("one number per reply token", "ppo/policy/advantages"),
     "reward, reward/<part>": ("the score and its named parts, in the row of an attempt's last turn", "env/reward_dist"),
+    "outcome, message": (
+        "the outcome class and the message of the reward's `Judgement`, in the same row; of all parts of a sum", ""),
     "paid": ("the environment's reward for this reply", ""),
     "end, version": ("why the reply ended, and the version of the weights that generated it", ""),
 }  # fmt: skip
@@ -278,7 +303,9 @@ _COLUMNS_HEAD = """
 
 def describe(name: str) -> Metric | None:
     """Return the entry of a metric, None if it has none; `reward/taste/mean` has that of `reward/<part>/mean`."""
-    return METRICS.get(name) or METRICS.get(re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name))
+    name = re.sub(r"^reward/.+/(mean|std|abstained)$", r"reward/<part>/\1", name)
+    name = re.sub(r"^(|evaluate/)outcome/.+$", r"\1outcome/<class>", name)
+    return METRICS.get(name) or METRICS.get(re.sub(r"^evaluate/.+?(_std|_before)?$", r"evaluate/<metric>\1", name))
 
 
 def markdown() -> str:

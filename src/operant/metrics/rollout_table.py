@@ -17,6 +17,7 @@ def rows(
     batch: Batch | None = None,
     learned: Sequence[int] | None = None,
     pieces: Callable[[list[int]], list[str]] | None = None,
+    remarks: Sequence[tuple[tuple[str, ...], str]] = (),
 ) -> list[dict[str, Any]]:
     """Return one row per turn. The score of an attempt is in the row of its last turn; it is None if not judged.
 
@@ -24,6 +25,7 @@ def rows(
     added here. parts: the named parts of the reward, one value per rollout.
     batch: the collated rollouts, for the columns with one value per token. learned: the indices of the rollouts that
     the batch was made of, in order; None: all that have a score. pieces: returns the text of each token id.
+    remarks: the outcome classes and the message of each rollout; empty if the reward named none.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
@@ -48,10 +50,15 @@ def rows(
                 "version": turn.version,
                 "rollout": number,
                 "reward": None,
+                "outcome": None,
+                "message": None,
             }
             if index == len(rollout.turns) - 1:
                 row["reward"] = whole[number]
                 row |= {f"reward/{name}": values[number] for name, values in (parts or {}).items()}
+                classes, message = remarks[number] if remarks else ((), "")
+                row["outcome"] = ", ".join(classes) or None
+                row["message"] = _without_surrogates(message) or None
             if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
                 texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
                 row["tokens"] = [_without_surrogates(text) for text in texts]

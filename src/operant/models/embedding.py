@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from operant.types import OperantError
+
 _direct = False
 
 
@@ -56,6 +58,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
+        if torch.is_grad_enabled():  # only where the backward pass has create_graph=True
+            raise OperantError("direct_gradients has no gradients of gradients: leave it for create_graph=True")
         (ids,), weight = ctx.saved_tensors, ctx.weight
         rows, flat = grad.reshape(-1, grad.shape[-1]), ids.flatten()
         if ctx.padding is not None:  # as in nn.Embedding, the padding row has no gradient

@@ -62,10 +62,12 @@ class HiddenStates(nn.Module):
 
     @property
     def config(self) -> Any:
+        """The model's config."""
         return self.model.config
 
     @property
     def device(self) -> torch.device:
+        """The device of the output head."""
         return self.head.weight.device
 
     @property
@@ -118,7 +120,7 @@ class HiddenStates(nn.Module):
 
     @property
     def start_token(self) -> int:
-        """The first token that an encoder-decoder's decoder is given."""
+        """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its config has none."""
         start = self.config.decoder_start_token_id
         if start is None:
             raise OperantError("the encoder-decoder's config has no decoder_start_token_id: set it before training")
@@ -241,7 +243,7 @@ class HiddenStates(nn.Module):
 
     @contextmanager
     def catching(self, select: layout.Select) -> Iterator[dict[str, Tensor]]:
-        """Inside this context, collect `select(states)` as they enter the output head, under the key `states`.
+        """Inside this context, collect `select(states)` [N, D] as they enter the output head, under the key `states`.
 
         The head is given an empty input, so it computes nothing.
         """

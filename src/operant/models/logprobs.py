@@ -3,7 +3,8 @@
 No other file scores over the vocabulary. Logits exist at action positions only, and in chunks. One sweep over a chunk,
 in blocks that fit into a core's cache, computes every number; a second one, in the backward pass, computes
 the gradient with respect to the logits. If there are several chunks, the backward pass computes their logits again
-instead of storing them.
+instead of storing them. The second sweep is written by hand and has no gradient of its own; with `double_backward`,
+torch's own operations compute the same numbers, and can be differentiated twice.
 """
 
 import warnings
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from operant.sampling import Sampling
+from operant.types import OperantError
 
 BUDGET = 48_000_000
 """Most logits in memory at a time, as a count of numbers: the size of a chunk."""
@@ -44,6 +46,8 @@ class SweepInput:
     """[N, V] logits of another model, for the exact divergences."""
     entropy_gradient: bool = False
     """Whether the entropy is part of the loss."""
+    double_backward: bool = False
+    """Whether gradients of gradients are wanted."""
 
     @property
     def spreads(self) -> bool:
@@ -62,6 +66,7 @@ class Sweep(torch.autograd.Function):
     With z = adjusted logits, p = softmax(z), q the other model's, H the entropy and R = KL(p || q):
     d logprob / dz = onehot - p;  d logsumexp / dz = p;  dH / dz = -p (log p + H);  dR / dz = p (log p - log q - R);
     d KL(q || p) / dz = p - q;  and dz / d logits = 1 / temperature, 0 where a token is masked.
+    The saved probabilities are constants to autograd, so a gradient of this gradient would lack terms: it is refused.
     """
 
     @staticmethod
@@ -84,6 +89,11 @@ class Sweep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # only where the backward pass has create_graph=True
+            raise OperantError(
+                "a gradient of the gradient of log-probs was asked for (create_graph=True): compute them with "
+                "policy(batch, ...) inside `with policy.double_backward():`, which allows it"
+            )
         (probs, logits, out), inputs = ctx.saved_tensors, ctx.inputs
         weights = [None if w is None else w[:, None] for w in slopes]
         chosen, factor = weights[0], _sum(weights[1], weights[0], -1)
@@ -191,12 +201,14 @@ def score(
     allowed: tuple[Tensor, Tensor] | None = None,
     against: tuple[Head, Tensor] | None = None,
     entropy_gradient: bool = False,
+    double_backward: bool = False,
     budget: int = BUDGET,
 ) -> dict[str, Tensor]:
     """Score the chosen tokens `ids` [N] in the hidden states before them, `states` [N, D].
 
     `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
     that could be drawn. `against`: the head and states of another model, for the exact divergences.
+    `double_backward`: the results can be differentiated twice; it takes several times the memory of a chunk.
     Returns the tensors of `NAMES` and `raw_logprobs`, each [N], in float32 or wider.
     """
     size = max(1, budget // vocabulary)
@@ -204,7 +216,7 @@ def score(
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
-        inputs = SweepInput(ids[part], places[part], sampling, other, entropy_gradient)
+        inputs = SweepInput(ids[part], places[part], sampling, other, entropy_gradient, double_backward)
         if len(ids) > size and torch.is_grad_enabled():
             pieces.append(checkpoint(_score, head, states[part], inputs, _cut(allowed, part), use_reentrant=False))
         else:
@@ -218,7 +230,8 @@ def score(
 def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: Sequence[Tensor] | None) -> dict[str, Tensor]:
     """Score one chunk."""
     logits = head(states)
-    out: dict[str, Tensor] = dict(zip(NAMES, Sweep.apply(logits, inputs), strict=False))
+    numbers = _twice_differentiable(logits, inputs) if inputs.double_backward else Sweep.apply(logits, inputs)
+    out: dict[str, Tensor] = dict(zip(NAMES, numbers, strict=False))
     out["raw_logprobs"] = out["logprobs"]
     if not inputs.entropy_gradient:
         out["entropy"] = out["entropy"].detach()
@@ -230,6 +243,12 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: Sequence[Ten
         among = adjusted.masked_fill(~mask, -torch.inf).logsumexp(-1)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among
     return out
+
+
+def _twice_differentiable(logits: Tensor, inputs: SweepInput) -> tuple[Tensor, ...]:
+    """The numbers of `Sweep`, with gradients by autograd."""
+    z, other = _adjusted(logits, inputs, slice(None))
+    return _statistics(z, other, inputs.ids, inputs.masks)[:-1]
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -7,11 +7,14 @@ The output head runs at action positions only. The constructor finds out which w
 exact, by trying them on three short rows (`capabilities.py`).
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from operant.models import layout
 from operant.models.capabilities import branches_exactly, check_trunk, packs_exactly, probe
@@ -50,6 +53,7 @@ class Policy(HiddenStates):
         own = value is not None and critic is None
         self.value_head = ValueHead(width, value).to(self.device, self.numbers) if own else None
         self.version = 0
+        self._twice = False
         self.eval()
         if modes is None:
             self.modes = probe(self)
@@ -90,6 +94,23 @@ class Policy(HiddenStates):
             self.modes = replace(self.modes, packed=packs_exactly(self))
         return self
 
+    @contextmanager
+    def double_backward(self) -> Iterator[None]:
+        """Inside this context, gradients of what `forward` returns can be differentiated again, as for Fisher products.
+
+        Attention is unfused, rows are not packed and the vocabulary is scored by torch's own operations, which is
+        slower and takes several times the memory. Outside, a second derivative of log-probs is an error.
+        """
+        modes, self.modes, self._twice = self.modes, replace(self.modes, packed=False), True
+        try:
+            with ExitStack() as during:
+                during.enter_context(sdpa_kernel(SDPBackend.MATH))
+                if self.critic is not None:
+                    during.enter_context(self.critic.double_backward())
+                yield
+        finally:
+            self.modes, self._twice = modes, False
+
     # --- one forward pass over a batch --------------------------------------------------------------------------------
 
     def forward(
@@ -124,6 +145,7 @@ class Policy(HiddenStates):
             allowed=_at_actions(batch, free),
             against=None if theirs is None else (against.logits, theirs[0][generated]),
             entropy_gradient=entropy_gradient,
+            double_backward=self._twice,
         )
         spread = {k: _scatter(v, free) for k, v in scored.items()}
         if options:
@@ -163,7 +185,8 @@ class Policy(HiddenStates):
         assert batch.choices is not None  # there are options
         ids = torch.tensor([token for branch in options for token in branch.ids], device=states.device)
         plain = sampling.of_options
-        tokens = score(self.logits, states, ids, torch.zeros_like(ids), plain, vocabulary=self.vocabulary)
+        known = {"vocabulary": self.vocabulary, "double_backward": self._twice}
+        tokens = score(self.logits, states, ids, torch.zeros_like(ids), plain, **known)
         return among(tokens["logprobs"], options, batch.choices, sampling)
 
     def choice_logprobs(self, batch: Batch, sampling: Sampling = PURE) -> tuple[Tensor, Tensor | None]:
@@ -187,6 +210,7 @@ class Policy(HiddenStates):
         """`states` [N, D], and the states before every token of the options in the batch [M, D].
 
         The first call with options tries whether the model computes them exactly as branches of their row.
+        Raises: OperantError for an option that does not fit into the model's context.
         """
         if not options:
             states = self.states(batch)

@@ -10,7 +10,10 @@ from operant.types import OperantError
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """The critic: a head on the policy's own states, or a network of its own."""
+    """The critic: a head on the policy's own states, or a network of its own.
+
+    Raises: OperantError for another number of layers, or an unknown `init`.
+    """
 
     layers: int = 1
     """1: linear. 2: Linear, ReLU, Linear with twice the width."""

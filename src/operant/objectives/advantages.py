@@ -37,6 +37,7 @@ def by_turn(turns: Tensor, inside: float, between: float, numbers: torch.dtype =
 def whiten(x: Tensor, where: Tensor, *, unbiased: bool = False, shift_mean: bool = True) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) of the numbers where `where` is True, over all ranks together; 0 elsewhere.
 
+    `x` and `where` (bool) have the same shape, which is also that of the result.
     `unbiased`: divide the variance by n - 1, as TRL and RL4LMs do. `shift_mean=False` keeps the mean. A deviation that
     is no larger than rounding counts as 0.
     """
@@ -52,9 +53,10 @@ def _whitened(x: Tensor, where: Tensor, mean: float, deviation: float, keep: flo
 
 
 def moments(x: Tensor, where: Tensor, *, unbiased: bool = False) -> tuple[float, float]:
-    """Mean and sqrt(var + 1e-8) of the numbers where `where` is True, over all ranks; in two passes in float64.
+    """Mean and sqrt(var + 1e-8) of the numbers of `x` where `where` (bool, in the same shape) is True, over all ranks.
 
-    The deviation is 0 if it is no larger than rounding, or if there are no numbers. Every rank must call.
+    They are computed in two passes in float64. The deviation is 0 if it is no larger than rounding, or if there are no
+    numbers. Every rank must call.
     """
     picked = x[where].double()
     count = distributed.total_float(float(picked.numel()))
@@ -68,7 +70,7 @@ def moments(x: Tensor, where: Tensor, *, unbiased: bool = False) -> tuple[float,
 
 
 def normalised(batch: Batch, where: Tensor, *, unbiased: bool = False) -> Batch:
-    """The batch with its advantages whitened over `where`, and `price` scaled with them."""
+    """The batch with its advantages whitened over `where` ([B, T] bool), and `price` scaled with them."""
     mean, deviation = moments(batch.advantages, where, unbiased=unbiased)
     price = batch.price / deviation if batch.price is not None and deviation else batch.price
     return batch.with_(advantages=_whitened(batch.advantages, where, mean, deviation), price=price)
@@ -154,6 +156,7 @@ def with_gae(
     between that is not trained on discounts by `gamma * turn_gamma` once more; lambda applies once, because no value is
     estimated there. `whiten_scope`: rollout | minibatch (done by the update) | none. `whiten_rewards`: scale rewards,
     without changing their mean.
+    Raises: OperantError for an unknown `whiten_scope`, or a rate outside 0..1.
     """
     if whiten_scope not in ("rollout", "minibatch", "none"):
         raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
@@ -189,6 +192,7 @@ def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "populatio
 
     `scale`: divide by the group's standard deviation; False is Dr. GRPO (arXiv:2503.20783). `deviation`: population
     (divides by n, plus 1e-6) or sample (divides by n - 1, plus 1e-4, as in TRL).
+    Raises: OperantError for another `deviation`.
     """
     if deviation not in DEVIATIONS:
         raise OperantError(f"advantage.deviation={deviation!r}: it must be one of {', '.join(DEVIATIONS)}")

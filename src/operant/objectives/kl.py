@@ -7,7 +7,7 @@ At a sampled token, d = log policy - log reference, both scaled by the temperatu
 | k1       | d                        | 0 in expectation             | ratio * d                       |
 | k2       | d^2 / 2 (TRL's `mse`)    | detached ratio * d^2 / 2     | detached ratio * d^2 / 2        |
 | k3       | exp(-d) - 1 + d          | detached ratio * it          | ratio * (exp(-d) - 1 + d)       |
-| absolute | |d| (no KL estimator)    | detached ratio * |d|         | refused                         |
+| absolute | abs(d), no KL estimator  | detached ratio * abs(d)      | refused                         |
 | reverse  | sum_v p log(p / q)       | itself                       | itself                          |
 | forward  | sum_v q log(q / p)       | itself                       | itself                          |
 | plain_k3 | exp(-d) - 1 + d          | refused                      | without the ratio               |
@@ -31,16 +31,19 @@ from torch import Tensor
 from operant.types import OperantError
 
 SAMPLED = ("k1", "k2", "k3", "absolute")
+"""Kinds that are estimated from the sampled token."""
 EXACT = ("reverse", "forward")
-
-
+"""Kinds that are computed from the whole distributions."""
 OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
 """Options of the KL charge in the reward."""
 
 
 @dataclass(frozen=True)
 class KLOptions:
-    """The price of divergence from the reference."""
+    """The price of divergence from the reference.
+
+    Raises: OperantError for an unknown kind or controller, or a number out of range.
+    """
 
     coef: float = 0.1
     """Price of one nat of KL in the reward; an adaptive controller starts from it. 0: no KL in the reward."""
@@ -95,7 +98,7 @@ class KLOptions:
 
 
 def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The term of `kind` at each sampled token, in the shape of the arguments."""
+    """The sampled term of `kind` at each token, in the shape of the arguments. Raises: OperantError for other kinds."""
     d = logprobs - ref_logprobs
     match kind:
         case "k1":
@@ -147,9 +150,11 @@ class Controller:
         """Called after a step with the mean k1 per reply and per token, and the number of replies, over all ranks."""
 
     def state_dict(self) -> dict[str, float]:
+        """The state that a checkpoint keeps."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore what `state_dict` returned."""
         self.coef = state["coef"]
 
 
@@ -182,6 +187,7 @@ CONTROLLERS: dict[str, type[Controller]] = {
     "per_token": PerToken,
     "linear": Linear,
 }
+"""The controllers by the name of `kl.control`."""
 
 
 def controller(options: KLOptions) -> Controller:

@@ -25,16 +25,17 @@ def _above(least: float, **options: float | None) -> None:
 
 
 def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
-    """Supervised training: the cross-entropy of the actions."""
+    """Supervised training: the cross-entropy of the actions, [B, T]."""
     return {"loss": -out.logprobs, "supervised/loss": -out.logprobs.detach()}
 
 
 def clipped(
     out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, dual_clip: float | None = None
 ) -> dict[str, Tensor]:
-    """The clipped surrogate, max(-A r, -A clip(r, 1 - low, 1 + high)) (arXiv:1707.06347, equation 7).
+    """The clipped surrogate [B, T], max(-A r, -A clip(r, 1 - low, 1 + high)) (arXiv:1707.06347, equation 7).
 
     `dual_clip` c > 1: the loss of a bad action that became likely is at most -A c (arXiv:1912.09729, equation 5).
+    Raises: OperantError if `low` or `high` is not above 0, or `dual_clip` not above 1.
     """
     _above(0, clip=min(low, high))
     _above(1, dual_clip=dual_clip)
@@ -62,9 +63,10 @@ def surrogate(
     clip_high: float | None = None,
     entropy_coef: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The clipped surrogate without a critic, as in GRPO (arXiv:2402.03300, equation 3; its KL term is in `kl.py`).
+    """The clipped surrogate [B, T] without a critic, as in GRPO (arXiv:2402.03300, equation 3; its KL is in `kl.py`).
 
     `clip_high`: the upper bound, if it shall differ from the lower one (arXiv:2503.14476); None: `clip`.
+    Raises: OperantError for a bound that is not above 0.
     """
     terms = clipped(out, batch, low=clip, high=clip if clip_high is None else clip_high)
     if entropy_coef:
@@ -73,9 +75,10 @@ def surrogate(
 
 
 def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -> dict[str, Tensor]:
-    """Half the squared error of the critic, clipped around the old value as in the code of arXiv:1707.06347.
+    """Half the squared error of the critic [B, T], clipped around the old value as in the code of arXiv:1707.06347.
 
     `value_clip`: largest change of a value that counts; None: no clipping.
+    Raises: OperantError if it is not above 0.
     """
     _above(0, value_clip=value_clip)
     error = (out.values - batch.returns) ** 2
@@ -103,7 +106,7 @@ def ppo(
     entropy_coef: float = 0.0,
     dual_clip: float | None = None,
 ) -> dict[str, Tensor]:
-    """Proximal policy optimisation: clipped surrogate + value_coef * value error - entropy_coef * entropy."""
+    """Proximal policy optimisation, [B, T]: clipped surrogate + value_coef * value error - entropy_coef * entropy."""
     policy = clipped(out, batch, low=clip, high=clip, dual_clip=dual_clip)
     value = value_error(out, batch, value_clip=value_clip)
     loss = policy.pop("loss") + value_coef * value.pop("loss")

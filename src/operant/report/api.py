@@ -3,7 +3,7 @@
 GET /               the page; it fetches its data from the paths below
 GET /data.json      the page's data without replies
 GET /probes.json    the fixed queries and their answers
-GET /replies.json   ?search= &sort= &descending=0|1 &step= &offset= &limit=    any of the run's replies
+GET /replies.json   ?search= &sort= &descending=0|1 &step= &outcome= &offset= &limit=    any of the run's replies
 GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 the tokens of one reply
 """
 
@@ -92,7 +92,7 @@ _PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
     "/probes.json": (Site.probes, {}),
     "/replies.json": (
         Site.replies,
-        {"search": str, "sort": str, "descending": bool, "step": int, "offset": int, "limit": int},
+        {"search": str, "sort": str, "descending": bool, "step": int, "outcome": str, "offset": int, "limit": int},
     ),
     "/tokens.json": (Site.tokens, {"of": str, "step": int, "row": int}),
 }

@@ -15,7 +15,7 @@ from operant.types import OperantError
 PER_TOKEN = ("tokens", "logprobs", "ref_logprobs", "values", "advantages")
 """Columns with one entry per token: its text, and the numbers that the page colours it by."""
 _COLUMNS = {
-    **dict.fromkeys(("task", "query", "reply", "end"), "string"),
+    **dict.fromkeys(("task", "query", "reply", "end", "outcome", "message"), "string"),
     **dict.fromkeys(("rollout", "turn", "reply_tokens"), "int64"),
     "reward": "float64",
 }
@@ -52,8 +52,8 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def lines(path: Path) -> Any:
-    """Read one row per reply as a `pyarrow.Table`: task, query, reply, end, reward, `reward/<part>`, rollout, turn,
-    reply_tokens, kl (nats, summed log-prob minus reference log-prob) and row (the index in the file).
+    """Read one row per reply as a `pyarrow.Table`: task, query, reply, end, outcome, message, reward, `reward/<part>`,
+    rollout, turn, reply_tokens, kl (nats, summed log-prob minus reference log-prob) and row (the index in the file).
 
     A column that the file lacks is null.
     Raises: OperantError where the file is damaged; FileNotFoundError where it has been removed.

@@ -144,7 +144,9 @@ def _sample(tables: dict[int, Any], most: int) -> Columns:
     steps = spread(list(tables), max(min(most, 2), most // FEWEST_PER_STEP))
     per_step = min(MOST_PER_STEP, most // len(steps)) if steps else 0
     parts = sorted({name for step in steps for name in tables[step].column_names if name.startswith("reward/")})
-    rows: Columns = {name: [] for name in ("step", *_COLUMNS, *(parts if len(parts) > 1 else ()))}
+    columns = [(name, tables[step][name]) for name in ("outcome", "message") for step in steps]
+    said = dict.fromkeys(name for name, column in columns if column.null_count < len(column))
+    rows: Columns = {name: [] for name in ("step", *_COLUMNS, *said, *(parts if len(parts) > 1 else ()))}
     for step in steps:
         table = tables[step]
         n = min(per_step, table.num_rows)

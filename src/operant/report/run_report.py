@@ -14,7 +14,7 @@ from typing import Any
 
 from operant.diagnosis import History, diagnose, read_history, verdict
 from operant.diagnosis.progress import progress
-from operant.metrics.registry import METRICS, describe
+from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.report import html
 from operant.report.downsample import Heatmaps, curves, short, steps_per_interval
 from operant.report.parquet import reading_run
@@ -70,6 +70,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "histograms": {name: found for name in _HISTOGRAMS if (found := heatmaps.histogram(name))},
         "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},
         "metrics": metric_table(metrics),
+        "chosen": chosen_metrics(metrics),
         "target": history.option("kl.target") if history.option("kl.control") in _CONTROLLERS else None,
         "config": _text(folder / "config.yaml"),
         "environment": json.loads(_text(folder / "environment.json") or "{}"),
@@ -105,6 +106,8 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
         {"label": "Entropy", "unit": "nats", "before": first, "after": entropy},
         {"label": "Training time", "unit": "s", "after": seconds or None},
     ]
+    ends = [(history.evaluation.get(key) or {}).get("metrics", {}) for key in ("before", "after")]
+    numbers += [{"label": name, "unit": "", "before": ends[0].get(name), "after": x} for name, x in ends[1].items()]
     return [{name: short(value) for name, value in number.items()} for number in numbers if number["after"] is not None]
 
 
@@ -123,6 +126,12 @@ def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row["odd"] = metric.unhealthy(values[-1])
         rows.append(row)
     return rows
+
+
+def chosen_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the metrics of the option `evaluation.metrics` that the run has, without their spread."""
+    names = dict.fromkeys(name for m in metrics for name in m if not name.endswith(("_std", "_before")))
+    return [name for name in names if (known := describe(name)) and known.group == CHOSEN]
 
 
 # --- sample replies ---------------------------------------------------------------------------------------------------

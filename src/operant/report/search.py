@@ -15,10 +15,10 @@ from operant.report.parquet import plain
 from operant.report.replies import Reader
 from operant.types import OperantError
 
-SORTS = ("step", "reward", "kl", "reply_tokens", "end")
+SORTS = ("step", "reward", "kl", "reply_tokens", "end", "outcome")
 MOST = 500
 """Most rows of one answer."""
-_SHOWN = ("step", "row", "query", "reply", "reward", "kl", "reply_tokens", "end")
+_SHOWN = ("step", "row", "query", "reply", "reward", "kl", "reply_tokens", "end", "outcome", "message")
 
 
 class Index:
@@ -39,12 +39,14 @@ class Index:
         step: int | None = None,
         offset: int = 0,
         limit: int = 50,
+        outcome: str | None = None,
     ) -> dict[str, Any]:
-        """Find the replies whose query or reply contains `search`, ignoring case.
+        """Find the replies whose query, reply or message contains `search`, ignoring case, with this outcome class.
 
         Equal rows are ordered by step, newest first, then as in the file; rows without a value of `sort` come last.
         Returns `total`: number of replies found; `available`: numbers of steps and replies of the run; `steps`: the
-        steps; `rows`: one mapping per reply, from `offset`; `notes`: files that could not be read.
+        steps; `outcomes`: the outcome classes of the run; `rows`: one mapping per reply, from `offset`; `notes`: files
+        that could not be read.
         Raises: OperantError for a sort, offset or limit that is not allowed.
         """
         if sort not in SORTS:
@@ -57,10 +59,13 @@ class Index:
         steps = [step for step, (_, table, _) in files.items() if table is not None]
         notes = [note for _, _, notes in files.values() for note in notes]
         available = {"steps": len(steps), "replies": 0 if found is None else found.num_rows}
-        answer = {"total": 0, "available": available, "steps": steps, "rows": [], "notes": notes}
+        answer = {"total": 0, "available": available, "steps": steps, "rows": [], "notes": notes, "outcomes": []}
         if found is None:
             return answer
         pc = parquet.compute()
+        answer["outcomes"] = sorted(pc.unique(found["outcome"]).drop_null().to_pylist())
+        if outcome is not None:
+            found = found.filter(pc.equal(found["outcome"], outcome))
         if step is not None:
             found = found.filter(pc.equal(found["step"], step))
         if search:
@@ -96,7 +101,8 @@ def _joined(tables: dict[int, Any]) -> Any:
     pc = parquet.compute()
     parts = []
     for step, table in tables.items():
-        text = pc.utf8_lower(pc.binary_join_element_wise(table["query"], table["reply"], "\n", null_handling="replace"))
+        texts = [table[name] for name in ("query", "reply", "message")]
+        text = pc.utf8_lower(pc.binary_join_element_wise(*texts, "\n", null_handling="replace"))
         steps = pa.array([step] * table.num_rows, pa.int64())
         parts.append(table.append_column("step", steps).append_column("text", text))
     return pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None

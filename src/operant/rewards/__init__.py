@@ -1,14 +1,16 @@
 """Rewards: any callable from rollouts to scores, and a table of the built-in ones by name.
 
-resolve("letters:e")                                      # a name and its argument
-resolve("builtin:sentiment")                              # a built-in classifier
-resolve("classifier:./my-model#2")                        # label 2 of a folder or Hub name
-resolve("my_rewards:politeness")                          # a function of your own
-resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
-resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
-resolve(lambda rollouts: [len(r.reply) for r in rollouts])
-resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
-resolve({"my_rewards:brevity": {"weight": 0.5, "target": 20}, "letters:e": 1.0})
+    resolve("letters:e")                                      # a name and its argument
+    resolve("builtin:sentiment")                              # a built-in classifier
+    resolve("classifier:./my-model#2")                        # label 2 of a folder or Hub name
+    resolve("my_rewards:politeness")                          # a function of your own
+    resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
+    resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
+    resolve(lambda rollouts: [len(r.reply) for r in rollouts])
+    resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
+    resolve({"my_rewards:brevity": {"weight": 0.5, "target": 20}, "letters:e": 1.0})
+
+`check` loads what a reward needs, and `judge` calls it on rollouts and checks every answer.
 """
 
 import inspect
@@ -21,7 +23,7 @@ from operant.options import Factory, arguments
 from operant.rewards import text
 from operant.rewards.classifier import Classifier
 from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
-from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of
+from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
@@ -45,6 +47,7 @@ __all__ = [
     "minus_query",
     "name_of",
     "resolve",
+    "reward_metrics",
     "totals",
     "under",
     "weighted",

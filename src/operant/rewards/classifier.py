@@ -16,6 +16,7 @@ class Classifier:
 
     `name` is a folder, `builtin:NAME` or a Hub name. The model is loaded by `check` or the first call. It runs in
     float32 without dropout, over batches of similar length; text that is too long is truncated on the left.
+    Raises: OperantError for an unknown `output` or `text`, or a `batch` below 1.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Classifier:
 
     @torch.inference_mode()
     def score(self, texts: list[str]) -> list[float]:
-        """One number per text, in the order of `texts`."""
+        """One number per text, in the order of `texts`. Raises: OperantError as `check`, on the first call."""
         model, tokenizer, label, max_tokens = self._load()
         ids = tokenizer(texts, truncation=True, max_length=max_tokens).input_ids
         ids = [row or _ids_of_empty_text(tokenizer) for row in ids]

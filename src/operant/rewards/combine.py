@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, check, judge, name_of
+from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of
 from operant.rollouts.totals import Total
 from operant.types import OperantError, RewardFn, Rollout
 
@@ -44,7 +44,14 @@ class Weighted:
         for i in range(len(scores)):
             if any(judged.outcome(i) in FAILED and judged.scores[i] is None for judged in results):
                 scores[i] = None
-        return Judged(scores, parts, _worst(results, scores), [note for judged in results for note in judged.notes])
+        remarks: list[Remark] = []
+        if any(judged.remarks for judged in results):
+            named = list(zip(self.rewards, results))
+            remarks = [
+                joined_remarks([judged.remark(i).under(name) for name, judged in named]) for i in range(len(scores))
+            ]
+        notes = [note for judged in results for note in judged.notes]
+        return Judged(scores, parts, _worst(results, scores), notes, remarks)
 
     def check(self) -> None:
         for reward, _ in self.rewards.values():
@@ -64,7 +71,11 @@ def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:
 
 
 def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
-    """`weighted({"sentiment": (fn, 1.0), "length": (other, 0.3)})`."""
+    """The weighted sum of named rewards: `weighted({"sentiment": (fn, 1.0), "length": (other, 0.3)})`.
+
+    Each is a part of the result, with its numbers before the weight.
+    Raises: OperantError without parts, or for a weight that is not a finite number.
+    """
     if not rewards:
         raise OperantError("a weighted reward without parts: give {name: (reward, weight)}")
     for name, (_, weight) in rewards.items():
@@ -123,7 +134,8 @@ class MinusQuery:
         for i in range(len(scores)):  # a score that replaces a failure stays as it is: nothing is subtracted
             replaced = [j.scores[i] for j in (whole, query) if j.outcomes and j.outcome(i) != "ok"]
             scores[i] = replaced[0] if replaced else scores[i]
-        return Judged(scores, parts, _worst([whole, query], scores), [*alone.notes, *whole.notes])
+        notes = [*alone.notes, *whole.notes]
+        return Judged(scores, parts, _worst([whole, query], scores), notes, whole.remarks)
 
     def check(self) -> None:
         check(self.reward)

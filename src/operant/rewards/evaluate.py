@@ -7,18 +7,20 @@ out). One sample's outcome is a `SampleResult`, a batch's is a `Judged`.
     judged = judge(reward, rollouts)
     judged.scores                # [0.81, None, ...]
     judged.parts["sentiment"]    # [0.92, None, ...]: as that part returned it, before its weight
+    judged.remark(0).message     # what the reward said beside the score, if it returned a `Judgement`
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
+from operant import distributed
 from operant.rollouts.totals import Total
-from operant.sandbox.serialise import as_list
+from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
-from operant.types import OperantError, RewardFn, Rollout
+from operant.types import Judgement, OperantError, RewardFn, Rollout, shown
 
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
 """The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,
@@ -27,6 +29,22 @@ OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "timeout", "abstain")
 """The outcomes that are counted."""
 WORLD = "world"
 """Name of the reward's part that the environment pays."""
+LONGEST = 1000
+"""Characters of a message that are kept."""
+MOST = 20
+"""Outcome classes that are counted apart. The others, the rarer ones, count together as `other`."""
+
+
+class Remark(NamedTuple):
+    """What was said about a rollout beside its score."""
+
+    classes: tuple[str, ...] = ()
+    """The outcome's class, if there is one; in a weighted sum one for each part that names one: `tests/passed`."""
+    message: str = ""
+
+    def under(self, name: str) -> "Remark":
+        """The remark of the part `name` of a reward."""
+        return Remark(tuple(f"{name}/{c}" for c in self.classes), self.message and f"{name}: {self.message}")
 
 
 @dataclass(frozen=True)
@@ -34,11 +52,14 @@ class SampleResult:
     """The result of judging one sample."""
 
     outcome: Outcome
+    """Whether the sample has a score, and if not, why."""
     total: Total = None
+    """The score; None if there is none."""
     parts: dict[str, float | None] = field(default_factory=dict)
     """By name, before weights; per-token numbers are summed."""
     reason: str = ""
     """Of an error or timeout: the rest of a sentence that begins with the reward's name."""
+    remark: Remark = field(default_factory=Remark)
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,8 @@ class Judged:
     """One per rollout if failures are tolerated (`failure_policy.py`); empty if they end the run."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the log: which samples failed, and how that was handled."""
+    remarks: list[Remark] = field(default_factory=list)
+    """One per rollout; empty if the reward said nothing beside its scores."""
 
     @property
     def abstained(self) -> list[bool]:
@@ -63,8 +86,17 @@ class Judged:
         """The outcome of rollout `i`."""
         return self.outcomes[i] if self.outcomes else "abstain" if self.scores[i] is None else "ok"
 
+    def remark(self, i: int) -> Remark:
+        """What the reward said about rollout `i`."""
+        return self.remarks[i] if self.remarks else Remark()
+
     def report(self, tally: Tally) -> None:
-        """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome."""
+        """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome and class.
+
+        An outcome here is that of judging: a score, an error, a timeout, an abstention. The class is the reward's own.
+        """
+        for name, count in Counter(c for remark in self.remarks for c in remark.classes).items():
+            tally.add(f"outcome/{name}", count, 0)
         for outcome in OUTCOMES if self.outcomes else ():
             tally.add(f"reward/outcome/{outcome}", self.outcomes.count(outcome), 0)
         for name, values in self.parts.items():
@@ -103,7 +135,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
-        return replace(judged, parts={**judged.parts, WORLD: [rollout.paid for rollout in rollouts]})
+        return with_world(judged, rollouts, alone=reward is None)
     if reward is None:
         return Judged([None] * len(rollouts))
     if not rollouts:
@@ -119,7 +151,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     for result in results:
         if result.outcome == "error":
             raise OperantError(f"reward {name!r} {result.reason}")
-    return Judged([result.total for result in results], parts_by_name(results, name))
+    return judged_of(results, [result.total for result in results], name)
 
 
 def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: str | None, pays: bool) -> Judged:
@@ -140,6 +172,7 @@ def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: st
         {part: spread(values, None) for part, values in judged.parts.items()},
         spread(judged.outcomes, "unjudged") if judged.outcomes else [],
         judged.notes + notes,
+        spread(judged.remarks, Remark()) if judged.remarks else [],
     )
 
 
@@ -149,10 +182,72 @@ def check(reward: RewardFn) -> None:
         reward.check()
 
 
-def parts_by_name(results: Sequence[SampleResult], name: str) -> dict[str, list[float | None]]:
-    """The parts of several samples, each with one value per sample. If there are none, the reward is its own part."""
+def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -> Judged:
+    """The results of several samples with their scores. If there are no parts, the reward is its own part."""
     names = dict.fromkeys(part for result in results for part in result.parts)
-    return {part: [result.parts.get(part) for result in results] for part in names} or {name: [None] * len(results)}
+    parts = {part: [result.parts.get(part) for result in results] for part in names} or {name: [None] * len(results)}
+    remarks = [result.remark for result in results]
+    return Judged(scores, parts, remarks=remarks if any(map(any, remarks)) else [])
+
+
+def with_world(judged: Judged, rollouts: list[Rollout], *, alone: bool) -> Judged:
+    """Add what the environment paid as a part, and the `Judgement` that it may have left in `Rollout.info`.
+
+    Raises: OperantError if that judgement is not allowed.
+    """
+    parts = {**judged.parts, WORLD: [rollout.paid for rollout in rollouts]}
+    given = [rollout.info.get("judgement") for rollout in rollouts]
+    if not any(isinstance(judgement, Judgement) for judgement in given):
+        return replace(judged, parts=parts)
+    said = judge(
+        lambda _: [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in given], rollouts, WORLD
+    )  # it has been paid already
+    parts |= {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
+    remarks = [said.remark(i) for i in range(len(rollouts))]
+    if not alone:
+        both = zip(map(judged.remark, range(len(rollouts))), remarks)
+        remarks = [joined_remarks([first, second.under(WORLD)]) for first, second in both]
+    return replace(judged, parts=parts, remarks=remarks)
+
+
+def joined_remarks(remarks: Sequence[Remark]) -> Remark:
+    """Several remarks about one rollout as one."""
+    classes = tuple(c for remark in remarks for c in remark.classes)
+    return Remark(classes, "\n".join(remark.message for remark in remarks if remark.message))
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def reward_metrics(judged: Judged, before: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The metrics of the reward's named parts, if there are several, and of outcomes, over all ranks.
+
+    before: the metrics of the step before, whose outcome classes are counted again. Every rank must call.
+    """
+    tally = Tally()
+    judged.report(tally)
+    metrics = distributed.pool(tally).result()
+    count = distributed.total_float(float(len(judged.scores)))
+    several = sum(name.endswith("/abstained") for name in metrics) > 1
+    counts = {name.removeprefix("outcome/"): n for name, n in metrics.items() if name.startswith("outcome/")}
+    known = [name.removeprefix("outcome/") for name in before or () if name.startswith("outcome/")]
+    shares = outcome_shares(counts, count, known)
+    kept = {
+        n: x for n, x in metrics.items() if n.startswith("reward/outcome/") or (several and n.startswith("reward/"))
+    }
+    return kept | {f"outcome/{name}": share for name, share in shares.items()}
+
+
+def outcome_shares(counts: Mapping[str, float], total: float, known: Iterable[str] = ()) -> dict[str, float]:
+    """The share of `total` samples in each outcome class: of the `known` ones, then of the most frequent.
+
+    At most `MOST` classes are named; the shares of all others are added up as `other`.
+    """
+    ranked = dict.fromkeys([*known, *sorted(counts, key=lambda name: (-counts[name], name))])
+    named = [name for name in ranked if name != "other"][:MOST]
+    shares = {name: counts.get(name, 0.0) / (total or 1.0) for name in named}
+    rest = sum(n for name, n in counts.items() if name not in shares)
+    return shares | ({"other": rest / total} if rest or "other" in ranked else {})
 
 
 # --- one reward -------------------------------------------------------------------------------------------------------
@@ -222,6 +317,8 @@ def check_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
 
 def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    if isinstance(answer, Judgement):
+        return read_judgement(answer, rollout, name)
     if answer is None:
         return SampleResult("abstain")
     if isinstance(answer, Mapping):
@@ -236,6 +333,31 @@ def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
         return SampleResult("ok", numbers, {name: _sum(numbers)})
     number = _number(answer)
     return SampleResult("ok", number, {name: number})
+
+
+def read_judgement(answer: Judgement, rollout: Rollout, name: str) -> SampleResult:
+    if not is_judgement(answer):
+        others = ", ".join(f.name for f in fields(answer) if f.name not in FIELDS)
+        wrong = f"a {type(answer).__name__} with the fields {others}, which a Judgement does not have"
+        raise _Refused(wrong, "put numbers into parts, and text into message")
+    score, parts, outcome, message = (getattr(answer, field_name) for field_name in FIELDS)
+    if not isinstance(parts, Mapping) or isinstance(score, (Mapping, Judgement)):
+        what = "parts" if not isinstance(parts, Mapping) else "score"
+        wrong = f"a Judgement whose {what} is {shown(getattr(answer, what), 60)}"
+        raise _Refused(wrong, "its score is a number, one number per action token, or None; its parts have names")
+    if not isinstance(outcome, str) or len(outcome) > 40 or not outcome.isprintable():
+        raise _Refused(
+            f"a Judgement whose outcome is {shown(outcome, 60)}",
+            "an outcome is a text of at most 40 printable characters; put details into message",
+        )
+    if not isinstance(message, str):
+        raise _Refused(f"a Judgement whose message is {shown(message, 60)}, a {type(message).__name__}", "give a text")
+    if name in parts:
+        raise _Refused(f"a part {name!r}, which is the name of the reward and its score", "name the part otherwise")
+    result = _read_answer(score, rollout, name)
+    numbers = {str(k): None if v is None else _number(v, f" as its part {str(k)!r}") for k, v in parts.items()}
+    cut = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
+    return replace(result, parts=result.parts | numbers, remark=Remark((outcome,) if outcome else (), cut))
 
 
 def _sum(numbers: list[float]) -> float:

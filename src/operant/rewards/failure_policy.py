@@ -6,7 +6,7 @@ A reward may answer (ok), return None (abstain), fail (error) or not answer in t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.rewards.evaluate import (
@@ -17,8 +17,8 @@ from operant.rewards.evaluate import (
     Total,
     call,
     check,
+    judged_of,
     name_of,
-    parts_by_name,
     sample_of,
 )
 from operant.types import OperantError, RewardFn, Rollout
@@ -32,6 +32,7 @@ class IsolationOptions:
     """Options of rewards that may fail. Those about time, memory and processes concern `isolated:` rewards alone.
 
     Isolated worlds use `timeout`, `memory_gb`, `processes`, `level`, `on_error` and `on_timeout` (docs/worlds.md).
+    Raises: OperantError for a value out of range.
     """
 
     timeout: float = 60.0
@@ -110,7 +111,8 @@ def apply_policy(
             done = "left out" if handling == "drop" else f"given the score {handling:g}"
             first = _reason(results[failed[0]], rollouts[failed[0]])
             notes.append(f"{outcome}: {len(failed)} of {len(results)} samples {done}: reward {name!r} {first}")
-    return Judged(scores, parts_by_name(results, name), [result.outcome for result in results], notes)
+    judged = judged_of(results, scores, name)
+    return replace(judged, outcomes=[result.outcome for result in results], notes=notes)
 
 
 def _reason(result: SampleResult, rollout: Rollout) -> str:

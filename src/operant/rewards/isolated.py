@@ -18,7 +18,7 @@ from operant.rewards.failure_policy import IsolationOptions, apply_policy
 from operant.rollouts.totals import Total
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
-from operant.sandbox.serialise import rollout_to_plain
+from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.sandbox.spec import spec_of
 from operant.types import OperantError, Rollout
 
@@ -66,7 +66,10 @@ def isolated(
 
 
 class IsolatedReward:
-    """A reward that runs in worker processes; `isolated` creates one."""
+    """A reward that runs in worker processes; `isolated` creates one.
+
+    Raises: OperantError for a function that no other process can find.
+    """
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""
@@ -178,10 +181,9 @@ class IsolatedReward:
             raise CallFailure(f"returned {what} for {len(rollouts)} rollouts")
         results = []
         for answer, rollout in zip(answers, rollouts):
-            if isinstance(answer, dict) and "value" in answer:
-                results.append(check_answer(answer["value"], rollout, self.__name__))
-            else:
-                odd = answer.get("odd") if isinstance(answer, dict) else "nonsense"
+            try:
+                results.append(check_answer(answer_from_plain(answer), rollout, self.__name__))
+            except OperantError as odd:
                 results.append(SampleResult("error", reason=f"returned {odd}"))
         return results
 

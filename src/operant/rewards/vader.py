@@ -6,7 +6,11 @@ from operant.types import OperantError, Rollout
 
 
 class Vader:
-    """VADER's compound score of each rollout, -1 (negative) to 1 (positive)."""
+    """VADER's compound score of each rollout, -1 (negative) to 1 (positive).
+
+    `text`: `text` (query and reply) or `reply`.
+    Raises: OperantError for another `text`.
+    """
 
     __name__ = "vader"
 

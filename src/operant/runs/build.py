@@ -8,6 +8,7 @@ from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
+from operant.metrics.evaluation import check_references, resolve
 from operant.models.loading import load_own_weights, load_policy
 from operant.models.safe_loading import load_tokenizer
 from operant.options import compose
@@ -42,7 +43,7 @@ class RunParts:
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
 
 
-def build(config: Config, *, tokenizer: Any = None) -> RunParts:
+def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_scheduler: Any = None) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded."""
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
@@ -56,10 +57,11 @@ def build(config: Config, *, tokenizer: Any = None) -> RunParts:
     source = named_parts.source(train.tasks, own["tasks"])
     evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
     supervised = find(train.algorithm).source == "data"
-    for rows in (source, evaluated):
-        if isinstance(rows, (str, Path)):  # a wrong path or field shows in the first row, before any model loads
-            one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
-            load_tasks(rows, None, one_row, with_replies=supervised)
+    one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
+    for rows, metrics in ((source, []), (evaluated, resolve(config.evaluation.metrics))):
+        # A wrong path or field shows in the first row, before any model loads.
+        if isinstance(rows, (str, Path)) or (metrics and isinstance(rows, (list, tuple))):
+            check_references(metrics, load_tasks(rows, None, one_row, with_replies=supervised))
     if reward is not None:
         rewards.check(reward)
     if isinstance(env, IsolatedEnv):
@@ -72,6 +74,8 @@ def build(config: Config, *, tokenizer: Any = None) -> RunParts:
         algorithm=train.algorithm,
         engine=engine,
         env=env,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
         total_steps=train.steps,
         composed=config.learner,
     )

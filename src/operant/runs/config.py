@@ -13,7 +13,8 @@ from typing import Any
 from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.data import DataOptions
-from operant.metrics.registry import METRICS
+from operant.metrics.evaluation import metric_names
+from operant.metrics.registry import CHOSEN, METRICS
 from operant.metrics.registry import describe as describe_metric
 from operant.rewards import IsolationOptions
 from operant.runs import named_parts
@@ -21,7 +22,7 @@ from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
-from operant.training.options import checked_options, option_names, own_options, schema
+from operant.training.options import checked_options, option_names, own_options, schema, with_base
 from operant.types import OperantError, shown
 
 
@@ -105,16 +106,6 @@ class TrainOptions:
             raise OperantError(f"silence_minutes={self.silence_minutes}: it must be between 0 and 43200, a month")
         if self.checkpoint not in ("resume", "light", "both"):
             raise OperantError(f"checkpoint={self.checkpoint!r}: it must be resume, light or both")
-        if self.best is not None:
-            name = self.best.removeprefix("-")
-            if describe_metric(name) is None:
-                near = difflib.get_close_matches(name, METRICS, 1)
-                hint = f"did you mean {near[0]!r}?" if near else "docs/metrics.md lists all metrics"
-                raise OperantError(f"best={self.best!r} is not a metric; {hint}")
-            if name.startswith("evaluate/") and (self.evaluate is None or not self.evaluate_every):
-                raise OperantError(
-                    f"best={self.best!r} is measured by evaluations during training: set evaluate and evaluate_every"
-                )
 
 
 @dataclass(frozen=True)
@@ -180,7 +171,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     # Without a reference, a KL coefficient of a preset or recipe does not apply.
     if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
-    whole = composed | own
+    whole = with_base(composed, own)
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
@@ -209,6 +200,12 @@ def _text(value: Any) -> str | None:
 def _check_together(config: Config) -> None:
     """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
+    _check_best(train, config.evaluation)
+    if config.evaluation.metrics and train.evaluate is None:
+        raise OperantError(
+            f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, or leave it "
+            "out"
+        )
     pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
     if train.tasks is None:
         raise OperantError("tasks is missing: pass --tasks ... (README.md shows what it can be)")
@@ -236,6 +233,23 @@ def _check_together(config: Config) -> None:
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
         raise OperantError(
             f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference model; leave it out"
+        )
+
+
+def _check_best(train: TrainOptions, evaluation: EvaluationOptions) -> None:
+    """Refuse a `best` that the run does not measure."""
+    if train.best is None:
+        return
+    name, chosen = train.best.removeprefix("-"), [f"evaluate/{metric}" for metric in metric_names(evaluation.metrics)]
+    metric = describe_metric(name)
+    if metric is None or (metric.group == CHOSEN and not {name, name.rpartition("/")[0]} & set(chosen)):
+        near = difflib.get_close_matches(name, [*(n for n, m in METRICS.items() if m.group != CHOSEN), *chosen], 1)
+        hint = f"did you mean {near[0]!r}?" if near else "docs/metrics.md lists all metrics"
+        hint = f"choose it: evaluation.metrics={name.removeprefix('evaluate/')}" if name in METRICS else hint
+        raise OperantError(f"best={train.best!r} is not a metric of this run; {hint}")
+    if name.startswith("evaluate/") and (train.evaluate is None or not train.evaluate_every):
+        raise OperantError(
+            f"best={train.best!r} is measured by evaluations during training: set evaluate and evaluate_every"
         )
 
 

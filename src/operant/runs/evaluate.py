@@ -1,16 +1,19 @@
 """Evaluation of held-out tasks, with the same random numbers before, during and after training."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from operant import distributed
+from operant.metrics.evaluation import NOTHING, Measured, check_references, measure, metric_names, resolve
 from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
 from operant.rewards import judge, totals
+from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
@@ -31,6 +34,9 @@ class EvaluationOptions:
     """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
     sampling: Any = None
     """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
+    metrics: Any = None
+    """Further metrics of the replies: bleu,exact_match, or with options {bleu: {max_n: 2}}. A name is bleu, chrf,
+    distinct, exact_match, module:function, or one that an installed package adds."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -38,6 +44,7 @@ class EvaluationOptions:
         if self.sampling is not None and not isinstance(self.sampling, Mapping):
             raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
         from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
+        metric_names(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,10 @@ class Evaluation:
     samples: int = 1
     losses: tuple[ReplyLoss, ...] = ()
     """Of held-out demonstrations, one per reply, in the order of the tasks."""
+    remarks: list[Remark] = field(default_factory=list)
+    """What the reward said about each reply beside its score; empty if it said nothing."""
+    measured: Measured = NOTHING
+    """The numbers of the metrics of the option `evaluation.metrics`."""
 
     @property
     def loss(self) -> float | None:
@@ -96,19 +107,37 @@ class Evaluation:
         for name, value in measured.items():
             if value is not None:
                 tally.add(f"evaluate/{name}", value)
-        return tally.result()
+        for name, value in self.measured.of_all.items():
+            tally.add(f"evaluate/{name}", value)
+        for name, values in self.measured.of_replies.items():
+            tally.mean(f"evaluate/{name}", [x for x in values if x is not None])
+            tally.spread(f"evaluate/{name}_std", [x for x in values if x is not None])
+        shares = outcome_shares(Counter(c for remark in self.remarks for c in remark.classes), len(self.scores))
+        return tally.result() | {f"evaluate/outcome/{name}": share for name, share in shares.items()}
+
+    def chosen(self) -> dict[str, float]:
+        """The metrics of the option `evaluation.metrics` by name; a mean where there is a number for each reply."""
+        known = {name.removeprefix("evaluate/"): x for name, x in self.metrics().items()}
+        return {name: known[name] for name in (*self.measured.of_all, *self.measured.of_replies) if name in known}
 
     def as_before(self) -> dict[str, float]:
         """The metrics of an evaluation before training, under the names that end in `_before`."""
         known = self.metrics()
-        return {f"{name}_before": known[name] for name in ("evaluate/reward", "evaluate/loss") if name in known}
+        names = ["evaluate/reward", "evaluate/loss", *(f"evaluate/{name}" for name in self.chosen())]
+        return {f"{name}_before": known[name] for name in names if name in known}
 
     def as_plain(self) -> dict[str, Any]:
         """The results as plain data: the mean, the KL, and every reply as text with its score."""
         pairs = zip(self.rollouts, self.scores, strict=True)
         replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
+        for reply, remark in zip(replies, self.remarks):
+            reply |= {"outcomes": list(remark.classes), "message": remark.message}
+        for name, values in self.measured.of_replies.items():
+            for reply, value in zip(replies, values, strict=True):
+                reply.setdefault("metrics", {})[name] = value
         mean = self.mean if any(s is not None for s in self.scores) else None
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
+        plain |= {"metrics": self.chosen()} if self.chosen() else {}
         if self.losses:
             plain |= {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
             plain["given"] = [asdict(loss) for loss in self.losses]
@@ -121,7 +150,12 @@ class Evaluation:
             Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in plain["replies"]
         ]
         losses = tuple(ReplyLoss(**loss) for loss in plain.get("given", ()))
-        return cls(rollouts, [r["score"] for r in plain["replies"]], plain["kl"], plain.get("samples", 1), losses)
+        remarks = [Remark(tuple(r["outcomes"]), r["message"]) for r in plain["replies"] if "outcomes" in r]
+        each = [r.get("metrics", {}) for r in plain["replies"]]
+        of_replies = {name: [values[name] for values in each] for name in (each[0] if each else ())}
+        of_all = {name: x for name, x in plain.get("metrics", {}).items() if name not in of_replies}
+        scores, measured = [r["score"] for r in plain["replies"]], Measured(of_replies, of_all)
+        return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks, measured)
 
 
 class Evaluator:
@@ -139,12 +173,17 @@ class Evaluator:
         options: EvaluationOptions | None = None,
         demonstrations: Demonstrations | None = None,
     ):
-        """demonstrations: the tasks have replies, whose loss is measured; a reward then judges the policy's replies."""
+        """demonstrations: the tasks have replies, whose loss is measured; a reward or metric judges the policy's own.
+
+        Raises: OperantError for metrics that do not exist, refuse their options, or need references that tasks lack.
+        """
         options = options or EvaluationOptions()
         self.demonstrations = demonstrations
         self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
         self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
         self.seeds = options.seeds or (learner.own.seed,)
+        self.metrics = resolve(options.metrics)
+        check_references(self.metrics, tasks)
 
     def __call__(self) -> Evaluation:
         """Generate and score replies, and measure KL to the reference; with demonstrations, measure their loss."""
@@ -152,7 +191,8 @@ class Evaluator:
         if self.demonstrations is not None:
             with learner.timing("evaluate"):
                 losses = reply_losses(self.demonstrations.rollouts(tasks), learner.policy)
-            tasks = [self.demonstrations.opening(task) for task in tasks] if self.reward is not None else []
+            generates = self.reward is not None or bool(self.metrics)
+            tasks = [self.demonstrations.opening(task) for task in tasks] if generates else []
         sampled = [task for task in tasks for _ in range(self.samples)]
         rollouts = [
             rollout
@@ -160,13 +200,15 @@ class Evaluator:
             for rollout in learner.play(sampled, sampling=self.sampling, stream="evaluate", seed=seed)
         ]
         with learner.timing("evaluate"):
-            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
+            seen = learner.as_seen(rollouts)
+            judged = distributed.together(lambda: judge(self.reward, seen, pays=learner.pays))
+            measured = distributed.together(lambda: measure(self.metrics if rollouts else [], seen))
             scores = totals(judged.scores, rollouts)
             kl = None
             played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
             if learner.reference is not None and played:
                 kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
-        return Evaluation(rollouts, scores, kl, self.samples, losses)
+        return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured)
 
 
 @torch.no_grad()

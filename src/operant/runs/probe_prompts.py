@@ -73,7 +73,7 @@ class Probes:
             judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
             batch, places = learner.preview(rollouts, judged.scores)
             pieces = partial(token_pieces, learner.policy.tokenizer)
-            table = rows(rollouts, judged.scores, judged.parts, batch, places, pieces)
+            table = rows(rollouts, judged.scores, judged.parts, batch, places, pieces, judged.remarks)
             kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
         return Answers(table, {}, kl)
 

@@ -18,6 +18,7 @@ from operant.runs.folder import is_export, read_config
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
+from operant.training.optimizer import without_unused
 from operant.types import OperantError
 
 OBJECTS = ("policy", "tasks", "reward", "env", "engine", "reference", "evaluate")
@@ -40,7 +41,8 @@ FIXED = {
     "model.precision": _WEIGHTS,
 }
 """Options that cannot change on resume, and the reason; a name that ends in a dot is a whole group."""
-FIXED_OPTIMIZER = {"optimizer.states": "the optimizer's state has that format; --fresh-optimizer starts with a new one"}
+_STATE = "the optimizer's state has that format; --fresh-optimizer starts with a new one"
+FIXED_OPTIMIZER = dict.fromkeys(("optimizer.kind", "optimizer.states", "optimizer.momentum"), _STATE)
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
     options, overrides = resolve(known, config), resolve(known, changed)
     if is_none(options.get("reference", "copy")):  # earlier versions recorded a KL coefficient that was never applied
         options = {name: value for name, value in options.items() if name not in ("kl.coef", "kl.loss_coef")}
+    if "optimizer.kind" in overrides:
+        options = without_unused(options, overrides["optimizer.kind"])
     pinned = {n for n in ("policy", "reference") if str(options.get(n)).startswith(f"{overrides.get(n)}@")}
     return options | {name: value for name, value in overrides.items() if name not in pinned}
 
@@ -127,9 +131,9 @@ def apply_changes(found: list[Change], learner: Learner) -> None:
         learner.controller.coef = learner.kl.coef
     if names & {"update.micro_tokens", "update.micro_batch"}:
         learner.budget = learner.options["update"].budget()
-    options = learner.options["optimizer"]
-    for group in learner.optimizer.param_groups:
-        group |= {n: getattr(options, n) for n in ("betas", "eps") if f"optimizer.{n}" in names}
+    options = learner.options.get("optimizer")
+    for group in getattr(learner.optimizer, "param_groups", ()):
+        group |= {n: getattr(options, n) for n in ("betas", "eps", "alpha") if f"optimizer.{n}" in names}
         if "optimizer.weight_decay" in names and all(p.ndim > 1 for p in group["params"]):
             group["weight_decay"] = options.weight_decay
 

@@ -17,7 +17,7 @@ from operant import distributed, machine
 from operant.algorithms import left_out_message
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.rollout_table import rows
-from operant.rewards import IsolatedReward, Judged, isolated_parts
+from operant.rewards import IsolatedReward, Judged, isolated_parts, reward_metrics
 from operant.runs.build import RunParts
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
 from operant.runs.config import Config, describe
@@ -25,7 +25,7 @@ from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
 from operant.runs.resume import measured_modes, set_modes, stateful_parts
-from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, reward_metrics
+from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
@@ -61,6 +61,7 @@ class Run:
         self.first = distributed.rank() == 0
         """Whether this is the first rank, the only one that writes."""
         self.metrics: list[dict[str, float]] = []
+        """The metrics of each step."""
         self.after: Evaluation | None = None
         """The held-out tasks after training."""
         self.best: dict[str, Any] | None = None
@@ -86,6 +87,7 @@ class Run:
 
     @property
     def policy(self) -> Any:
+        """The `Policy` in training."""
         return self.learner.policy
 
     @property
@@ -113,7 +115,7 @@ class Run:
                 self._save_before_error()
             raise
         step = int(metrics["step"])
-        metrics |= reward_metrics(judged)
+        metrics |= reward_metrics(judged, self.metrics[-1] if self.metrics else None)
         tracking = time.perf_counter()
         self._log_rollouts(step, rollouts, judged)
         tracked = time.perf_counter()
@@ -145,7 +147,7 @@ class Run:
         last = self.learner.last_step
         assert last is not None  # set by `learn`
         pieces = partial(token_pieces, self.policy.tokenizer)
-        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces)
+        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks)
         self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, self.learner.distributions)
 

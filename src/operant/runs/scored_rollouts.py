@@ -11,7 +11,6 @@ from itertools import pairwise
 from operant import distributed
 from operant.rewards import Judged, judge
 from operant.rollouts.demonstrations import Demonstrations
-from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
 
@@ -75,13 +74,5 @@ def join_judgements(judged: Sequence[Judged]) -> Judged:
     failures = any(j.outcomes for j in judged)
     outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if failures else []
     notes = [note for j in judged for note in j.notes]
-    return Judged([score for j in judged for score in j.scores], parts, outcomes, notes)
-
-
-def reward_metrics(judged: Judged) -> dict[str, float]:
-    """The metrics of the reward's named parts, if there are several, and of outcomes, over all ranks."""
-    tally = Tally()
-    judged.report(tally)
-    metrics = distributed.pool(tally).result()  # a collective call: every rank makes it, whatever its outcomes are
-    several = sum(name.endswith("/abstained") for name in metrics) > 1
-    return {name: value for name, value in metrics.items() if several or name.startswith("reward/outcome/")}
+    remarks = [j.remark(i) for j in judged for i in range(len(j.scores))] if any(j.remarks for j in judged) else []
+    return Judged([score for j in judged for score in j.scores], parts, outcomes, notes, remarks)

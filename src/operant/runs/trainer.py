@@ -27,6 +27,7 @@ from operant.runs.run import Observer, Run
 from operant.runs.signals import StopRequest, stop_on_signal
 from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.trackers import Tracker, Trackers, make_trackers
+from operant.training.own_optimizer import check_given, with_kind
 from operant.types import OperantError
 from operant.watchdog import Watchdog
 
@@ -35,6 +36,8 @@ def runs(
     out: Any = None,
     *,
     tokenizer: Any = None,
+    optimizer: Any = None,
+    lr_scheduler: Any = None,
     recipe: str | None = None,
     resume: bool = False,
     fresh_optimizer: bool = False,
@@ -45,7 +48,8 @@ def runs(
     """Train, and yield the run before the first step, after every step, and at the end.
 
     resume: continue the run in `out`. fresh_optimizer: with `resume`, load only the weights of the newest checkpoint,
-    which may be a light one, and start with a new optimizer. show: trackers in addition to the option `trackers`.
+    which may be a light one, and start with a new optimizer. optimizer, lr_scheduler: as in `Learner`; pass them again
+    to resume. show: trackers in addition to the option `trackers`.
     observers: called after every step and at the end.
     Raises: OperantError for an error that the user can correct.
     """
@@ -53,11 +57,13 @@ def runs(
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer without resume: a new run has a fresh optimizer anyway; leave it out")
     changed = list[Change]()
+    optimizer, given = with_kind(optimizer, given)
     if resume:
         config = configure(stored_options(out, given))
         changed = changes(out, config, fresh_optimizer=fresh_optimizer)
     else:
         config = pin_names(configure(given, recipe))
+    check_given(config.learner, optimizer, lr_scheduler)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
         stack.enter_context(distributed.launched())
@@ -67,7 +73,8 @@ def runs(
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         stack.enter_context(_threads(config.learner["learner"].threads, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
-        run = _load(config, models, folder, resume, tokenizer=tokenizer, show=show)
+        objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        run = _load(config, models, folder, resume, objects, show=show)
         run.observers = observers
         for guest in run.isolated:
             stack.callback(guest.close)
@@ -133,13 +140,14 @@ def _load(
     models: Config,
     folder: RunFolder,
     resume: bool,
+    objects: Mapping[str, Any],
     *,
-    tokenizer: Any,
     show: Iterable[Tracker],
 ) -> Run:
     """Load everything that the run needs. If that fails, a new folder is deleted.
 
-    models: the same options as `config`, with the folders that models are loaded from.
+    models: the same options as `config`, with the folders that models are loaded from. objects: the other arguments of
+    `build`.
     """
     clock, first, log_message = machine.Clock(), distributed.rank() == 0, folder.log_message
     try:
@@ -147,7 +155,7 @@ def _load(
             named, own = config.train.trackers, config.parts.get("trackers")
             named = named if own is None or isinstance(named, Mapping) else {named[0]: own}
             trackers = [*show, *make_trackers(named, folder.path, log_message)] if first else []
-            parts = build(models, tokenizer=tokenizer)
+            parts = build(models, **objects)
     except BaseException:
         folder.close()
         if not resume:  # the folder holds no results yet

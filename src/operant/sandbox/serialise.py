@@ -1,16 +1,17 @@
 """Rollouts and a reward's answers, tasks and a world's steps, as plain data that crosses a pipe as JSON.
 
-A rollout arrives as it was sent, with two exceptions: tuples in `target` and `info` become lists, and `allowed`,
-`states` and `sampling`, which no reward reads, are left out.
+A rollout arrives as it was sent, with these exceptions: tuples in `target` and `info` become lists, a `Judgement` there
+becomes a mapping, and `allowed`, `states` and `sampling`, which no reward reads, are left out.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from operant.types import OperantError, Rollout, Step, Task, Turn
+from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn
 
 LEFT_OUT = ("allowed", "states", "sampling")
+FIELDS = [f.name for f in fields(Judgement)]
 
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def task_to_plain(task: Task) -> dict[str, Any]:
 
 def task_from_plain(plain: Mapping[str, Any]) -> Task:
     """The task that `task_to_plain` was called with."""
-    return Task(**{**plain, "replies": tuple(plain["replies"])})
+    return Task(**{**plain, **{name: tuple(plain[name]) for name in ("replies", "references")}})
 
 
 def step_to_plain(step: Step) -> dict[str, Any]:
@@ -53,11 +54,29 @@ def as_list(returned: Any) -> list[Any] | None:
 
 
 def answer_to_plain(answer: Any) -> dict[str, Any]:
-    """One entry as {"value": ...}, or as {"odd": description} if no reward may return it."""
+    """One entry as {"value": ...}, a `Judgement` as {"judgement": its fields}, else {"odd": description}."""
     try:
+        if is_judgement(answer):
+            return {"judgement": _plain({name: _numbers(getattr(answer, name)) for name in FIELDS}, "")}
         return {"value": _plain(_numbers(answer), "")}
     except OperantError:
         return {"odd": f"{repr(answer)[:80]}, a {type(answer).__name__}"}
+
+
+def answer_from_plain(plain: Any) -> Any:
+    """The answer that `answer_to_plain` was called with. Raises: OperantError with a description of anything else."""
+    plain = plain if isinstance(plain, dict) else {}
+    judgement = plain.get("judgement")
+    if isinstance(judgement, dict) and [*judgement] == FIELDS:
+        return Judgement(**judgement)
+    if "value" in plain:
+        return plain["value"]
+    raise OperantError(str(plain.get("odd", "nonsense")))
+
+
+def is_judgement(answer: Any) -> bool:
+    """Whether an answer is a `Judgement`, without fields of a subclass."""
+    return isinstance(answer, Judgement) and [f.name for f in fields(answer)] == FIELDS
 
 
 def _numbers(answer: Any) -> Any:
@@ -75,6 +94,7 @@ def _plain(value: Any, where: str) -> Any:
     """`value` with tuples as lists. Raises: OperantError with the place of the first part that is not plain data."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    value = _fields(value) if is_judgement(value) else value
     if isinstance(value, (list, tuple)):
         return [_plain(part, f"{where}[{i}]") for i, part in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -17,7 +17,7 @@ from typing import Any
 from operant.storage import atomic_io
 from operant.tally import Histogram
 
-COLUMNS = ("step", "query", "reply", "reward", "KL", "tokens", "end")
+COLUMNS = ("step", "query", "reply", "reward", "KL", "tokens", "end", "outcome", "message")
 """The columns of the table of replies. KL is in nats, summed over the reply."""
 REPLIES = 32
 """The largest number of replies that are logged of a step."""
@@ -137,7 +137,8 @@ def replies(step: int, rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     table = []
     for row in rows[:REPLIES]:
         kl = None if row.get("kl") is None else float(sum(row["kl"]))
-        table.append([step, row["query"], row["reply"], row.get("reward"), kl, row.get("reply_tokens"), row.get("end")])
+        others = [row.get(name) for name in ("reply_tokens", "end", "outcome", "message")]
+        table.append([step, row["query"], row["reply"], row.get("reward"), kl, *others])
     return table
 
 

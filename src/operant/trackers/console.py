@@ -78,7 +78,9 @@ class Console:
             return
         for row in rows[: self.samples]:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
-            self._print(f"  {plain(row['query'])} | {plain(row['reply'])}{score}")
+            said = ": ".join(row[name] for name in ("outcome", "message") if row.get(name))
+            said = said if len(said) <= 100 else said[:97] + "..."
+            self._print(f"  {plain(row['query'])} | {plain(row['reply'])}{score}{said and f' ({plain(said)})'}")
 
     def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
         """Do nothing: distributions are in the report."""

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -34,6 +33,7 @@ from operant.models.policy_state import PolicyState
 from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
 from operant.options import values
+from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollouts.collate import collate, nothing
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
@@ -43,8 +43,8 @@ from operant.tally import Tally
 from operant.training import refused_step, step_arguments
 from operant.training.nonfinite import find_in_batch
 from operant.training.objective import Objective, make_objective
-from operant.training.optimizer import make_optimizer, rate
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
+from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep, refuse
 from operant.training.scoring import (
@@ -57,7 +57,8 @@ from operant.training.scoring import (
 )
 from operant.training.select import TrainingBatch, select, select_all
 from operant.training.setup import configured_sampling, load_trained_policy
-from operant.training.update_rules import UPDATE_RULES
+from operant.training.staleness import measure, with_importance, with_staleness
+from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 
 HISTORY = 2000
@@ -79,6 +80,9 @@ class Learner:
     policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
     engine: what generates the replies, or a function that makes it from the policy; None: the policy itself.
     total_steps: the number of steps of the run, for schedules that depend on it.
+    optimizer: a torch.optim.Optimizer of the policy's trained parameters, or a function from their list to one.
+    lr_scheduler: its scheduler, or a function from the optimizer to one; it makes a step after every training step.
+    Nothing else sets the learning rate then, and 16-bit weights have no float32 masters.
     Options are passed by name: `**{"kl.coef": 0.1}` or `kl={"coef": 0.1}`. composed: all of them by group, composed and
     checked already by `runs.config.configure`.
     Raises: OperantError for an unknown or impossible option, before any model loads.
@@ -95,11 +99,14 @@ class Learner:
         engine: Engine | Callable[[Policy], Engine] | None = None,
         env: Env | None = None,
         total_steps: int | None = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
         composed: Mapping[str, Any] | None = None,
         **options: Any,
     ):
         name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
         self.algorithm = find(name)
+        optimizer, options = with_kind(optimizer, options)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
         if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
             raise OperantError(
@@ -116,8 +123,10 @@ class Learner:
         self.kl: KLOptions = self.options["kl"]
         check_length(self.options, total_steps)
         check_reference(self.kl, name, reference)
+        check_given(self.options, optimizer, lr_scheduler)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference), "algorithm": name}
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
+        """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
         self.copies = {
@@ -126,7 +135,8 @@ class Learner:
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         self.env = env or SingleTurn()
-        self.optimizer = make_optimizer(self.policy, self.options["optimizer"])
+        own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
+        self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
         self.budget = self.options["update"].budget()
@@ -220,8 +230,9 @@ class Learner:
         Methods that learn from demonstrations (sft) take `step(queries, responses)`; responses that are texts are
         followed by the stop token.
 
-        A score is a float, one float per action token, or None, which leaves the reply out. For queries, responses and
-        scores, log-probs and values are computed in one forward pass, and these arguments can be added, one entry each:
+        A score is a float, one float per action token, a `Judgement`, or None, which leaves the reply out. For queries,
+        responses and scores, log-probs and values are computed in one forward pass, and these arguments can be added,
+        one entry each:
         episodes: the episode of each response. Those of one episode are its turns, in order, each with its own reward.
         groups: the group of each response, within which a method compares; None: responses to equal queries. All of a
         group must be on one rank.
@@ -249,7 +260,10 @@ class Learner:
             parsed = step_arguments.from_triplets(first, second, scores, **others, **known)
         samples = self.algorithm.needs.samples
         step_arguments.check_comparable(parsed.rollouts, name, samples, groups_named=groups is not None)
-        metrics = self.learn(*parsed)
+        judged, before = step_arguments.judged(parsed), self.history[-1] if self.history else None
+        metrics = self.learn(parsed.rollouts, judged.scores if judged else parsed.scores, parsed.sampling)
+        if judged is not None:
+            metrics |= reward_metrics(judged, before)
         if self.refused is not None:
             warnings.warn(self.refused.message(), stacklevel=2)
         return metrics
@@ -261,6 +275,7 @@ class Learner:
 
         The scores are added to the rewards that an environment paid, which are stored in the turns. Demonstrations have
         no scores, and are scored without temperature or masks.
+        Raises: OperantError for scores that cannot be trained on, or after the last step of a schedule.
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
@@ -269,7 +284,7 @@ class Learner:
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
         """Select, collate, score, credit, update, sync: the training step."""
-        moments_before, lr = self.moments.state_dict(), self._learning_rate()
+        moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
         self.controller.begin(self.progress.share(self.total_steps))
         coef = self.controller.coef
         try:
@@ -284,6 +299,7 @@ class Learner:
         on_cpu = batch.with_(states=None).to("cpu")
         tally = selected.tally.merge(collect.of_rollouts(selected.rollouts, texts=self.policy.tokenizer is not None))
         tally.merge(collect.of_batch(on_cpu, coef))
+        tally.merge(measure(selected.rollouts, self.policy.version, on_cpu, self.own.importance_cap))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
@@ -313,9 +329,10 @@ class Learner:
         """Select the replies to train on, and process their scores."""
         if self.algorithm.source == "data":
             return select_all(rollouts)
-        tokenizer, drop = self.policy.tokenizer, self.own.on_length == "drop"
         scores = [0.0] * len(rollouts) if scores is None else scores
-        return select(rollouts, scores, self.options["score"], self.moments, tokenizer, drop_lengths=drop)
+        limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
+        limits |= {"drop_lengths": self.own.on_length == "drop"}
+        return select(rollouts, scores, self.options["score"], self.moments, self.policy.tokenizer, **limits)
 
     def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
         """Collate the replies and score them."""
@@ -325,6 +342,7 @@ class Learner:
             between = math.prod(known.get(rate, 1.0) for rate in rates)
             kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": between}
             batch = collate(selected.rollouts, selected.scores, **kept)
+            batch = with_staleness(batch, selected.rollouts, self.policy.version)
         else:  # another rank has replies
             batch = nothing(self.policy.numbers)
         lengths_too = self.own.on_length == "bootstrap"
@@ -336,10 +354,13 @@ class Learner:
         """Add log-probs, values, reference log-probs and KL to a collated batch; demonstrations need none of these."""
         if self.algorithm.source == "data":
             return with_trunk_states(batch, self.policy, self.budget.tokens)
-        rescore = self.policy.rounds if self.own.rescore is None else self.own.rescore
+        weighted = self.own.importance != "none"
+        rescore = weighted or (self.policy.rounds if self.own.rescore is None else self.own.rescore)
         reference = self.reference.policy if self.reference is not None else None
-        micro = self.budget.tokens
+        micro, sampled = self.budget.tokens, batch.logprobs
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
+        if weighted:
+            batch = with_importance(batch, sampled, self.own.importance, self.own.importance_cap)
         return with_bootstraps(batch, bootstraps, self.policy, micro)
 
     def credit(self, batch: Batch, coef: float) -> Batch:
@@ -358,19 +379,17 @@ class Learner:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
         self.updating = True
         with self.timing("update"):
-            tally, bad = UPDATE_RULES[self.algorithm.update](
-                self.policy,
-                self.optimizer,
+            tally, bad = self.rule.update(
                 batch,
                 self.objective(sampling),
-                options=self.options["update"],
-                optimizer_options=replace(self.options["optimizer"], lr=lr),
-                sampling=sampling,
+                sampling,
+                lr=lr,
                 seed=self.own.seed,
                 step=self.progress.step,
                 places=places,
                 budget=self.budget,
                 detailed=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
+                keep_gradients=self.own.keep_gradients,
             )
         self.updating = False
         if bad is not None:
@@ -387,6 +406,15 @@ class Learner:
         return machine.threads(machine.worth(tokens, machine.largest(self.policy.model)))
 
     @property
+    def optimizer(self) -> Any:
+        """The optimizer of the update rule; None if it has none."""
+        return self.rule.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self.rule.optimizer = optimizer
+
+    @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -394,16 +422,6 @@ class Learner:
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The rollouts as a reward sees them: cut after `score.truncate_token`, if that is set."""
         return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
-
-    def _learning_rate(self) -> float:
-        """The learning rate of this step. Raises: OperantError after the last step of a schedule, where it is 0."""
-        options, step, total = self.options["optimizer"], self.progress.step, self.total_steps
-        if total is not None and step >= total and options.schedule != "constant":
-            raise OperantError(
-                f"all total_steps={total} steps are done, and optimizer.schedule={options.schedule} has reached 0, so "
-                "another step would change nothing: build the Learner with more total_steps"
-            )
-        return rate(options, step, total)
 
     def diagnose(self) -> list[Any]:
         """The findings about training so far, worst first: `operant.diagnose(self)`."""
@@ -468,9 +486,10 @@ class Learner:
         """All state that changes, by the name under which it is registered in `RunState`."""
         copies = {f"shadow/{name}": copied for name, copied in self.copies.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
+        of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in self.rule.parts().items()}
         return {
             "policy": PolicyState(self.policy),
-            "optimizer": self.optimizer,
+            **of_rule,
             "controller": self.controller,
             "moments": self.moments,
             "progress": self.progress,

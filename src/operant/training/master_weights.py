@@ -1,4 +1,4 @@
-"""AdamW with float32 copies of 16-bit weights, so that small steps are not lost in rounding."""
+"""torch's optimizers with float32 copies of 16-bit weights, so that small steps are not lost in rounding."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 
-class MasterAdamW(torch.optim.AdamW):
-    """AdamW on float32 master weights of every 16-bit parameter, and on all other parameters directly.
+class MasterWeights(torch.optim.Optimizer):
+    """Before one of torch's optimizers: it changes float32 master weights of every 16-bit parameter, and all others.
 
     A step of 1e-5 is lost in a bfloat16 weight, which has eight bits. It is added to the master weight, and the weight
     is the rounded master weight (Micikevicius et al., 2018, arXiv:1710.03740).
@@ -43,12 +43,8 @@ class MasterAdamW(torch.optim.AdamW):
 
     def move(self, shrink: float) -> None:
         """Make one step of the weights that the optimizer has: master weights, and parameters without them."""
-        if shrink != 1 and any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"]):
+        if shrink != 1:
             torch._foreach_mul_(gradients(self), shrink)
-            shrink = 1.0  # the scale below is a float32, too coarse for float64 weights
-        # torch's fused kernel divides the gradients by a scale while it reads them, which saves a pass over them.
-        self.grad_scale = None if shrink == 1 else torch.tensor(1 / shrink)
-        self.found_inf = None if shrink == 1 else torch.zeros(())
         super().step()
 
     @torch.no_grad()
@@ -77,6 +73,29 @@ class MasterAdamW(torch.optim.AdamW):
             master.copy_(saved)
             p.copy_(saved)
         super().load_state_dict(state)
+
+
+class MasterAdamW(MasterWeights, torch.optim.AdamW):
+    """AdamW, with `fused=True`."""
+
+    def move(self, shrink: float) -> None:
+        """Make one step of the weights that the optimizer has; the gradients are clipped while they are read."""
+        coarse = any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"])
+        if shrink == 1 or coarse:  # the scale below is a float32, too coarse for float64 weights
+            self.grad_scale = self.found_inf = None
+            super().move(shrink)
+            return
+        # torch's fused kernel divides the gradients by a scale while it reads them, which saves a pass over them.
+        self.grad_scale, self.found_inf = torch.tensor(1 / shrink), torch.zeros(())
+        super().move(1.0)
+
+
+class MasterRMSprop(MasterWeights, torch.optim.RMSprop):
+    """RMSprop: eps is added outside the root."""
+
+
+class MasterSGD(MasterWeights, torch.optim.SGD):
+    """SGD, with or without momentum."""
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Micro-batches, which bound the memory of a pass. Their size changes no number."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +43,26 @@ class TokenBudget:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.tokens = min(self.tokens, state["tokens"])
+
+
+@dataclass(frozen=True)
+class MicroBatchOptions:
+    """How a batch is cut to fit into memory: the options `update.*` that every update rule has."""
+
+    micro_tokens: int = 8192
+    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
+    number."""
+    micro_batch: str = "auto"
+    """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
+
+    def __post_init__(self) -> None:
+        if self.micro_tokens < 1:
+            raise OperantError(f"update.micro_tokens={self.micro_tokens}: it must be at least 1")
+        if self.micro_batch not in ("auto", "fixed"):
+            raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
+
+    def budget(self) -> TokenBudget:
+        return TokenBudget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 
 def accumulate(

@@ -17,6 +17,7 @@ from operant.types import Batch
 KNOWN = {
     "logprobs": "log-prob",
     "raw_logprobs": "untruncated log-prob",
+    "importance": "importance weight",
     "values": "value",
     "ref_logprobs": "reference log-prob",
     "kl": "KL",

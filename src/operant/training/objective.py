@@ -125,6 +125,7 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     tally.spread("policy/ratio_std", ratio)
     tally.extreme("policy/ratio_max", float(ratio.max()))
     tally.extreme("policy/ratio_min", float(ratio.min()))
-    if gap:
-        tally.extreme("rollout/logprob_gap", float(log_ratio.abs().max()))
-        collect.of_likelihood(tally, batch, out)
+    current = at if batch.staleness is None else at & (batch.staleness == 0)  # the others differ for a good reason
+    if gap and bool(current.any()):
+        tally.extreme("rollout/logprob_gap", float(log_ratio[current[at].cpu()].abs().max()))
+        collect.of_likelihood(tally, batch, out, current)

@@ -1,58 +1,127 @@
-"""Adam with either placement of epsilon, and the learning rate as a function of progress."""
+"""The kinds of optimizer, their options, and the learning rate as a function of progress."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
 
 from operant.training.eight_bit import EightBit
-from operant.training.master_weights import MasterAdamW, gradients
+from operant.training.master_weights import MasterAdamW, MasterRMSprop, MasterSGD, MasterWeights, gradients
 from operant.types import OperantError
+
+OWN = "own"
+"""The kind of an optimizer that the user has made."""
+USED = {
+    "adamw": ("lr", "schedule", "warmup", "betas", "eps", "eps_placement", "weight_decay", "states"),
+    "rmsprop": ("lr", "schedule", "warmup", "alpha", "momentum", "eps", "weight_decay"),
+    "sgd": ("lr", "schedule", "warmup", "momentum", "weight_decay"),
+    OWN: (),
+}
+"""The options that each kind uses, besides `kind` and `max_grad_norm`."""
 
 
 @dataclass(frozen=True)
-class OptimizerOptions:
-    """Options of the optimizer and its learning rate."""
+class RateOptions:
+    """The learning rate and the bound of the gradient: the options `optimizer.*` that an update rule needs."""
 
     lr: float = 1e-5
     schedule: str = "constant"
     """constant | linear (to 0) | cosine (to 0)."""
     warmup: float = 0.0
     """Share of the run in which the rate rises to its peak; the schedule starts after it."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    eps_placement: str = "torch"
-    """torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as in OpenAI's code."""
-    weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
-    states: str = "float32"
-    """float32, or 8bit: each of Adam's two moments in one byte, 2 bytes per trained weight instead of 8, but slower."""
 
     def __post_init__(self) -> None:
-        checks = [
-            ("lr", 0 <= self.lr <= 10, "in [0, 10]: Adam changes every weight by about this much"),
-            ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
-            # A weight whose gradients were all 0 changes by 0 / (0 + eps).
-            ("eps", self.eps >= 1e-30, "at least 1e-30"),
-            ("weight_decay", 0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0, "in [0, 1 / lr]"),
-            ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm >= 1e-20, "at least 1e-20, or none"),
-        ]
-        for name, good, rule in checks:
-            if not good:
-                raise OperantError(f"optimizer.{name}={getattr(self, name)}: it must be {rule}")
+        _check(self, "lr", 0 <= self.lr <= 10, "in [0, 10]: Adam changes every weight by about this much")
+        bounded = self.max_grad_norm is None or self.max_grad_norm >= 1e-20
+        _check(self, "max_grad_norm", bounded, "at least 1e-20, or none")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise OperantError(f"optimizer.schedule={self.schedule!r}: it must be constant, linear or cosine")
+        _check(self, "warmup", 0 <= self.warmup < 1, "in [0, 1)")
+
+    def state_bytes(self, trained: int, low: int) -> float:
+        """Bytes of the optimizer's state for so many trained weights, `low` of which are of a 16-bit type."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class OptimizerOptions(RateOptions):
+    """Options of the optimizer and its learning rate. Each kind refuses the options that it does not use."""
+
+    kind: str = "adamw"
+    """adamw | rmsprop (eps outside the root) | sgd | own (an optimizer from Python: `train(..., optimizer=...)`)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of adamw: how much of each moment a step keeps."""
+    alpha: float = 0.99
+    """Of rmsprop: how much of the mean square a step keeps."""
+    momentum: float = 0.0
+    """Of rmsprop and sgd: how much of the last change a step keeps."""
+    eps: float = 1e-8
+    """Of adamw and rmsprop: added to the root that divides the gradient."""
+    eps_placement: str = "torch"
+    """Of adamw. torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as in OpenAI's
+    code."""
+    weight_decay: float = 0.0
+    """Of matrices, not of vectors. adamw shrinks the weights; rmsprop and sgd add it to the gradient, as torch does."""
+    states: str = "float32"
+    """Of adamw. float32, or 8bit: each of Adam's two moments in one byte, 2 bytes per trained weight instead of 8, but
+    slower."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in USED:
+            raise OperantError(f"optimizer.kind={self.kind!r}: it must be {', '.join(USED)}")
+        for field in fields(self):
+            if field.name in unused(self.kind) and getattr(self, field.name) != field.default:
+                raise OperantError(f"optimizer.{field.name}={getattr(self, field.name)}: {_why_unused(self.kind)}")
+        _check(self, "betas", all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)")
+        _check(self, "alpha", 0 <= self.alpha < 1, "in [0, 1)")
+        _check(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        _check(self, "eps", self.eps >= 1e-30, "at least 1e-30")  # else a weight without gradients changes by 0 / 0
+        decays = 0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0
+        _check(self, "weight_decay", decays, "in [0, 1 / lr]")
         if self.eps_placement not in ("torch", "tensorflow"):
             raise OperantError(f"optimizer.eps_placement={self.eps_placement!r}: it must be torch or tensorflow")
         if self.states not in ("float32", "8bit"):
             raise OperantError(f"optimizer.states={self.states!r}: it must be float32 or 8bit")
-        if not 0 <= self.warmup < 1:
-            raise OperantError(f"optimizer.warmup={self.warmup}: it must lie in [0, 1)")
+
+    def state_bytes(self, trained: int, low: int) -> float:
+        """As in `RateOptions`. An optimizer of the user's own counts as Adam without master weights."""
+        if self.kind in ("adamw", OWN):
+            moments = 2.1 if self.states == "8bit" else 8.0
+        else:
+            moments = 4.0 * (self.kind == "rmsprop") + 4.0 * (self.momentum > 0)
+        return moments * trained + (8.0 * low if self.kind != OWN else 0.0)  # a master weight and its gradient
+
+
+def _check(options: RateOptions, name: str, good: bool, rule: str) -> None:
+    """Raises: OperantError unless the option is good."""
+    if not good:
+        raise OperantError(f"optimizer.{name}={getattr(options, name)}: it must be {rule}")
+
+
+def unused(kind: str) -> set[str]:
+    """The options that a kind of optimizer does not use."""
+    return {name for names in USED.values() for name in names} - set(USED[kind])
+
+
+def _why_unused(kind: str) -> str:
+    if kind == OWN:
+        return "the optimizer is your own, and decides this itself; set it there and leave it out here"
+    return f"optimizer.kind={kind} does not use it, but {', '.join(USED[kind])}; leave it out"
+
+
+def without_unused(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """The options of a recipe or preset, by full name, without those that the kind of optimizer does not use."""
+    left_out = {f"optimizer.{name}" for name in unused(kind)} if kind in USED else set()
+    return {name: value for name, value in options.items() if name not in left_out}
 
 
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """AdamW of the trainable weights, without decay of vectors and biases; 16-bit weights get float32 masters."""
+    """The optimizer of the trainable weights, without decay of vectors; 16-bit weights get float32 masters."""
     trained = [p for p in policy.parameters() if p.requires_grad]
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [
@@ -60,11 +129,16 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
         for params, decay in ((matrices, options.weight_decay), (vectors, 0.0))
         if params
     ]
-    kind = EightBit if options.states == "8bit" else MasterAdamW
-    return kind(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    if options.kind == "rmsprop":
+        kwargs = {"alpha": options.alpha, "eps": options.eps, "momentum": options.momentum}
+        return MasterRMSprop(groups, lr=options.lr, **kwargs)
+    if options.kind == "sgd":
+        return MasterSGD(groups, lr=options.lr, momentum=options.momentum)
+    adam = EightBit if options.states == "8bit" else MasterAdamW
+    return adam(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
 
 
-def rate(options: OptimizerOptions, step: int, total: int | None) -> float:
+def rate(options: RateOptions, step: int, total: int | None) -> float:
     """The learning rate of a step, counted from 0, in a run of `total` steps.
 
     It rises over the first W = ceil(warmup * total) steps as (step + 1) / (W + 1) and has its peak at step W, where
@@ -83,9 +157,10 @@ def rate(options: OptimizerOptions, step: int, total: int | None) -> float:
 def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink: float = 1.0) -> None:
     """Make an optimizer step at the rate `options.lr`, with the gradients times `shrink`.
 
-    The tensorflow placement of epsilon is the torch one with eps / sqrt(1 - beta2^t).
+    An optimizer of the user's own keeps its rate. The tensorflow placement of epsilon is the torch one with
+    eps / sqrt(1 - beta2^t).
     """
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if options.kind != OWN else ():
         group["lr"] = options.lr
     if options.eps_placement == "tensorflow":
         for group in optimizer.param_groups:
@@ -94,7 +169,7 @@ def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink
             group["eps"] = options.eps / math.sqrt(1 - options.betas[1] ** t)
     if shrink == 1:
         optimizer.step()
-    elif isinstance(optimizer, MasterAdamW):
+    elif isinstance(optimizer, MasterWeights):
         optimizer.step(shrink=shrink)
     else:
         torch._foreach_mul_(gradients(optimizer), shrink)

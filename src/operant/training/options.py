@@ -19,8 +19,9 @@ from operant.options import compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
-from operant.training.optimizer import OptimizerOptions
-from operant.training.update import UpdateOptions
+from operant.training.optimizer import OWN, RateOptions, without_unused
+from operant.training.staleness import WEIGHTS
+from operant.training.update_rules import find_rule
 from operant.types import Batch, OperantError, Outputs, shown
 
 
@@ -37,6 +38,13 @@ class LearnerOptions:
     rescore: bool | None = None
     """Recompute log-probs and values in a second pass, even if decoding stored them. None: only in bfloat16, where a
     token decoded alone and the same token in a whole row differ in the second digit."""
+    max_staleness: int | None = None
+    """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
+    importance: str = "none"
+    """Importance weights in the loss, for turns of earlier weights or another sampler: none; token: of each token;
+    sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
+    importance_cap: float | None = 2.0
+    """The largest importance weight; none: any."""
     threads: int | str = "auto"
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
     for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
@@ -46,10 +54,24 @@ class LearnerOptions:
     watch_every: int = 10
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
     never. Tensors above 65,536 numbers are sampled."""
+    keep_gradients: bool = False
+    """Keep the gradients of the last optimizer step, clipped, in the parameters' `.grad` until the next update. They
+    take as much memory as the trained weights. None are kept of an update that was refused or stopped early."""
 
     def __post_init__(self) -> None:
         if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
             raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise OperantError(f"learner.max_staleness={self.max_staleness}: it must be at least 0, or none")
+        if self.importance not in WEIGHTS:
+            raise OperantError(f"learner.importance={shown(self.importance)}: it must be {', '.join(WEIGHTS)}")
+        if self.importance_cap is not None and self.importance_cap <= 0:
+            raise OperantError(f"learner.importance_cap={self.importance_cap:g}: it must be above 0, or none")
+        if self.importance != "none" and self.rescore is False:
+            raise OperantError(
+                f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
+                "policy before the update; leave rescore out"
+            )
         if self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto":
             raise OperantError(f"threads={self.threads!r}: it must be auto, or a number of at least 1")
         if self.watch_every < 0:
@@ -57,20 +79,25 @@ class LearnerOptions:
 
 
 def schema(algorithm: Algorithm) -> dict[str, Any]:
-    """The options of a learner, by group; those of loss and advantage are the arguments of the method's functions."""
-    return {
+    """The options of a learner, by group.
+
+    Those of loss and advantage are the arguments of the method's functions, `update` and `optimizer` those of its rule.
+    """
+    rule = find_rule(algorithm.update)
+    known = {
         "learner": LearnerOptions,
         "sampling": Sampling,
         "kl": KLOptions,
         "loss": algorithm.loss,
         "advantage": algorithm.advantage or (lambda batch: batch),
-        "update": UpdateOptions,
-        "optimizer": OptimizerOptions,
+        "update": rule.update_options,
+        "optimizer": rule.optimizer_options,
         "score": ScoreOptions,
         "lora": LoraOptions,
         "value": ValueOptions,
         "model": ModelOptions,
     }
+    return {group: made for group, made in known.items() if made is not None}
 
 
 def missing_parts(algorithm: Algorithm) -> dict[str, str]:
@@ -107,7 +134,13 @@ def learner_options(
     of_a_run = [k for k in chosen if "." not in k]  # steps and batch, which a learner does not have
     base, left_out = applicable_options(chosen, name, [*option_names(algorithm), *of_a_run])
     base = {k: v for k, v in {**algorithm.defaults, **base, **(above or {})}.items() if k in names(known)}
-    return checked_options(name, base | own_options(name, known, given)), left_out
+    own = own_options(name, known, given)
+    return checked_options(name, with_base(base, own)), left_out
+
+
+def with_base(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of preset and recipe, replaced by the caller's, without those that the optimizer does not use."""
+    return without_unused(base, {**base, **own}.get("optimizer.kind", "adamw")) | dict(own)
 
 
 def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +164,8 @@ def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
     Raises: OperantError for an unknown option; if another method has it, the message names that method.
     """
     old_names.refuse(given)
+    if given.get("optimizer.kind") == OWN and "optimizer.kind" not in names(known):
+        raise OperantError(f"optimizer: the update rule of algorithm {name} makes its own steps; leave it out")
     try:
         return resolve(known, given)
     except OperantError as error:
@@ -169,7 +204,10 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
 
 def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
     """Refuse options that contradict the method or each other."""
-    algorithm, kl = find(name), options["kl"]
+    algorithm, kl, own = find(name), options["kl"], options["learner"]
+    if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
+        named = "max_staleness" if own.importance == "none" else "importance"
+        raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
     if kl.coef and algorithm.kl == ("loss",):
         raise OperantError(
             f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "
@@ -205,9 +243,10 @@ def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
 
     Raises: OperantError.
     """
-    optimizer, following = options["optimizer"], []
-    following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
-    following += [f"optimizer.warmup={optimizer.warmup:g}"] if optimizer.warmup else []
+    optimizer, following = options.get("optimizer"), []
+    if isinstance(optimizer, RateOptions):
+        following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
+        following += [f"optimizer.warmup={optimizer.warmup:g}"] if optimizer.warmup else []
     following += ["kl.control=linear"] if options["kl"].control == "linear" else []
     if following and total_steps is None:
         raise OperantError(

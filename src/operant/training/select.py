@@ -9,6 +9,7 @@ from operant.metrics import collect
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.rollouts.totals import Total, totals
 from operant.tally import Tally
+from operant.training.staleness import age
 from operant.types import OperantError, Rollout, shown
 
 
@@ -35,11 +36,14 @@ def select(
     tokenizer: Any,
     *,
     drop_lengths: bool = False,
+    version: int = 0,
+    max_staleness: int | None = None,
 ) -> TrainingBatch:
     """Penalise, scale and clip the scores, update `moments` with them, and leave out replies without a score.
 
     The scores are added to the rewards that an environment paid, which are stored in the turns. Every rank must call.
-    drop_lengths: also leave out replies that hit their length limit.
+    drop_lengths: also leave out replies that hit their length limit. max_staleness: also leave out episodes with a turn
+    that is older than this; `version` is that of the policy.
     Raises: OperantError on every rank if scores and rollouts differ in number, a score is NaN or infinite, or no reply
     is left on any rank.
     """
@@ -47,12 +51,14 @@ def select(
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
     trained = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
-    acted = [i for i in scored if rollouts[i].count]
-    places = [i for i in acted if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
+    oldest = [max((age(turn, version) for turn in rollout.turns), default=0) for rollout in rollouts]
+    fresh = [i for i in scored if max_staleness is None or oldest[i] <= max_staleness]
+    places = [i for i in fresh if rollouts[i].count and not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
         failed = distributed.total_float(float(sum(r.failed for r in rollouts)))
         raise OperantError(
-            "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop'"
+            "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop' or "
+            "learner.max_staleness"
             + (f", or their world failed ({failed:.0f} episodes; log.txt has the reasons)" if failed else "")
         )
     raw_totals = [x for x in totals(raw, rollouts) if x is not None]
@@ -60,7 +66,9 @@ def select(
     used_totals = [x for i in places if (x := trained_totals[i]) is not None]
     groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
     tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups)
-    tally.add("rollout/dropped", len(scored) - len(places), len(rollouts))
+    tally.add("rollout/dropped", len(fresh) - len(places), len(rollouts))
+    if max_staleness is not None:
+        tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts))
     return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
 

@@ -9,10 +9,11 @@ import torch
 
 from operant import distributed
 from operant.models.policy import Policy
+from operant.rewards import Judged, judge
 from operant.rollouts.external import to_rollouts
 from operant.rollouts.generation_kwargs import drawn_with
 from operant.sampling import Sampling
-from operant.types import OperantError, Rollout, shown
+from operant.types import Judgement, OperantError, Rollout, shown
 
 
 class ScoredRollouts(NamedTuple):
@@ -99,6 +100,17 @@ def from_triplets(
         )
     )
     return ScoredRollouts(rollouts, plain if episodes is None else [0.0] * len(rollouts), sampling)
+
+
+def judged(scored: ScoredRollouts) -> Judged | None:
+    """The checked scores, if one of them is a `Judgement` on any rank; else None. Every rank must call.
+
+    Raises: OperantError on every rank for a score that no reward may return.
+    """
+    scores, rollouts = scored.scores or [], scored.rollouts
+    if not distributed.largest(int(any(isinstance(score, Judgement) for score in scores))):
+        return None
+    return distributed.together(lambda: judge(lambda _: scores, rollouts, "given"))
 
 
 def check_comparable(rollouts: Sequence[Rollout], algorithm: str, samples: int, *, groups_named: bool) -> None:

@@ -6,8 +6,9 @@ first backward pass, and gradients are summed, so micro-batches, padding and ran
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,31 +22,27 @@ from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.training.find_nonfinite import RefusedUpdate, first_fault
 from operant.training.gradient_norms import NormRecorder
-from operant.training.microbatch import TokenBudget, accumulate
+from operant.training.microbatch import MicroBatchOptions, TokenBudget, accumulate
 from operant.training.objective import FAULTS, Objective
-from operant.training.optimizer import OptimizerOptions, apply
+from operant.training.optimizer import RateOptions, apply
 from operant.types import Batch, OperantError
 
 
 @dataclass(frozen=True)
-class UpdateOptions:
+class UpdateOptions(MicroBatchOptions):
     """How often a batch is used, and how it is cut."""
 
     epochs: int = 4
     minibatch: int | None = None
     """Units (episodes, pairs) per optimizer step, over all ranks; None: the whole batch."""
-    micro_tokens: int = 8192
-    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
-    number."""
-    micro_batch: str = "auto"
-    """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
     target_kl: float | None = None
     """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
     ratio_threshold: float | None = None
     """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatch", "micro_tokens"):
+        super().__post_init__()
+        for name in ("epochs", "minibatch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OperantError(f"update.{name}={value}: it must be at least 1")
@@ -53,11 +50,6 @@ class UpdateOptions:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise OperantError(f"update.{name}={value}: it must be above 0, or none; else no step would be taken")
-        if self.micro_batch not in ("auto", "fixed"):
-            raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
-
-    def budget(self) -> TokenBudget:
-        return TokenBudget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 
 class UpdateResult(NamedTuple):
@@ -76,13 +68,15 @@ def update(
     objective: Objective,
     *,
     options: UpdateOptions,
-    optimizer_options: OptimizerOptions,
+    optimizer_options: RateOptions,
     sampling: Sampling,
     seed: int = 0,
     step: int = 0,
     places: Sequence[int | None] = (),
     detailed: bool = False,
     budget: TokenBudget | None = None,
+    keep_gradients: bool = False,
+    step_on: Callable[[Batch, float], None] | None = None,
 ) -> UpdateResult:
     """Train for some epochs on the batch.
 
@@ -90,6 +84,9 @@ def update(
     any rank, and the update ends.
     places: the index of each episode among those of all ranks, which decides its minibatches. If empty, episodes are
     numbered round robin over the ranks. detailed: measure every gradient, weight and change (`NormRecorder`).
+    keep_gradients: the clipped gradients of the last optimizer step stay in the parameters. step_on: makes the
+    optimizer step of a minibatch whose gradients are in place, in the place of `optimizer`; its second argument is the
+    factor that clips the gradients.
     """
     tally = Tally()
     for name in ("update/steps", "update/epochs"):
@@ -99,6 +96,7 @@ def update(
     numbers = _numbers([int(batch.episodes[rows[0]]) for rows in rows_of_units], places)
     budget = budget or options.budget()
     together = distributed.GradientSum(policy, idle=policy.critic is not None)  # the critic's output head is not used
+    step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
     first = True
     for epoch in range(options.epochs):
         of_epoch = Tally()
@@ -106,20 +104,26 @@ def update(
             minibatch = _weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
                 collect.of_advantages(tally, minibatch)
+            _clear(recorder.parameters)
             measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
             first = False
             norms = _gradient_norms(recorder.parameters)
             if not _all_finite(measured, norms):
-                optimizer.zero_grad()
+                _clear(recorder.parameters)
                 fault = first_fault(policy, minibatch, objective, sampling, budget.tokens)
                 unmoved = tally.sums["update/steps"][0] == 0
                 refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
                 return UpdateResult(_without_step(tally, measured, recorder, refused=True), refused)
             of_epoch.merge(measured)
             if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
-                optimizer.zero_grad()
+                _clear(recorder.parameters)
                 return UpdateResult(_without_step(tally, measured, recorder, early=True), None)
-            _clip_and_step(recorder, norms, optimizer, options, optimizer_options, measured)
+            bound, made = optimizer_options.max_grad_norm, partial(step_on, minibatch)
+            stepped = _clip_and_step(recorder, norms, made, bound, options.ratio_threshold, measured)
+            if not (keep_gradients and stepped):
+                _clear(recorder.parameters)
+            for p, master in getattr(optimizer, "pairs", ()) if keep_gradients and stepped else ():
+                p.grad.copy_(master.grad)  # that of the master weight was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     return UpdateResult(_finish(tally, recorder), None)
@@ -171,7 +175,8 @@ def _weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if objective.whiten is not None and part.advantages is not None:
         part = objective.whiten(part, counted.actions)
-    return part.with_(weights=token_weights(counted, objective.per, objective.horizon))
+    weights = token_weights(counted, objective.per, objective.horizon)
+    return part.with_(weights=weights if part.importance is None else weights * part.importance)
 
 
 def _mean_exceeds(tally: Tally, metric: str, limit: float | None) -> bool:
@@ -185,14 +190,14 @@ def _mean_exceeds(tally: Tally, metric: str, limit: float | None) -> bool:
 def _clip_and_step(
     recorder: NormRecorder,
     norms: dict[str, float],
-    optimizer: torch.optim.Optimizer,
-    options: UpdateOptions,
-    optimizer_options: OptimizerOptions,
+    make_step: Callable[[float], None],
+    bound: float | None,
+    ratio_threshold: float | None,
     measured: Tally,
-) -> None:
-    """Clip the gradients and make the optimizer step, unless the mean ratio is above its threshold."""
-    norm, bound = math.hypot(*norms.values()), optimizer_options.max_grad_norm or float("inf")
-    skipped = _mean_exceeds(measured, "policy/ratio_mean", options.ratio_threshold)
+) -> bool:
+    """Make the optimizer step with clipped gradients, unless the mean ratio is above its threshold; whether it was."""
+    norm, bound = math.hypot(*norms.values()), bound or float("inf")
+    skipped = _mean_exceeds(measured, "policy/ratio_mean", ratio_threshold)
     loss, _ = measured.sums.pop("loss/total", (0.0, 0.0))
     if not skipped:
         recorder.gradients(norms)
@@ -200,9 +205,14 @@ def _clip_and_step(
         measured.add("update/grad_norm_clipped", min(norm, bound))
         measured.add("update/steps", 1.0 / distributed.world(), 0.0)  # all ranks make the same steps
         measured.add("loss/total", loss, 1.0 / distributed.world())  # the loss is the sum of the ranks' parts
-        apply(optimizer, optimizer_options, shrink=min(1.0, bound / (norm + 1e-6)))
+        make_step(min(1.0, bound / (norm + 1e-6)))
     measured.add("policy/skipped_steps", float(skipped))
-    optimizer.zero_grad()
+    return not skipped
+
+
+def _clear(parameters: Mapping[str, nn.Parameter]) -> None:
+    for p in parameters.values():
+        p.grad = None
 
 
 def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:

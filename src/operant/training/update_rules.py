@@ -1,12 +1,119 @@
-"""The update rules by name. A new rule is a file of its own beside `update.py`, and an entry here.
+"""Update rules: how the weights are moved, once a training step. A method chooses one (`Algorithm.update`)."""
 
-A rule takes the arguments of `update` and returns an `UpdateResult`: the metrics, and the optimizer step that was
-refused because of NaN or infinity, if any. Every rank calls it, once a training step.
-"""
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from collections.abc import Callable
+import torch
 
-from operant.training.update import UpdateResult, update
+from operant.import_by_name import Table
+from operant.models.policy import Policy
+from operant.sampling import Sampling
+from operant.training.microbatch import MicroBatchOptions, TokenBudget
+from operant.training.objective import Objective
+from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
+from operant.training.own_optimizer import OwnOptimizer
+from operant.training.update import UpdateOptions, UpdateResult, update
+from operant.types import Batch, OperantError, shown
 
-UPDATE_RULES: dict[str, Callable[..., UpdateResult]] = {"gradient": update}
-"""Name -> the function that moves the weights. `Algorithm.update` chooses one."""
+
+class GradientUpdate:
+    """Epochs of minibatches, and an optimizer step for each.
+
+    A rule of one's own is a class with these members. It may derive from this one and change what differs: its options,
+    `make_optimizer`, `step`, or its state.
+    """
+
+    update_options: type[MicroBatchOptions] = UpdateOptions
+    """The dataclass of the options `update.*`."""
+    optimizer_options: type | None = OptimizerOptions
+    """The dataclass of the options `optimizer.*`; None: there are none. Here, one derived from `RateOptions`."""
+
+    def __init__(self, policy: Policy, options: Mapping[str, Any], own: OwnOptimizer | None = None):
+        """`options`: by group, among them `update` and `optimizer`. `own`: an optimizer that the user has made."""
+        self.policy, self.options, self.own = policy, options, own
+        self.optimizer: Any = self.make_optimizer() if own is None else own.optimizer
+
+    def make_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the policy's trained weights; None if `step` needs none."""
+        return make_optimizer(self.policy, self.options["optimizer"])
+
+    def parts(self) -> dict[str, Any]:
+        """All state that changes, by name: objects with `state_dict` and `load_state_dict`.
+
+        These are the optimizer, which `fresh_optimizer` does not load, and the rule itself if it has both methods.
+        """
+        optimizer = {} if self.optimizer is None else {"optimizer": self.own or self.optimizer}
+        return optimizer | ({"rule": self} if hasattr(self, "state_dict") else {})
+
+    def learning_rate(self, step: int, total: int | None) -> float:
+        """The learning rate of a training step, counted from 0, in a run of `total` steps.
+
+        Raises: OperantError after the last step of a schedule, where it is 0.
+        """
+        if self.own is not None:
+            return float(self.optimizer.param_groups[0]["lr"])
+        options = self.options["optimizer"]
+        if total is not None and step >= total and options.schedule != "constant":
+            raise OperantError(
+                f"all total_steps={total} steps are done, and optimizer.schedule={options.schedule} has reached 0, so "
+                "another step would change nothing: build the Learner with more total_steps"
+            )
+        return rate(options, step, total)
+
+    def update(
+        self,
+        batch: Batch,
+        objective: Objective,
+        sampling: Sampling,
+        *,
+        lr: float,
+        seed: int,
+        step: int,
+        places: Sequence[int | None],
+        budget: TokenBudget,
+        detailed: bool,
+        keep_gradients: bool,
+    ) -> UpdateResult:
+        """Train on the batch of a training step. Every rank calls it. The arguments are those of `update.update`."""
+        result = update(
+            self.policy,
+            self.optimizer,
+            batch,
+            objective,
+            options=self.options["update"],
+            optimizer_options=self.options["optimizer"],
+            sampling=sampling,
+            seed=seed,
+            step=step,
+            places=places,
+            budget=budget,
+            detailed=detailed,
+            keep_gradients=keep_gradients,
+            step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
+        )
+        if self.own is not None and (result.refused is None or not result.refused.first):
+            self.own.schedule()
+        return result
+
+    def step(self, minibatch: Batch, sampling: Sampling, *, lr: float, shrink: float) -> None:
+        """Move the weights once; the gradients of the minibatch are in place, and are to be multiplied by `shrink`."""
+        options = self.options["optimizer"]
+        apply(self.optimizer, options if self.own is not None else replace(options, lr=lr), shrink=shrink)
+
+
+UPDATE_RULES = Table("update rule", "operant.update_rules", {"gradient": GradientUpdate})
+
+
+def find_rule(rule: Any) -> type[GradientUpdate]:
+    """The class of an update rule: the rule itself, or that of a name or a `module:object`.
+
+    Raises: OperantError for an unknown one, and for one that lacks a member.
+    """
+    found = UPDATE_RULES.find(rule) if isinstance(rule, str) else rule
+    members = ("update_options", "optimizer_options", "parts", "learning_rate", "update")
+    if lacking := [name for name in members if not hasattr(found, name)]:
+        raise OperantError(f"update rule {shown(rule)} has no {lacking[0]}: derive it from GradientUpdate")
+    if not (isinstance(found.update_options, type) and issubclass(found.update_options, MicroBatchOptions)):
+        raise OperantError(f"update rule {shown(rule)}: its update_options must be derived from MicroBatchOptions")
+    return found

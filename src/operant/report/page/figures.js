@@ -129,6 +129,7 @@ const Figures = (() => {
         "Each column shows the replies of one step; a stronger colour means that more of them got this reward.",
         { class: "full", metrics: ["reward/std", "reward/min", "reward/max"] },
       ),
+      lines("outcomes", "Outcomes", outcomes(), { percent: true, caption: OUTCOMES }),
       lines(
         "held-out",
         title,
@@ -138,7 +139,22 @@ const Figures = (() => {
         ],
         { metrics: [scored, "probe/reward", "probe/reference_reward"], band: undefined },
       ),
+      ...data.chosen.map((name) => single(name, `${name.slice(9).replaceAll("_", " ")} on held-out tasks`)),
     ];
+  }
+
+  const COLOURS = ["--blue", "--orange", "--green", "--pink", "--sky", "--yellow", "--red"];
+  const OUTCOMES = "Shares of the replies in each outcome class that the reward names: the seven most frequent at the end.";
+
+  function outcomes() {
+    const last = ({ values }) => values.findLast((v) => v !== null);
+    return Object.keys(data.curves.values)
+      .filter((name) => name.startsWith("outcome/"))
+      .map((name) => series(name, name.slice(8), "", { spread: null }))
+      .filter(Boolean)
+      .sort((a, b) => last(b) - last(a))
+      .slice(0, COLOURS.length)
+      .map((found, i) => ({ ...found, colour: COLOURS[i] }));
   }
 
   function distance() {

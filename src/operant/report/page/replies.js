@@ -7,7 +7,7 @@
 const Replies = (() => {
   const PAGE = 25; // rows of a page
   const POLL_INTERVAL = 4000; // milliseconds between two requests of the live page
-  const COLUMNS = { step: "Step", reward: "Reward", kl: "KL", reply_tokens: "Tokens", end: "End" };
+  const COLUMNS = { step: "Step", reward: "Reward", kl: "KL", reply_tokens: "Tokens", end: "End", outcome: "Outcome" };
   const ENDS = { stop: "stopped", length: "length limit", world: "ended by the environment", cut: "cut" };
 
   function make(tag, attributes = {}, ...children) {
@@ -53,8 +53,8 @@ const Replies = (() => {
     const { rows: columns, token_chunks: chunks } = data.replies;
     const names = Object.keys(columns);
     const rows = columns.step.map((_, i) => Object.fromEntries([["place", i], ...names.map((name) => [name, columns[name][i]])]));
-    for (const row of rows) row.text = `${row.query}\n${row.reply}`.toLowerCase();
-    const steps = [...new Set(columns.step)];
+    for (const row of rows) row.text = `${row.query}\n${row.reply}\n${row.message ?? ""}`.toLowerCase();
+    const steps = [...new Set(columns.step)], outcomes = [...new Set(columns.outcome?.filter(known))].sort();
     return {
       summary: data.summary,
       probes: async () => data,
@@ -63,10 +63,11 @@ const Replies = (() => {
         const chunk = chunks.findLast(({ first }) => first <= place);
         return chunk ? tokensAt(chunk.token_columns, place - chunk.first) : null;
       },
-      async find({ search, sort, descending, step, offset, limit }) {
+      async find({ search, sort, descending, step, outcome, offset, limit }) {
         const wanted = search.toLowerCase();
-        const found = rows.filter((row) => (step === null || row.step === step) && row.text.includes(wanted)).sort(order(sort, descending));
-        return { total: found.length, rows: found.slice(offset, offset + limit), steps, available: data.available, notes: data.notes };
+        const fits = (row) => (step === null || row.step === step) && (!outcome || row.outcome === outcome) && row.text.includes(wanted);
+        const found = rows.filter(fits).sort(order(sort, descending));
+        return { total: found.length, rows: found.slice(offset, offset + limit), steps, outcomes, available: data.available, notes: data.notes };
       },
     };
   }
@@ -176,7 +177,8 @@ const Replies = (() => {
       names.length ? make("fieldset", { class: "modes" }, make("legend", {}, "Colour by"), radios) : make("p", { class: "missing" }, withCode(missing)),
       names.length ? legend : null,
       make("div", { class: "sides" }, sides.map((side, s) => make("div", { class: `side ${side.class ?? ""}` },
-        make("p", { class: "facts-line" }, side.title ? make("b", {}, `${side.title} `) : null, side.facts.filter(known).join(" · ")), bodies[s]))),
+        make("p", { class: "facts-line" }, side.title ? make("b", {}, `${side.title} `) : null, side.facts.filter(known).join(" · ")),
+        side.message ? make("p", { class: "message" }, side.message) : null, bodies[s]))),
       tip);
   }
 
@@ -239,7 +241,7 @@ const Replies = (() => {
       sorts ? make("button", { type: "button", onclick: () => sortBy(name) }, label) : make("span", { class: name === "open" ? "hidden" : undefined }, label)));
     const body = make("tbody", { role: "rowgroup" });
     function sortBy(name) {
-      state.descending = state.sort === name ? !state.descending : name !== "place" && name !== "end";
+      state.descending = state.sort === name ? !state.descending : !["place", "end", "outcome"].includes(name);
       state.sort = name;
       changed();
     }
@@ -302,7 +304,7 @@ const Replies = (() => {
   }
 
   const facts = (row) => [known(row.reward) ? `score ${fixed(row.reward, decimals([row.reward]))}` : "no score", known(row.kl) ? `KL ${fixed(row.kl, 2)} nats` : null,
-    known(row.reply_tokens) ? `${row.reply_tokens} tokens` : null, ENDS[row.end] ?? row.end];
+    known(row.reply_tokens) ? `${row.reply_tokens} tokens` : null, ENDS[row.end] ?? row.end, row.outcome];
 
   // --- the fixed queries --------------------------------------------------------------------------------------------
 
@@ -372,7 +374,7 @@ const Replies = (() => {
   // --- the table of replies -----------------------------------------------------------------------------------------
 
   function replyView(source) {
-    const state = { search: "", sort: "step", descending: true, step: null, offset: 0, limit: PAGE };
+    const state = { search: "", sort: "step", descending: true, step: null, outcome: "", offset: 0, limit: PAGE };
     let requests = 0, shown = "", total = 0, timer;
     const steps = slider("Step", (step) => change({ step }));
     const all = make("input", { type: "checkbox", checked: true, onchange: () => change({ step: all.checked ? null : steps.step }) });
@@ -380,14 +382,15 @@ const Replies = (() => {
       clearTimeout(timer);
       timer = setTimeout(() => change({ search: search.value }), source.live ? 200 : 60);
     } });
+    const outcomes = make("select", { class: "outcome", "aria-label": "Outcome", onchange: () => change({ outcome: outcomes.value }) }, make("option", { value: "" }, "All outcomes"));
     const summary = make("p", { class: "summary", role: "status" }), notes = make("p", { class: "missing" });
-    const columns = Object.entries(COLUMNS).map(([name, label]) => ({ name, label, class: name === "end" ? "end" : "n", sorts: true }));
+    const columns = Object.entries(COLUMNS).map(([name, label]) => ({ name, label, class: ["end", "outcome"].includes(name) ? name : "n", sorts: true }));
     const list = table("Replies", [...columns, { name: "text", label: "Query and reply", class: "reply" }, { name: "open", label: "Tokens", class: "opens" }],
       state, () => change({}));
     const turn = (label, by) => make("button", { type: "button", onclick: () => change({ offset: state.offset + by * PAGE }) }, label);
     const [previous, next, place] = [turn("Previous", -1), turn("Next", 1), make("span", {})];
-    const host = make("div", { class: "replies" },
-      make("div", { class: "controls" }, search, make("label", { class: "all-steps" }, all, "All steps"), steps.host, summary),
+    const host = make("div", { class: "replies without-outcomes" },
+      make("div", { class: "controls" }, search, outcomes, make("label", { class: "all-steps" }, all, "All steps"), steps.host, summary),
       list.host, make("div", { class: "pager" }, previous, place, next), notes);
 
     function change(settings) {
@@ -422,8 +425,11 @@ const Replies = (() => {
       all.checked = state.step === null;
       steps.host.classList.toggle("off", all.checked);
       list.updateHeads();
+      if (found.rows.some((row) => known(row.outcome) || known(row.message))) host.classList.remove("without-outcomes"); // and they stay
+      const offered = [...outcomes.options].map((option) => option.value);
+      outcomes.append(...found.outcomes.filter((name) => !offered.includes(name)).map((name) => make("option", { value: name }, name)));
       const last = Math.min(state.offset + PAGE, total), { replies, steps: stepCount } = found.available;
-      summary.replaceChildren(state.search || state.step !== null ? `${count(total)} found. ` : "",
+      summary.replaceChildren(state.search || state.outcome || state.step !== null ? `${count(total)} found. ` : "",
         ...withCode(source.summary ?? (replies ? `All ${some(replies, "reply", "replies")} of ${some(stepCount, "step", "steps")} are available.` : "No replies yet.")));
       place.textContent = total ? `${count(state.offset + 1)}–${count(last)} of ${count(total)}` : "nothing found";
       previous.disabled = !state.offset;
@@ -435,10 +441,11 @@ const Replies = (() => {
       return openable([
         cell("n", "Step", String(row.step)), cell("n reward", "Reward", fixed(row.reward, digits)), cell("n", "KL", fixed(row.kl, 2)),
         cell("n", "Tokens", known(row.reply_tokens) ? String(row.reply_tokens) : "–"), cell("end", "End", ENDS[row.end] ?? row.end ?? "–"),
+        cell("outcome", "Outcome", make("b", {}, row.outcome ?? (row.message ? "" : "–")), make("span", { class: "message" }, marked(row.message ?? "", state.search))),
         cell("reply", "", make("span", { class: "text" }, make("i", {}, marked(row.query ?? "", state.search)), marked(row.reply ?? "", state.search))),
-      ], 7, `Tokens of the reply to ${row.query}`, async () => {
+      ], 8, `Tokens of the reply to ${row.query}`, async () => {
         const parts = Object.keys(row).filter((name) => name.startsWith("reward/")).map((name) => `${name.slice(7)} ${fixed(row[name])}`);
-        const side = { title: `Step ${row.step}`, query: row.query, reply: row.reply, facts: [...facts(row), ...parts], tokens: await source.tokens(row) };
+        const side = { title: `Step ${row.step}`, query: row.query, reply: row.reply, facts: [...facts(row), ...parts], message: row.message, tokens: await source.tokens(row) };
         return opened([side], missing(source));
       });
     }

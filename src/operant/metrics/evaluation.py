@@ -1,0 +1,200 @@
+"""Metrics of held-out replies by name, beside their reward: one number for each reply, or one for all of them.
+
+    def short(rollouts: list[Rollout], *, words: int = 10) -> list[float]:      # one number a reply: its mean is logged
+        return [float(len(r.reply.split()) <= words) for r in rollouts]
+
+    def vocabulary(rollouts: list[Rollout]) -> float:                           # one number for all replies
+        return float(len({word for r in rollouts for word in r.reply.split()}))
+
+A metric is such a function, whose keyword arguments are its options, or a class whose constructor takes them and whose
+instances are such functions. It may return a mapping of several numbers for all replies, and None where there is
+nothing to measure. With an attribute `needs_references = True`, it is refused for tasks without references.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from operant.import_by_name import Table
+from operant.metrics.collect import words
+from operant.metrics.registry import CHOSEN, METRICS
+from operant.options import Factory, compose, read
+from operant.sandbox.serialise import as_list
+from operant.types import OperantError, Rollout, Task, shown
+
+
+@dataclass(frozen=True)
+class EvaluationMetric:
+    """A metric with its options: `resolve("exact_match")[0].measure(rollouts)`."""
+
+    name: str
+    measure: Callable[[list[Rollout]], Any]
+    needs_references: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of the metrics of an evaluation, by name."""
+
+    of_replies: Mapping[str, list[float | None]] = field(default_factory=dict)
+    """One number for each reply."""
+    of_all: Mapping[str, float] = field(default_factory=dict)
+    """One number for all replies."""
+
+
+NOTHING = Measured()
+"""What an evaluation without chosen metrics has measured."""
+
+
+def references(task: Task) -> list[str]:
+    """The texts that a reply to the task is compared with: its references, or else its demonstrated replies."""
+    return list(task.references) or [reply for reply in task.replies if isinstance(reply, str)]
+
+
+class ExactMatch:
+    """1 for a reply that equals one of its references, without spaces at the ends; otherwise 0."""
+
+    needs_references = True
+
+    def __init__(self, *, ignore_case: bool = False):
+        self.plain = (lambda text: text.strip().lower()) if ignore_case else str.strip
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        return [float(self.plain(r.reply) in map(self.plain, references(r.task))) for r in rollouts]
+
+
+class Distinct:
+    """Different n-grams of words over all n-grams of all replies (distinct-n, arXiv:1510.03055)."""
+
+    def __init__(self, *, n: int = 2):
+        if n < 1:
+            raise OperantError(f"evaluation.metrics.distinct.n={n}: it must be at least 1")
+        self.n = n
+
+    def __call__(self, rollouts: list[Rollout]) -> float | None:
+        texts = [words(r.reply) for r in rollouts]
+        grams = [tuple(text[i : i + self.n]) for text in texts for i in range(len(text) - self.n + 1)]
+        return len(set(grams)) / len(grams) if grams else None
+
+
+EVALUATION_METRICS = Table(
+    "evaluation metric",
+    "operant.metrics",
+    {
+        "bleu": "operant.metrics.sacrebleu:Bleu",
+        "chrf": "operant.metrics.sacrebleu:Chrf",
+        "distinct": Distinct,
+        "exact_match": ExactMatch,
+    },
+)
+
+
+def chosen(given: Any) -> dict[str, Mapping[str, Any]]:
+    """The names in the option `evaluation.metrics`, each with its options.
+
+    given: names, separated by commas or in a list, or a mapping from names to options.
+    Raises: OperantError for anything else.
+    """
+    given = read(given)
+    if given is None or isinstance(given, str):
+        given = [name.strip() for name in (given or "").split(",") if name.strip()]
+    if isinstance(given, (list, tuple)):
+        given = dict.fromkeys(given)
+    if isinstance(given, Mapping):
+        found: dict[Any, Any] = {name: {} if options is None else options for name, options in given.items()}
+        if all(isinstance(name, str) and isinstance(options, Mapping) for name, options in found.items()):
+            return found
+    raise OperantError(
+        f"evaluation.metrics={shown(given)}: give names separated by commas, such as bleu,exact_match, or a mapping "
+        "from names to options, such as {bleu: {max_n: 2}}"
+    )
+
+
+def metric_names(given: Any) -> dict[str, str]:
+    """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function.
+
+    Raises: OperantError if two are the same, or one is another metric of evaluations, such as `reward`.
+    """
+    names: dict[str, str] = {}
+    for full in chosen(given):
+        name = full.rpartition(":")[2].rpartition(".")[2].replace("-", "_")
+        if name in names:
+            raise OperantError(
+                f"evaluation.metrics: {names[name]!r} and {full!r} would both be logged as evaluate/{name}; rename one"
+            )
+        if (taken := METRICS.get(f"evaluate/{name}")) is not None and taken.group != CHOSEN:
+            raise OperantError(f"evaluation.metrics: {full!r} would be logged as {taken.name}, which exists; rename it")
+        names[name] = full
+    return names
+
+
+def resolve(given: Any) -> list[EvaluationMetric]:
+    """The chosen metrics with their options, ready to measure; `given` is the option `evaluation.metrics`.
+
+    Raises: OperantError for an unknown name (with the nearest and the list), one that cannot be imported, an unknown
+    option, or a value that the metric refuses.
+    """
+    options = chosen(given)
+    return [metric_of(name, full, options[full]) for name, full in metric_names(given).items()]
+
+
+def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetric:
+    """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
+    found = EVALUATION_METRICS.find(full)
+    if not callable(found):
+        raise OperantError(f"evaluation metric {full!r} is a {type(found).__name__}; name a function or a class")
+    group = f"evaluation.metrics.{name}"
+    options = compose({group: Factory(found, skip=int(not inspect.isclass(found)))}, {group: given})[group]
+    measure = partial(found, **options)
+    if inspect.isclass(found):
+        try:
+            measure = found(**options)
+        except OperantError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise OperantError(
+                f"{group}: {found.__name__} refuses {options}: {why}; change or leave out one"
+            ) from error
+    return EvaluationMetric(name, measure, getattr(found, "needs_references", False))
+
+
+def check_references(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task]) -> None:
+    """Raises: OperantError for a metric that compares with references if a task has none."""
+    needing = [metric.name for metric in metrics if metric.needs_references]
+    without = next((task for task in tasks if not references(task)), None)
+    if needing and without is not None:
+        raise OperantError(
+            f"evaluation metric {needing[0]!r} compares replies with references, and task {without.id!r} has none: "
+            "name the field that holds them, --data.reference-field NAME, or give Task(..., references=(...))"
+        )
+
+
+def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Measured:
+    """Call the metrics. Raises: OperantError for one that raises, or returns something else than numbers."""
+    of_replies: dict[str, list[float | None]] = {}
+    of_all: dict[str, float] = {}
+    for metric in metrics:
+        try:
+            found = metric.measure(rollouts)
+            if (each := as_list(found)) is not None:
+                of_replies[metric.name] = [None if x is None or x != x else float(x) for x in each]
+            else:
+                several = found.items() if isinstance(found, Mapping) else [("", found)]
+                known = {f"{metric.name}/{key}" if key else metric.name: x for key, x in several if x is not None}
+                of_all |= {name: float(x) for name, x in known.items()}
+        except OperantError:
+            raise
+        except Exception as error:
+            raise OperantError(
+                f"evaluation metric {metric.name!r} failed: {type(error).__name__}: {error}; it must return one number "
+                "for each reply, or one number (or a mapping of numbers) for all"
+            ) from error
+        if (count := len(of_replies.get(metric.name, rollouts))) != len(rollouts):
+            raise OperantError(
+                f"evaluation metric {metric.name!r} returned {count} numbers for {len(rollouts)} replies: return one "
+                "for each, None where there is nothing to measure; or one float for all"
+            )
+    return Measured(of_replies, of_all)

@@ -1,0 +1,56 @@
+"""A world in which the policy reads what a reward says about its reply, and replies again: a program is repaired.
+
+runs(env="feedback", env={"reward": "my_rewards:unit_tests", "turns": 3})    # in Python: env=Feedback(reward)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from operant.rewards import check, judge, resolve, totals
+from operant.rewards.evaluate import name_of
+from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn
+
+
+class Feedback:
+    """An `Env` that shows the message of a `Judgement` to the policy as the text of its next turn.
+
+    reward: a function, or a name as in `--reward`. It reads the rollout so far as texts: `reply` is the last reply,
+    `turns` have no tokens. turns: the largest number of replies; an empty message ends the episode earlier. text: what
+    is put after the reply, with the message in place of {message}; a chat model needs the marks of its template here.
+    The last reply of the episode is paid its score, 0 if the reward abstains; its judgement is in the rollout's `info`.
+    Raises: OperantError for a reward that cannot be found or loaded, fewer than one turn, or a text without {message}.
+    """
+
+    pays = True
+
+    def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
+        if turns < 1:
+            raise OperantError(f"env.turns={turns}: it must be at least 1")
+        if "{message}" not in text:
+            raise OperantError(f"env.text={text!r}: it must contain {{message}}, where the reward's message is put")
+        self.reward, self.turns, self.text = resolve(reward), turns, text
+        self._rollouts: dict[int, Rollout] = {}
+        check(self.reward)
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        for slot, task in tasks.items():
+            query = task.prompt if isinstance(task.prompt, str) else ""
+            self._rollouts[slot] = Rollout(task, slot, [], [], query=query)
+        return {slot: Step(fresh=True) for slot in tasks}
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        for slot, reply in replies.items():
+            self._rollouts[slot].turns.append(Turn([], []))
+            self._rollouts[slot].texts.append(reply)
+        rollouts = [self._rollouts[slot] for slot in replies]
+        judged, steps = judge(self.reward, rollouts), {}
+        for i, (slot, score) in enumerate(zip(replies, totals(judged.scores, rollouts))):
+            classes, message = judged.remark(i)
+            parts = {name: number for name, values in judged.parts.items() if (number := values[i]) is not None}
+            parts.pop(name_of(self.reward), None)  # the score itself
+            judgement = Judgement(score, parts, ", ".join(classes)[:40], message)  # a sum has a class for each part
+            ended = not message or len(rollouts[i].texts) == self.turns
+            text = "" if ended else self.text.replace("{message}", message)
+            paid = (score or 0.0) if ended else 0.0
+            steps[slot] = Step(text, reward=paid, terminated=ended, info={"judgement": judgement})
+        return steps

@@ -1,0 +1,112 @@
+"""An optimizer of the user's own, and its learning rate scheduler: both do what they do anywhere, and are saved."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from operant.models.policy import Policy
+from operant.training.optimizer import OWN
+from operant.types import OperantError, shown
+
+
+def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The user's own optimizer, or None; and the options, where its kind is `own`.
+
+    optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.
+    """
+    if optimizer is None:
+        return None, dict(options)
+    if isinstance(optimizer, Mapping):
+        return None, {**options, "optimizer": optimizer}
+    return optimizer, {"optimizer.kind": OWN, **options}
+
+
+def check_given(options: Mapping[str, Any], optimizer: Any, lr_scheduler: Any) -> None:
+    """Check that the composed options and the user's objects go together, before anything loads.
+
+    Raises: OperantError.
+    """
+    kind = getattr(options.get("optimizer"), "kind", None)
+    if optimizer is None and kind == OWN:
+        raise OperantError(
+            "optimizer.kind=own: the optimizer is a Python object, so start and resume from Python, with "
+            "operant.train(..., optimizer=...) or Learner(..., optimizer=...); or use adamw, rmsprop or sgd"
+        )
+    if optimizer is not None and kind != OWN:
+        raise OperantError(f"optimizer.kind={kind} beside an optimizer of your own: leave one of them out")
+    if lr_scheduler is not None and optimizer is None:
+        raise OperantError(
+            "lr_scheduler without optimizer: pass the optimizer that it schedules, too, or set optimizer.schedule"
+        )
+    if not (optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer)):
+        raise OperantError(
+            f"optimizer={shown(optimizer)} is a {type(optimizer).__name__}: pass a torch.optim.Optimizer, or a "
+            "function from the list of trained parameters to one"
+        )
+
+
+class OwnOptimizer:
+    """A torch optimizer that the user made, and its scheduler, as one part of a run's state.
+
+    optimizer: the optimizer, or a function that makes it from the list of trained parameters. lr_scheduler: a scheduler
+    of that optimizer, or a function that makes it from the optimizer; it makes a step after every training step.
+    Raises: OperantError if the optimizer does not train exactly the parameters of the policy, or cannot be used.
+    """
+
+    def __init__(self, policy: Policy, optimizer: Any, lr_scheduler: Any = None):
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(policy.trainable())
+        if not isinstance(made, Optimizer):
+            raise OperantError(f"optimizer: the function returned {shown(made)}, and not a torch.optim.Optimizer")
+        needed = [p.name for p in inspect.signature(made.step).parameters.values() if p.default is p.empty]
+        if needed:
+            raise OperantError(f"optimizer: step() of {type(made).__name__} needs {needed[0]}, which is not supported")
+        _check_parameters(policy, made)
+        self.optimizer, self.lr_scheduler = made, None if lr_scheduler is None else _scheduler(made, lr_scheduler)
+
+    def schedule(self) -> None:
+        """Make a step of the scheduler, if there is one."""
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        schedule = {} if self.lr_scheduler is None else {"lr_scheduler": self.lr_scheduler.state_dict()}
+        return {"optimizer": self.optimizer.state_dict()} | schedule
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if ("lr_scheduler" in state) != (self.lr_scheduler is not None):
+            raise ValueError("an lr_scheduler is on one side only")
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.load_state_dict(state["lr_scheduler"])
+
+
+def _scheduler(optimizer: Optimizer, given: Any) -> LRScheduler:
+    """The scheduler of the optimizer. Raises: OperantError if it is none, or needs a metric."""
+    made = given(optimizer) if callable(given) else given
+    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+        raise OperantError(
+            f"lr_scheduler={shown(given)}: pass a torch.optim.lr_scheduler.LRScheduler whose step() takes no metric, "
+            "or a function from the optimizer to one"
+        )
+    if made.optimizer is not optimizer:
+        raise OperantError("lr_scheduler schedules another optimizer than the one that was passed; pass that one")
+    return made
+
+
+def _check_parameters(policy: Policy, optimizer: Optimizer) -> None:
+    """Raises: OperantError unless the optimizer has exactly the trained parameters of the policy."""
+    there = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    if missed := [name for name, p in trained.items() if id(p) not in there]:
+        raise OperantError(
+            f"optimizer lacks {len(missed)} of the {len(trained)} trained parameters, such as {missed[0]}: pass a "
+            "function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), or freeze those parameters"
+        )
+    if foreign := len(there - {id(p) for p in trained.values()}):
+        raise OperantError(
+            f"optimizer has {foreign} parameters that this policy does not train: pass a function, "
+            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )

@@ -1,0 +1,64 @@
+"""Turns that earlier weights, or another sampler, generated: their age, and importance weights for them.
+
+A turn is stale if its version is not that of the policy in training. Its tokens were drawn from another distribution,
+which the importance weight of a token corrects: its probability under the policy before the update over that under its
+sampler, at most a cap c, as in truncated importance sampling (Ionides, 2008; V-trace, arXiv:1802.01561, equation 1).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from operant.tally import Tally
+from operant.types import Batch, OperantError, Rollout, Turn
+
+WEIGHTS = ("none", "token", "sequence")
+"""Importance weights: none, of each token, or of the whole reply at each of its tokens."""
+
+
+def age(turn: Turn, version: int) -> int:
+    """Versions between the weights that generated a turn and `version`; 0 for replies from elsewhere, without any."""
+    return version - turn.version if turn.logprobs is not None else 0
+
+
+def with_staleness(batch: Batch, rollouts: Sequence[Rollout], version: int) -> Batch:
+    """Add the age of every action to a collated batch, unless all are current."""
+    ages = [torch.tensor([age(turn, version) for turn in rollout.turns]) for rollout in rollouts]
+    if not any(bool(of_turns.any()) for of_turns in ages):
+        return batch
+    table = torch.nn.utils.rnn.pad_sequence(ages, batch_first=True)
+    found = table[batch.episodes[:, None], batch.turns.clamp(min=0)]
+    return batch.with_(staleness=torch.where(batch.actions, found, 0))
+
+
+def with_importance(batch: Batch, sampled: torch.Tensor | None, kind: str, cap: float | None) -> Batch:
+    """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
+
+    sampled: [B, T] log-probs under the sampler. kind: `token`: one weight a token; `sequence`: the product over all
+    actions of an episode, at each of them. cap: the largest weight; None: any.
+    Raises: OperantError if `sampled` is None.
+    """
+    if sampled is None:
+        raise OperantError(
+            f"learner.importance={kind!r} needs the log-probs under the sampler, and a reply of this step has none: "
+            "train on replies of `generate`, give every Turn its logprobs, or set learner.importance=none"
+        )
+    log_ratio = torch.where(batch.actions, batch.logprobs - sampled, 0.0)
+    if kind == "sequence":
+        sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
+        log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
+    return batch.with_(importance=log_ratio.exp().clamp(max=float("inf") if cap is None else cap))
+
+
+def measure(rollouts: Sequence[Rollout], version: int, batch: Batch, cap: float | None) -> Tally:
+    """The metrics of staleness and of importance weights; `batch` is scored."""
+    tally = Tally()
+    ages = [age(turn, version) for rollout in rollouts for turn in rollout.turns if turn.logprobs is not None]
+    tally.mean("rollout/staleness", ages)
+    if ages:
+        tally.extreme("rollout/staleness_max", max(ages))
+    if batch.importance is not None:
+        tally.mean("rollout/importance_mean", batch.importance, batch.actions)
+        if cap is not None:
+            tally.mean("rollout/importance_clipped", batch.importance >= cap, batch.actions)
+    return tally

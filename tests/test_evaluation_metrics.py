@@ -1,0 +1,275 @@
+"""Metrics of held-out replies by name: their numbers, their options, and what is refused before a model loads."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import yaml
+from rigs import said
+from test_house import HIDE, run_python
+from toys import letters, lm
+
+from operant import Learner, Policy, Task, train
+from operant.data import DataOptions, load_tasks
+from operant.metrics.evaluation import EVALUATION_METRICS, measure, resolve
+from operant.models.value_head import ValueOptions
+from operant.report.run_report import page_data
+from operant.runs.config import configure
+from operant.runs.evaluate import Evaluation, EvaluationOptions, Evaluator
+from operant.sandbox.serialise import rollout_from_plain, rollout_to_plain
+from operant.types import OperantError, Rollout
+
+REPLIES = ["the cat sat on the mat", " it rains a lot today ", "Good morning to all of you"]
+REFERENCES = [
+    ["the cat sat on a mat", "a cat is sitting on the mat"],
+    ["it rains a lot today"],
+    ["good morning to all of you", "hello everybody", "good morning everybody"],
+]
+
+
+def held_out() -> list[Rollout]:
+    given = zip(REPLIES, REFERENCES, strict=True)
+    return [Rollout(Task(str(i), "x", references=tuple(r)), i, [], [text]) for i, (text, r) in enumerate(given)]
+
+
+def number(name, rollouts=None, **options) -> float:
+    (found,) = measure(resolve({name: options}), rollouts or held_out()).of_all.values()
+    return found
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"max_n": 2, "lowercase": True}, {"tokenize": "char"}])
+def test_bleu_is_that_of_sacrebleu(options):
+    """sacrebleu's own way for several references: every one has as many, here by hand, with None for none."""
+    streams = [[r[k] if k < len(r) else None for r in REFERENCES] for k in range(3)]
+    renamed = {{"max_n": "max_ngram_order"}.get(name, name): value for name, value in options.items()}
+    truth = sacrebleu.BLEU(**renamed).corpus_score(REPLIES, streams).score
+    assert number("bleu", **options) == truth and 20 < truth < 100
+
+
+@pytest.mark.parametrize("options", [{}, {"word_order": 2, "beta": 1}])
+def test_chrf_is_that_of_sacrebleu(options):
+    streams = [[r[k] if k < len(r) else None for r in REFERENCES] for k in range(3)]
+    truth = sacrebleu.CHRF(**options).corpus_score(REPLIES, streams).score
+    assert number("chrf", **options) == truth and 20 < truth < 100
+
+
+def test_bleu_by_hand():
+    """2 of 3 words and 1 of 2 pairs match, and 3 words stand against 4: exp(1 - 4/3) * sqrt(2/3 * 1/2)."""
+    one = Rollout(Task("0", "x", references=("a b c d",)), 0, [], ["a b x"])
+    assert number("bleu", [one], max_n=2) == pytest.approx(100 * 2.718281828459045 ** (-1 / 3) * (1 / 3) ** 0.5)
+
+
+def test_exact_match_and_distinct_by_hand():
+    assert measure(resolve("exact_match"), held_out()).of_replies == {"exact_match": [0.0, 1.0, 0.0]}
+    assert measure(resolve({"exact_match": {"ignore_case": True}}), held_out()).of_replies["exact_match"][2] == 1.0
+    two = [said([1], [2]), said([1], [2])]
+    two = [Rollout(r.task, 0, r.turns, [text]) for r, text in zip(two, ["a b a b", "A b c"], strict=True)]
+    assert number("distinct", two) == 3 / 5  # ab ba ab, ab bc: three different of five
+    assert number("distinct", two, n=1) == 3 / 7
+    assert measure(resolve("distinct"), [Rollout(Task("0", "x"), 0, [], [""])]).of_all == {}
+
+
+def test_demonstrated_replies_are_references_too():
+    one = Rollout(Task("0", "x", replies=(" yes", [5])), 0, [], ["yes"])
+    assert measure(resolve("exact_match"), [one]).of_replies == {"exact_match": [1.0]}
+
+
+# --- references beside tasks ------------------------------------------------------------------------------------------
+
+
+def test_a_field_becomes_the_references():
+    rows = [{"text": "a", "good": "b"}, {"text": "c", "good": ["d", "e"]}]
+    tasks = load_tasks(rows, options=DataOptions(reference_field="good"))
+    assert [task.references for task in tasks] == [("b",), ("d", "e")]
+    assert rollout_from_plain(rollout_to_plain(held_out()[0])) == held_out()[0]
+    with pytest.raises(OperantError, match=r"row 0: the reference in 'good' is 5; it must be a text or"):
+        load_tasks([{"text": "a", "good": 5}], options=DataOptions(reference_field="good"))
+    with pytest.raises(OperantError, match=r"no field 'god'; did you mean 'good'"):
+        load_tasks(rows, options=DataOptions(reference_field="god"))
+
+
+# --- what is refused, before any model loads --------------------------------------------------------------------------
+
+OWN = """
+def short(rollouts, *, words: int = 2, scale: float = 1.0):
+    return [scale * (len(r.reply.split()) <= words) for r in rollouts]
+
+def both(rollouts):
+    return {"mean": sum(len(r.reply) for r in rollouts) / len(rollouts), "none": None}
+
+def reward(rollouts):
+    return 0.0
+
+def wrong_count(rollouts):
+    return [1.0]
+
+def raises(rollouts):
+    return 1 / 0
+
+def text(rollouts):
+    return "good"
+
+class Needs:
+    needs_references = True
+    def __init__(self, letter: str):
+        if len(letter) != 1:
+            raise ValueError("one letter")
+        self.letter = letter
+    def __call__(self, rollouts):
+        return sum(r.reply.count(self.letter) for r in rollouts)
+
+number = 3
+"""
+TASKS = [Task("t/0", "ab"), Task("t/1", "ba")]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "own_metrics.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bleu, chrf, distinct, exact_match"),
+        ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
+        ("no_module:f", "no module 'no_module'"),
+        ("own_metrics:number", "is a int; name a function or a class"),
+        ({"distinct": {"m": 2}}, r"option 'evaluation.metrics.distinct.m' is unknown; did you mean .*distinct\.n'"),
+        ({"own_metrics:short": {"words": "x"}}, "evaluation.metrics.short.words='x': it must be a whole number"),
+        ({"own_metrics:Needs": {}}, "evaluation.metrics.Needs.letter is missing"),
+        ({"own_metrics:Needs": {"letter": "ab"}}, "evaluation.metrics.Needs: Needs refuses.*one letter"),
+        ({"distinct": {"n": 0}}, "distinct.n=0: it must be at least 1"),
+        ("{bleu: {tokenize: nothing}}", "evaluation.metrics.bleu: Bleu refuses .*nothing"),
+        ("own_metrics:reward", "would be logged as evaluate/reward, which exists; rename it"),
+        ("bleu,operant.metrics.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
+        (5, "evaluation.metrics=5: give names"),
+        ({"bleu": 4}, "give names separated by commas"),
+        (
+            "exact_match",
+            "'exact_match' compares replies with references, and task 't/0' has none.*--data.reference-field",
+        ),
+        ({"own_metrics:Needs": {"letter": "a"}}, "'Needs' compares replies with references"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(metrics, reason, own, tmp_path, monkeypatch):
+    monkeypatch.setattr("operant.runs.build.Learner", None)  # no model may load
+    evaluated = {"evaluate": TASKS, "evaluation.metrics": metrics}
+    with pytest.raises(OperantError, match=reason):
+        train("builtin:reviews-lm", TASKS, "letters:a", out=tmp_path / "run", **evaluated)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"evaluation.metrics": "distinct"}, "without held-out tasks: set evaluate"),
+        ({"best": "evaluate/bleu", "evaluate": TASKS}, "not a metric of this run; choose it: evaluation.metrics=bleu"),
+        (
+            {"best": "-evaluate/distnct", "evaluate": TASKS, "evaluation.metrics": "distinct"},
+            "did you mean 'evaluate/distinct'",
+        ),
+        ({"best": "evaluate/distinct", "evaluate": TASKS, "evaluation.metrics": "distinct"}, "set evaluate and"),
+    ],
+)
+def test_options_that_do_not_go_together(options, reason):
+    with pytest.raises(OperantError, match=reason):
+        configure({"tasks": TASKS, "reward": "letters:a", **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("wrong_count", "'wrong_count' returned 1 numbers for 3 replies"),
+        ("raises", "'raises' failed: ZeroDivisionError"),
+        ("text", "'text' failed: ValueError"),
+    ],
+)
+def test_what_a_metric_may_not_return(name, reason, own):
+    with pytest.raises(OperantError, match=reason):
+        measure(resolve(f"own_metrics:{name}"), held_out())
+
+
+def test_without_the_package_there_is_a_sentence():
+    code = """
+from operant.metrics.evaluation import resolve
+try:
+    resolve("bleu")
+except ValueError as error:
+    print(error)
+"""
+    said = run_python(HIDE.format(names="sacrebleu") + code)
+    assert said == "evaluation metric 'bleu' needs a package: pip install 'operant[text-metrics]'"
+
+
+def test_an_installed_package_adds_a_metric(tmp_path, monkeypatch):
+    (tmp_path / "strange.py").write_text("def spaces(rollouts): return [r.reply.count(' ') for r in rollouts]\n")
+    info = tmp_path / "strange-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[operant.metrics]\nspaces = strange:spaces\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "spaces" in EVALUATION_METRICS.names()
+    assert measure(resolve("spaces"), held_out()).of_replies == {"spaces": [5.0, 6.0, 5.0]}
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+SMALL = {"steps": 3, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_tokens": 4, "evaluate_every": 1}
+CHOSEN = {"bleu": {"max_n": 1}, "exact_match": None, "own_metrics:short": {"words": 1}, "own_metrics:both": {}}
+
+
+def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
+    rows = [{"text": text, "good": ["a b", "b"]} for text in ("ab", "ba", "abc")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    more = {"data.reference_field": "good", "evaluation.metrics": CHOSEN, "best": "evaluate/both/mean"}
+    model = Policy(lm(vocab=len(letters())), letters(), value=ValueOptions())
+    places = {"tasks": str(tmp_path / "rows.jsonl"), "evaluate": str(tmp_path / "rows.jsonl")}
+    run = train(model, reward="letters:a", out=tmp_path / "run", **places, **SMALL, **more)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    expected = {f"evaluate/{name}" for name in ("bleu", "exact_match", "exact_match_std", "short", "short_std")}
+    expected |= {"evaluate/both/mean", "evaluate/bleu_before", "evaluate/short_before", "evaluate/both/mean_before"}
+    assert all(expected <= line.keys() for line in lines)
+    plain = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]
+    assert set(plain["metrics"]) == {"bleu", "exact_match", "short", "both/mean"}
+    texts = [reply["reply"] for reply in plain["replies"]]
+    assert plain["metrics"]["both/mean"] == sum(map(len, texts)) / 3 == lines[-1]["evaluate/both/mean"]
+    truth = sacrebleu.BLEU(max_ngram_order=1).corpus_score(texts, [["a b"] * 3, ["b"] * 3]).score
+    assert plain["metrics"]["bleu"] == truth == lines[-1]["evaluate/bleu"]
+    assert [reply["metrics"]["short"] for reply in plain["replies"]] == [float(len(t.split()) <= 1) for t in texts]
+    assert run.best["metric"] == "evaluate/both/mean"
+    again = Evaluation.from_plain(plain)
+    assert again.metrics() == run.after.metrics() and again.chosen() == plain["metrics"]
+    page = page_data(tmp_path / "run")
+    assert set(page["chosen"]) == {"evaluate/bleu", "evaluate/exact_match", "evaluate/short", "evaluate/both/mean"}
+    assert {"bleu", "exact_match", "short", "both/mean"} <= {number["label"] for number in page["numbers"]}
+    assert all(row.get("meaning") for row in page["metrics"])
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["evaluation"]["metrics"] == CHOSEN
+
+
+def test_supervised_training_generates_for_a_metric():
+    policy = Policy(lm(vocab=len(letters())), letters())
+    learner = Learner(policy, algorithm="sft", max_tokens=3)
+    from operant.rollouts.demonstrations import Demonstrations
+
+    tasks = [Task("0", "ab", replies=("c",)), Task("1", "ba", replies=("d",))]
+    options = EvaluationOptions(metrics="chrf,exact_match")
+    made = Evaluator(learner, tasks, None, options, Demonstrations(letters(), 2))()
+    assert made.loss is not None and set(made.chosen()) == {"chrf", "exact_match"} and len(made.rollouts) == 2
+
+
+def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    file, code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "my_metrics.py").write_text(file, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    made: dict = {}
+    exec(code, made)
+    assert {"bleu", "ends_well", "vocabulary"} <= made["run"].after.chosen().keys()

@@ -1,0 +1,333 @@
+"""A reward that says more than a number: its answers, refusals, ways through a run, and the world that repeats them."""
+
+import io
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from test_rewards import fixed, rollout_of
+from toys import letters, lm
+
+from operant import Judgement, Learner, OperantError, Rollout, Step, Task, isolated, train
+from operant.metrics.rollout_table import rows
+from operant.report.search import Index
+from operant.rewards import judge, minus_query, reward_metrics, weighted
+from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
+from operant.rewards.feedback import Feedback
+from operant.rollouts.play import play
+from operant.runs.evaluate import Evaluation
+from operant.runs.scored_rollouts import join_judgements
+from operant.sampling import Sampling
+from operant.trackers import base
+from operant.trackers.console import Console
+from operant.types import Completion
+
+ROOT = Path(__file__).parents[1]
+FAILED = Judgement(-0.6, {"passed": 3, "failed": 1}, "runtime error", "IndexError: list index out of range, line 4")
+
+
+@dataclass(frozen=True)
+class Verdict(Judgement):
+    line: int = 0
+
+
+class Plain(Judgement):
+    """A subclass without fields of its own."""
+
+
+ALLOWED = [
+    (FAILED, -0.6, {"tests": -0.6, "passed": 3.0, "failed": 1.0}, ("runtime error",), FAILED.message),
+    (Plain(1), 1.0, {"tests": 1.0}, (), ""),
+    (Judgement([1, 2.0, 3], {"a": 0}), [1.0, 2.0, 3.0], {"tests": 6.0, "a": 0.0}, (), ""),
+    (Judgement(None, {"a": 2, "b": None}, "late"), None, {"a": 2.0, "b": None}, ("late",), ""),
+    (Judgement(1.0, message="x" * 2000), 1.0, {"tests": 1.0}, (), "x" * (LONGEST - 3) + "..."),
+    (1.0, 1.0, {"tests": 1.0}, (), ""),
+]
+REFUSED = [
+    (Judgement(float("nan")), "returned nan"),
+    (Judgement("good"), "'good', a str"),
+    (Judgement({"a": 1.0}), "score is {'a': 1.0}"),
+    (Judgement(Judgement(1.0)), "score is Judgement(score=1.0"),
+    (Judgement([1.0]), "1 numbers where the rollout has 3 action tokens"),
+    (Judgement(1.0, {"a": float("inf")}), "inf as its part 'a'"),
+    (Judgement(1.0, {"a": "many"}), "'many', a str, as its part 'a'"),
+    (Judgement(1.0, [1.0]), "parts is [1.0]"),
+    (Judgement(1.0, {"tests": 1.0}), "a part 'tests', which is the name of the reward"),
+    (Judgement(1.0, outcome=3), "outcome is 3"),
+    (Judgement(1.0, outcome="x" * 41), "at most 40 printable characters"),
+    (Judgement(1.0, outcome="two\nlines"), "put details into message"),
+    (Judgement(1.0, outcome="\ud800"), "at most 40 printable characters"),
+    (Judgement(1.0, message=None), "message is None, a NoneType"),
+    (Verdict(1.0, line=4), "a Verdict with the fields line"),
+]
+
+
+def tests(rollouts):
+    """The answer that each rollout's task asks for."""
+    return [(ALLOWED + REFUSED)[r.task.target][0] for r in rollouts]
+
+
+tests.__test__ = False
+
+
+def asking(*numbers) -> list[Rollout]:
+    return [replace(rollout_of(f"reply {n}"), task=Task(f"t/{n}", [1, 2], target=n)) for n in numbers]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_judgement_is_read_and_its_parts_are_not_summed():
+    judged = judge(tests, asking(*range(len(ALLOWED))))
+    for i, (_, score, parts, classes, message) in enumerate(ALLOWED):
+        assert (judged.scores[i], judged.remark(i)) == (score, (classes, message))
+        assert {name: values[i] for name, values in judged.parts.items() if values[i] is not None} == {
+            name: value for name, value in parts.items() if value is not None
+        }
+    assert judge(fixed([0.5]), asking(0)).remarks == []
+
+
+@pytest.mark.parametrize(("answer", "what"), REFUSED, ids=[what for _, what in REFUSED])
+def test_a_judgement_that_is_not_allowed_names_reward_sample_and_remedy(answer, what):
+    with pytest.raises(OperantError) as caught:
+        judge(fixed([answer], "tests"), [rollout_of("x" * 200, task="imdb/17", query="A query")])
+    message = str(caught.value)
+    for part in (what, "'tests'", "'imdb/17'", "'A query'", "xxx...'", ";"):
+        assert part in message
+    assert len(message) < 420
+
+
+def test_it_crosses_the_border_of_a_process_unchanged():
+    count = len(ALLOWED + REFUSED)
+    reward = isolated(tests, each=True)
+    try:
+        judged = judge(reward, asking(*range(count)))
+        # What a rollout carries there, as one that a world has judged.
+        [info] = judge(isolated_info := isolated(info_of), [replace(rollout_of(""), info={"judgement": FAILED})]).scores
+    finally:
+        reward.close()
+        isolated_info.close()
+    here = judge(tests, asking(*range(len(ALLOWED))))
+    good = slice(0, len(ALLOWED))
+    assert judged.scores[good] == here.scores and judged.remarks[good] == here.remarks
+    assert {name: values[good] for name, values in judged.parts.items()} == here.parts
+    assert judged.outcomes == ["abstain" if a[1] is None else "ok" for a in ALLOWED] + ["error"] * len(REFUSED)
+    assert info == 1.0
+
+
+def info_of(rollouts):
+    return [float(r.info == {"judgement": vars(FAILED)}) for r in rollouts]
+
+
+def test_a_worker_that_sends_another_judgement_is_not_believed():
+    reward = isolated(tests)
+    for sent in ({"judgement": {"score": 1.0}}, {"judgement": vars(Verdict(1.0))}, {"judgement": 3}, 3, None):
+        [result] = reward._read(_Response({"answers": [sent]}), asking(0))
+        assert (result.outcome, result.reason) == ("error", "returned nonsense")
+
+
+class _Response:
+    outcome = "ok"
+
+    def __init__(self, content):
+        self.content = content
+
+
+def test_a_weighted_sum_puts_the_name_of_the_reward_in_front():
+    kind = fixed([Judgement(1.0, {"words": 7}, "polite", "says please")], "kind")
+    reward = weighted({"tests": (fixed([FAILED]), 2.0), "kind": (kind, 0.5), "plain": (fixed([1.0]), 1.0)})
+    judged = judge(reward, asking(0))
+    assert judged.scores == [pytest.approx(2 * -0.6 + 0.5 + 1.0)]
+    expected = {"tests": -0.6, "tests/passed": 3, "tests/failed": 1, "kind": 1, "kind/words": 7, "plain": 1}
+    assert judged.parts == {name: [value] for name, value in expected.items()}
+    message = f"tests: {FAILED.message}\nkind: says please"
+    assert judged.remark(0) == (("tests/runtime error", "kind/polite"), message)
+
+
+def test_minus_query_subtracts_score_and_parts_and_keeps_what_was_said():
+    def longer(rollouts):
+        texts = [r.query + r.reply for r in rollouts]
+        return [Judgement(len(text), {"e": text.count("e")}, f"of {text}") for text in texts]
+
+    judged = judge(minus_query(longer), [rollout_of("eel", query="The")])
+    assert judged.scores == [3.0] and judged.parts == {"longer": [3.0], "e": [2.0]}
+    assert judged.remarks == [(("of Theeel",), "")]
+
+
+def test_chunks_are_put_together_as_if_said_at_once():
+    numbers = [4, 0, 5, 1]
+    apart = [judge(tests, asking(*some)) for some in (numbers[:1], numbers[1:2], numbers[2:3], numbers[3:])]
+    assert join_judgements(apart) == judge(tests, asking(*numbers))
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def classes(*named) -> Judged:
+    return Judged([0.0] * len(named), {"a": []}, remarks=[Remark((n,) if n else ()) for n in named])
+
+
+def test_shares_by_hand():
+    assert reward_metrics(classes("good", "bad", "good", "")) == {"outcome/good": 0.5, "outcome/bad": 0.25}
+    before = {"outcome/bad": 0.25, "reward/mean": 1.0}
+    assert reward_metrics(classes("good", ""), before) == {"outcome/bad": 0.0, "outcome/good": 0.5}
+    assert reward_metrics(classes(), before) == {"outcome/bad": 0.0}
+
+
+def test_too_many_classes_are_counted_together_and_the_named_ones_stay():
+    many = [f"error {i}" for i in range(30)]
+    first = reward_metrics(classes("late", "late", *many[:23]))
+    assert len(first) == MOST + 1 and first["outcome/late"] == pytest.approx(2 / 25)
+    assert first["outcome/other"] == pytest.approx(4 / 25) and "outcome/error 9" not in first
+    second = reward_metrics(classes("error 9", "error 9", "error 0", "x"), first)
+    assert second.keys() == first.keys() and second["outcome/other"] == 0.75 and second["outcome/error 0"] == 0.25
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+TASKS = ["ab", "cde", "the end", "h"]
+SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 2, "probe_every": 1}
+
+
+def vowels(rollouts):
+    """Names a class, counts and explains."""
+    found = [sum(c in "aeiou" for c in r.reply) for r in rollouts]
+    return [Judgement(n / 2, {"count": n}, "some" if n else "none", f"<b>{n}</b> vowels") for n in found]
+
+
+def test_a_run_shows_it_everywhere(tmp_path):
+    started = {"tokenizer": letters(), "evaluate": TASKS[:2], "evaluate_every": 1} | SMALL
+    run = train(lm(vocab=40, spread=0.1), TASKS, vowels, out=tmp_path / "run", **started)
+    for step, metrics in enumerate(run.metrics, start=1):
+        table = pq.read_table(run.path / "rollouts" / f"step-{step:05}.parquet").to_pylist()
+        assert {row["outcome"] for row in table} <= {"some", "none"}
+        for name in ("some", "none"):
+            share = sum(row["outcome"] == name for row in table) / len(table)
+            assert metrics.get(f"outcome/{name}", 0.0) == share
+        count = sum(row["reward/count"] for row in table) / len(table)
+        assert metrics["reward/count/mean"] == pytest.approx(count) == 2 * metrics["reward/mean"]
+        assert all(row["message"] == f"<b>{row['reward/count']:.0f}</b> vowels" for row in table)
+    held = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))["after"]
+    some = sum(reply["outcomes"] == ["some"] for reply in held["replies"]) / 2
+    assert run.metrics[-1].get("evaluate/outcome/some", 0.0) == some
+    assert Evaluation.from_plain(held).as_plain() == held
+    found = Index(run.path).find(search="<B>0</B>", outcome="none")
+    assert found["outcomes"] == sorted({row["outcome"] for row in Index(run.path).find(limit=500)["rows"]})
+    assert {row["message"] for row in found["rows"]} <= {"<b>0</b> vowels"}
+    # The numbers are those of the plain score.
+    same = train(
+        lm(vocab=40, spread=0.1), TASKS, lambda rs: [j.score for j in vowels(rs)], out=tmp_path / "b", **started
+    )
+    for mine, other in zip(run.metrics, same.metrics, strict=True):
+        assert {k: v for k, v in other.items() if k[:5] not in ("time/", "memor", "token")}.items() <= mine.items()
+
+
+def test_console_and_trackers_show_it():
+    table = rows(
+        [rollout_of("eel"), rollout_of("x")], [1.0, None], remarks=[Remark(("bad\x1b", "b"), "why\n" * 50), Remark()]
+    )
+    console = Console(1, samples_every=1, output=(output := io.StringIO()))
+    console.rollouts(1, table)
+    first, second = output.getvalue().splitlines()
+    assert "[1.00] (bad , b: why why" in first and first.endswith("...)") and second.endswith("| x")
+    shown = [dict(zip(base.COLUMNS, row, strict=True)) for row in base.replies(1, table)]
+    assert [(row["outcome"], row["message"]) for row in shown] == [("bad\x1b, b", "why\n" * 50), (None, None)]
+
+
+@pytest.mark.parametrize("kind", ["replies", "triplets"])
+def test_a_step_takes_judgements_in_place_of_scores(kind):
+    made = []
+    for scores in ([FAILED, Judgement(1.0, {"passed": 5}, "passed")], [-0.6, 1.0]):
+        learner = Learner(lm(vocab=40, spread=0.1), tokenizer=letters(), **{"sampling.max_tokens": 4})
+        given = [learner.generate(["ab", "cde"])] if kind == "replies" else [["ab", "cde"], ["the", "end"]]
+        made.append((learner.step(*given, scores), learner))
+    (judged, _), (plain, learner) = made
+    assert {k: v for k, v in plain.items() if not k.startswith(("time", "tok"))}.items() <= judged.items()
+    assert judged["outcome/passed"] == judged["outcome/runtime error"] == 0.5 and judged["reward/passed/mean"] == 4.0
+    with pytest.raises(OperantError, match="outcome is 3 for task"):
+        learner.step(*given, [FAILED, Judgement(1.0, outcome=3)])
+
+
+# --- worlds -----------------------------------------------------------------------------------------------------------
+
+
+def ends_in_e(rollouts):
+    """Wants a reply that ends in e, and says so."""
+    good = [r.reply.endswith("e") for r in rollouts]
+    return [Judgement(1.0, {"turns": len(r.texts)}, "good") if g else FAILED for r, g in zip(rollouts, good)]
+
+
+class Obedient:
+    """An engine that replies `ab`, and `abe` once it has read of an IndexError."""
+
+    def generate(self, prompts, sampling, keys):
+        texts = ["abe" if "line" in letters().decode(prompt) else "ab" for prompt in prompts]
+        replies = [letters()(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return [Completion(ids, [0.0] * len(ids), None, "stop", 0) for ids in replies]
+
+
+def played(env):
+    known = {"engine": Obedient(), "tokenizer": letters(), "sampling": Sampling(max_tokens=4)}
+    return play([Task("a", "the"), Task("b", "en")], env=env, **known)
+
+
+def test_a_policy_that_reads_the_message_gets_it_right_on_the_second_turn():
+    for rollout in played(Feedback(ends_in_e, turns=3)):
+        assert rollout.texts == ["ab", "abe"] and [turn.reward for turn in rollout.turns] == [0.0, 1.0]
+        assert "line" in letters().decode(rollout.turns[1].prompt)
+        assert rollout.info["judgement"] == Judgement(1.0, {"turns": 2.0}, "good")
+    for rollout in played(Feedback(ends_in_e, turns=1)):
+        assert rollout.texts == ["ab"] and rollout.paid == -0.6
+    for rollout in played(Feedback(ends_in_e, text=" no.{message}")):
+        assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
+
+
+def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
+    started = {"tokenizer": letters(), "env": "feedback", "env.reward": "test_judgement:vowels"} | SMALL
+    run = train(lm(vocab=40, spread=0.1), TASKS, out=tmp_path / "run", **started)
+    table = pq.read_table(run.path / "rollouts" / "step-00002.parquet").to_pylist()
+    last = [row for row in table if row["reward"] is not None]
+    assert len(last) == 4 and len(table) == 8 and {row["message"] for row in table if row["reward"] is None} == {None}
+    some = sum(row["outcome"] == "some" for row in last) / 4
+    assert run.metrics[1].get("outcome/some", 0.0) == some
+    assert all(row["reward"] == row["paid"] == row["reward/world/count"] / 2 for row in last)
+    beside = judge(
+        fixed([FAILED]), [replace(rollout_of(""), info={"judgement": Judgement(0.0, outcome="won")})], pays=True
+    )
+    assert beside.remarks == [(("runtime error", "world/won"), FAILED.message)] and beside.scores == [-0.6]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Feedback(ends_in_e, turns=0), "env.turns=0"),
+        (lambda: Feedback(ends_in_e, text="no"), "must contain {message}"),
+        (lambda: Feedback("leters:e"), "did you mean 'letters'"),
+        (lambda: judge(None, [replace(rollout_of(""), info={"judgement": Verdict(1.0)})], pays=True), "fields line"),
+    ],
+)
+def test_a_world_that_cannot_judge_is_refused(make, message):
+    with pytest.raises(OperantError, match=message):
+        make()
+
+
+def test_the_world_has_a_name():
+    from operant.envs import ENVS
+
+    assert ENVS.find("feedback") is Feedback
+    assert isinstance(Feedback("letters:e").reset({0: Task("a", "ab")})[0], Step)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippets_of_the_page_print_what_they_claim(capsys):
+    page = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    known: dict = {}
+    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(snippet, known)
+        promised = re.findall(r"print\(.*\)  # (.*)", snippet)
+        assert promised and capsys.readouterr().out.splitlines() == promised

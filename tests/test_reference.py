@@ -1,0 +1,159 @@
+"""The API reference has every public name and no broken link, and the check of docstrings sees what they leave out."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from browsing import chromium, visit
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def public(reference: ModuleType) -> dict:
+    return reference.public()
+
+
+# --- docstrings ---------------------------------------------------------------------------------------------------
+
+
+def test_no_public_docstring_leaves_anything_out(reference: ModuleType, public: dict) -> None:
+    assert list(reference.complaints(public.values())) == []
+
+
+HEAD = '''"""An example."""
+from dataclasses import dataclass
+from torch import Tensor
+from operant.types import OperantError
+
+def _check(x):
+    if x < 0:
+        raise OperantError(f"{x} is below 0")
+'''
+NOTHING, SHAPE, ERROR = "it has no docstring", "its docstring gives no shape", "its docstring has no `Raises:"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "complaint"),
+    [
+        ("def f(x: int) -> int:\n    return x", "f", NOTHING),
+        ('LIMIT = 3\n"""Tokens."""\nOTHER = 4', "OTHER", NOTHING),
+        ('class C:\n    """A thing."""\n    def m(self): ...', "C.m", NOTHING),
+        ('class C:\n    """A thing."""\n    @property\n    def m(self): ...', "C.m", NOTHING),
+        ('@dataclass\nclass C:\n    """A thing."""\n    a: int = 0', "C.a", NOTHING),
+        ('def f(x: Tensor) -> float:\n    """The mean of x."""', "f", SHAPE),
+        ('def f(x: int) -> dict[str, Tensor]:\n    """A Policy [sic], `[b, t]`."""', "f", SHAPE),
+        ('@dataclass\nclass C:\n    """A thing."""\n    a: Tensor\n    """Numbers."""', "C.a", SHAPE),
+        ('def f(x):\n    """Add."""\n    raise OperantError("no")', "f", ERROR),
+        ('def f(x):\n    """Add."""\n    _check(x)', "f", ERROR),
+        ('@dataclass\nclass C:\n    """A thing."""\n    def __post_init__(self):\n        _check(1)', "C", ERROR),
+        ('def f(x: Tensor) -> Tensor:\n    """[B, T] -> [B]. Raises: OperantError below 0."""\n    _check(x)', "", ""),
+        ('@dataclass\nclass C:\n    """Each [B, T]."""\n    a: Tensor\n    """Numbers."""', "", ""),
+        ('class C:\n    """A thing."""\n    def __init__(self):\n        self.a = 1\n    def _m(self): ...', "", ""),
+    ],
+)
+def test_the_check_sees_what_is_left_out(reference, tmp_path, monkeypatch, request, source, name, complaint) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"operant_example_{request.node.callspec.indices['source']}"
+    (tmp_path / f"{module}.py").write_text(HEAD + source + "\n", encoding="utf-8")
+    found = list(reference.complaints(reference.public([module]).values()))
+    del sys.modules[module]
+    assert len(found) == bool(name), found
+    assert not name or found[0].startswith(f"{module}.{name}: {complaint}")
+
+
+def imports(page: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of all that a page takes from operant: in imports, and as `operant.name`."""
+    for module, names in re.findall(r"from (operant[\w.]*) import (\w+(?:, \w+)*)", page):
+        yield from ((module, name) for name in names.split(", "))
+    yield from (("operant", name) for name in re.findall(r"\boperant\.([A-Za-z_]\w*)\(", page))
+
+
+def test_users_are_told_to_import_public_names_only(public: dict) -> None:
+    pages = [ROOT / "README.md", *(page for page in ROOT.glob("docs/*.md") if page.name != "log.md")]
+    told = {pair for page in pages for pair in imports(page.read_text(encoding="utf-8"))}
+    assert {("operant", "train"), ("operant.rewards", "judge"), ("operant.objectives", "advantages")} <= told
+    known = {(module, name) for module, docs in public.items() for name in docs.members}
+    known |= {tuple(module.rsplit(".", 1)) for module in public}
+    assert told - known == set(), "export it, or add its module to MODULES in docs/reference.py"
+
+
+# --- pages --------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The anchors and links of a page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.anchors, self.links = set(), set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        found = dict(attributes)
+        self.anchors.add(found.get("id"))
+        if tag == "a":
+            self.links.add(found["href"])
+
+
+@pytest.fixture(scope="module")
+def pages(reference: ModuleType, tmp_path_factory) -> dict[Path, Page]:
+    return {path: Page(path) for path in reference.build(tmp_path_factory.mktemp("reference"))}
+
+
+def test_every_public_name_is_on_its_page_and_no_private_one(pages: dict, public: dict) -> None:
+    (root,) = (path.parent for path in pages if path.name == "index.html")
+    for name, module in public.items():
+        anchors = pages[root / f"{name.replace('.', '/')}.html"].anchors
+        expected = {
+            member.qualname
+            for doc in module.members.values()
+            for member in (doc, *getattr(doc, "own_members", ()))
+            if member.name != "__init__"
+        }
+        assert expected - anchors == set()
+        assert {anchor for anchor in anchors if anchor and re.search(r"(^|\.)_(?!_init__$)", anchor)} == set()
+    assert {"Env.reset", "RewardFn"} <= pages[root / "operant/types.html"].anchors
+    assert {"train", "Batch.tokens", "Learner.__init__", "Learner.step"} <= pages[root / "operant.html"].anchors
+
+
+def test_no_link_is_broken(pages: dict) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            if link.startswith(("http://", "https://")):
+                continue
+            if not target.is_file() or (anchor and target in pages and anchor not in pages[target].anchors):
+                broken.append(f"{path.name}: {link}")
+    assert broken == []
+    assert sum(len(page.links) for page in pages.values()) > 300
+
+
+def test_formulas_are_drawn_without_a_network_and_dark_pages_are_legible(pages: dict) -> None:
+    (grpo,) = (path for path in pages if path.name == "grpo.html")
+    with chromium() as browser, visit(browser, grpo.as_uri(), scheme="dark") as page:
+        formula = page.locator("math[display=block]").bounding_box()
+        assert formula["width"] > 300 and 30 < formula["height"] < 200
+        assert page.locator("math mfrac").count() == 3
+        assert "$" not in page.locator("main").inner_text()
+        style = "element => { const s = getComputedStyle(element); return [s.color, s.backgroundColor] }"
+        text, _ = page.locator("main").evaluate(style)
+        _, background = page.locator("html").evaluate(style)
+        text, background = (sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (text, background))
+        assert text > 200 and background < 60

@@ -1,0 +1,237 @@
+"""Turns of earlier weights: their age, what looks past them, the bound, and importance weights for them."""
+
+from dataclasses import replace
+from math import exp, log
+
+import pytest
+import torch
+from rigs import Caught, gap, said
+from test_expected_gradients import (
+    BETA,
+    EXACT,
+    PLAIN,
+    PROMPT,
+    STOPS,
+    Said,
+    T,
+    best_return,
+    critic,
+    groups_of,
+    likely,
+    of,
+    replies,
+    rewards,
+    small,
+)
+from toys import bare_logprobs, lm
+
+from operant import Learner, Policy, diagnose
+from operant.rollouts.collate import collate, token_weights
+from operant.training import update
+from operant.training.objective import Objective
+from operant.training.staleness import with_importance, with_staleness
+from operant.types import OperantError, Rollout, Task, Turn
+
+# --- hand calculation -------------------------------------------------------------------------------------------------
+
+
+def two_episodes() -> list[Rollout]:
+    """Two turns in two rows and a current one; the versions are 3, 5 and 7."""
+    first = [Turn([1], [2, 3], [-1.0, -2.0], version=3), Turn([9], [4], [-0.5], version=5)]
+    return [
+        Rollout(Task("a", [1]), 0, first, ["", ""]),
+        said([6, 7], [8, 5], group=1, logprobs=[-0.25, -0.75], version=7),
+    ]
+
+
+def test_every_action_has_the_age_of_its_turn():
+    batch = with_staleness(collate(two_episodes(), [0.0, 0.0]), two_episodes(), 7)
+    assert batch.staleness.tolist() == [[0, 4, 4, 0], [0, 2, 0, 0], [0, 0, 0, 0]]
+    assert batch.rows(torch.tensor([1])).staleness.tolist() == [[0, 2]]
+
+
+def test_a_batch_of_current_turns_and_replies_from_elsewhere_have_no_age():
+    current = [said([1], [2], logprobs=[-1.0], version=7), said([1], [2], group=1)]
+    assert with_staleness(collate(current, [0.0, 0.0]), current, 7).staleness is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "cap", "expected"),
+    [
+        ("token", None, [[exp(0.5), exp(1.0)], [exp(-0.3)], [exp(0.0), exp(-0.25)]]),
+        ("token", 1.5, [[1.5, 1.5], [exp(-0.3)], [1.0, exp(-0.25)]]),
+        ("sequence", None, [[exp(1.2)] * 2, [exp(1.2)], [exp(-0.25)] * 2]),
+        ("sequence", 2.0, [[2.0] * 2, [2.0], [exp(-0.25)] * 2]),
+    ],
+)
+def test_importance_weights_by_hand(kind, cap, expected):
+    """The policy's log-probs are -0.5, -1; -0.8; -0.25, -1. A weight multiplies that of its token in the mean."""
+    batch = collate(two_episodes(), [0.0, 0.0])
+    sampled, now = batch.logprobs, batch.logprobs.clone()
+    now[batch.actions] = torch.tensor([-0.5, -1.0, -0.8, -0.25, -1.0])
+    found = with_importance(batch.with_(logprobs=now), sampled, kind, cap)
+    flat = torch.tensor([w for row in expected for w in row])
+    torch.testing.assert_close(found.importance[batch.actions], flat)
+    weights = update._weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
+    torch.testing.assert_close(weights[batch.actions], flat / 5)
+    assert torch.equal(token_weights(found)[batch.actions], torch.full((5,), 0.2))
+
+
+# --- enumeration ------------------------------------------------------------------------------------------------------
+
+
+def expected_gradient(name, shape, size, monkeypatch, **options) -> torch.Tensor:
+    """The gradient of a group of replies that another policy says, averaged over all groups as it says them."""
+    spoken = replies(shape)
+    sampler = Said.by(small(2), spoken)
+    fixed = {"max_tokens": len(spoken[-1]), "stop_tokens": STOPS, "epochs": 1, "max_grad_norm": None, "watch_every": 0}
+    policy = critic("zero") if name == "ppo" else Policy(small(0))
+    learner = Learner(
+        policy, algorithm=name, reference=Policy(small(1)), minibatch=size, temperature=T, **fixed | options
+    )
+    learner.optimizer = Caught(learner.policy.parameters())
+    groups = groups_of(spoken, size)
+    given = [
+        said(PROMPT, list(spoken[y]), group=g, logprobs=sampler.logprobs[y].tolist())
+        for g, group in enumerate(groups)
+        for y in group
+    ]
+    monkeypatch.setattr(update, "counter", lambda seed, step, epoch, number: number)
+    learner.learn(given, [float(rewards(len(spoken))[y]) for group in groups for y in group])
+    chances = sampler.whole.exp().detach()
+    weights = [likely(group, chances) for group in groups]
+    assert sum(weights) == pytest.approx(1.0) and len(learner.optimizer.gradients) == len(groups)
+    return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))
+
+
+OF_PPO = PLAIN | {"importance_cap": None}
+OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "size", "importance", "options"),
+    [
+        ("ppo", "one", 1, "token", OF_PPO),
+        ("ppo", "two", 1, "sequence", OF_PPO),
+        ("rloo", "one", 2, "token", OF_RLOO),
+        ("rloo", "ragged", 2, "sequence", OF_RLOO),
+    ],
+)
+def test_with_exact_weights_the_expected_gradient_is_that_on_policy(
+    name, shape, size, importance, options, monkeypatch
+):
+    """The truth is the gradient of E[reward] - BETA KL by autograd on a bare model; a mean over two tokens is half."""
+    truth = of(best_return, shape) / (len(replies(shape)[-1]) if name == "ppo" else 1)
+    mine = expected_gradient(name, shape, size, monkeypatch, importance=importance, **options)
+    without = expected_gradient(name, shape, size, monkeypatch, **options)
+    print(name, shape, importance, gap(mine[: len(truth)], truth), gap(without[: len(truth)], truth))
+    assert gap(mine[: len(truth)], truth) < EXACT
+    assert gap(without[: len(truth)], truth) > 0.01
+
+
+def test_weights_of_single_tokens_do_not_correct_what_came_before(monkeypatch):
+    """Nor does a cap: both trade the exact expectation for less noise."""
+    truth = of(best_return, "two") / 2
+    for options in ({"importance": "token"}, {"importance": "sequence", "importance_cap": 1.0}):
+        mine = expected_gradient("ppo", "two", 1, monkeypatch, **OF_PPO | options)
+        assert gap(mine[: len(truth)], truth) > 0.01, options
+
+
+# --- through the learner ----------------------------------------------------------------------------------------------
+
+QUERIES = [[3, 4], [5], [6, 7], [8]]
+LARGE = {"optimizer.lr": 0.02, "epochs": 1, "max_tokens": 6, "kl.coef": 0.0, "watch_every": 0, "score.scale": False}
+
+
+def by_length(rollouts: list[Rollout]) -> list[float]:
+    return [float(sum(r.ids)) for r in rollouts]
+
+
+def two_steps_later(**options) -> tuple[Learner, list[Rollout]]:
+    """A learner after two steps, and replies from before them."""
+    learner = Learner(lm(), **LARGE | options)
+    old = learner.generate(QUERIES)
+    for _ in range(2):
+        fresh = learner.generate(QUERIES)
+        learner.step(fresh, by_length(fresh))
+    return learner, old
+
+
+@pytest.mark.parametrize(("importance", "cap"), [("token", 1.25), ("sequence", None)])
+def test_a_step_on_replies_from_two_steps_ago(importance, cap):
+    learner, old = two_steps_later(importance=importance, importance_cap=cap)
+    now = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in old]
+    ratios = [n - torch.tensor(r.turns[0].logprobs) for n, r in zip(now, old, strict=True)]
+    ratios = [x.sum().expand(len(x)) for x in ratios] if importance == "sequence" else ratios
+    weights = torch.cat(ratios).exp()
+    metrics = learner.step(old, by_length(old))
+    assert metrics["rollout/staleness"] == metrics["rollout/staleness_max"] == 2
+    assert metrics["rollout/importance_mean"] == pytest.approx(
+        float(weights.clamp(max=cap or torch.inf).mean()), rel=1e-4
+    )
+    if cap is not None:
+        share = float((weights > cap).double().mean())
+        assert metrics["rollout/importance_clipped"] == pytest.approx(share) and share > 0
+    assert metrics["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-5)  # to the policy before the update
+    assert not {"rollout/logprob_gap", "rollout/likelihood_gap"} & metrics.keys()
+
+
+def test_the_alarms_look_at_current_turns_alone():
+    """Of a batch with stale turns; the same replies as if they were current raise them."""
+    learner, old = two_steps_later()
+    for _ in range(3):
+        current = learner.generate(QUERIES)
+        metrics = learner.step([*current, *old], by_length([*current, *old]))
+        assert metrics["rollout/logprob_gap"] < 1e-4 and metrics["policy/ratio_max"] > 1.01
+    assert 0 < metrics["rollout/staleness"] < metrics["rollout/staleness_max"] == 4
+    assert not {"scoring", "other_sampler", "negative_kl"} & {finding.name for finding in diagnose(learner)}
+    version = learner.policy.version
+    lying = [replace(r, turns=[replace(turn, version=version) for turn in r.turns]) for r in old]
+    assert learner.step(lying, by_length(lying))["rollout/logprob_gap"] > 0.01
+    assert "scoring" in {finding.name for finding in diagnose(learner)}
+
+
+def test_replies_above_the_bound_are_left_out_and_counted():
+    learner, old = two_steps_later(max_staleness=1)
+    current = learner.generate(QUERIES[:2])
+    metrics = learner.step([*current, *old], by_length([*current, *old]))
+    assert metrics["rollout/too_stale"] == pytest.approx(4 / 6) and metrics["rollout/count"] == 2
+    assert metrics["rollout/staleness_max"] == 0 and metrics["rollout/dropped"] == 0
+    step = learner.progress.step
+    with pytest.raises(OperantError, match=r"learner\.max_staleness"):
+        learner.step(old, by_length(old))
+    assert learner.progress.step == step
+
+
+def test_without_replies_of_a_sampler_there_are_no_weights():
+    learner = Learner(lm(), **LARGE, importance="token")
+    with pytest.raises(OperantError, match=r"log-probs under the sampler.*learner.importance=none"):
+        learner.step([[3, 4]], [[5, 6]], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"importance": "tokens"}, "none, token, sequence"),
+        ({"importance": "token", "importance_cap": 0}, "above 0"),
+        ({"importance": "token", "rescore": False}, "leave rescore out"),
+        ({"max_staleness": -1}, "at least 0"),
+        ({"algorithm": "sft", "importance": "token"}, "no sampler"),
+        ({"algorithm": "sft", "max_staleness": 3}, "no sampler"),
+    ],
+)
+def test_impossible_options_are_refused(options, reason):
+    with pytest.raises(OperantError, match=reason):
+        Learner("no such model", **options)
+
+
+def test_a_current_sampler_has_weights_of_one():
+    """The native engine samples from the policy itself: the weights change nothing."""
+    runs = []
+    for importance in ("none", "token"):
+        learner = Learner(lm().double(), **LARGE, importance=importance)
+        replies = learner.generate(QUERIES)
+        metrics = learner.step(replies, by_length(replies))
+        runs.append(torch.cat([p.detach().flatten() for p in learner.policy.model.parameters()]))
+    assert metrics["rollout/importance_mean"] == pytest.approx(1.0, abs=1e-12) and log(metrics["update/steps"]) == 0
+    assert gap(runs[1], runs[0]) < 1e-12
