@@ -51,25 +51,24 @@ def select(
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
     trained = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
-    acted = [i for i in scored if rollouts[i].count]
     oldest = [max((age(turn, version) for turn in rollout.turns), default=0) for rollout in rollouts]
-    fresh = [i for i in acted if max_staleness is None or oldest[i] <= max_staleness]
-    places = [i for i in fresh if not (drop_lengths and rollouts[i].turns[-1].end == "length")]
+    fresh = [i for i in scored if max_staleness is None or oldest[i] <= max_staleness]
+    places = [i for i in fresh if rollouts[i].count and not (drop_lengths and rollouts[i].turns[-1].end == "length")]
     if not distributed.total_float(float(len(places))):
         failed = distributed.total_float(float(sum(r.failed for r in rollouts)))
-        whose = f", or their world failed ({failed:.0f} episodes; log.txt has the reasons)" if failed else ""
         raise OperantError(
             "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop' or "
-            f"learner.max_staleness{whose}"
+            "learner.max_staleness"
+            + (f", or their world failed ({failed:.0f} episodes; log.txt has the reasons)" if failed else "")
         )
     raw_totals = [x for x in totals(raw, rollouts) if x is not None]
     trained_totals = totals(trained, rollouts)
     used_totals = [x for i in places if (x := trained_totals[i]) is not None]
     groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
     tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups)
-    tally.add("rollout/dropped", len(scored) - len(acted) + len(fresh) - len(places), len(rollouts))
+    tally.add("rollout/dropped", len(fresh) - len(places), len(rollouts))
     if max_staleness is not None:
-        tally.add("rollout/too_stale", len(acted) - len(fresh), len(rollouts))
+        tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts))
     return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
