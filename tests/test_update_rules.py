@@ -16,8 +16,8 @@ from operant.runs.config import configure
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer
 from operant.training.update_rules import GradientUpdate
 
-sys.path.append(str(Path(__file__).parent / "examples"))
-import natural_gradient
+sys.path.append(str(Path(__file__).parent / "../docs/extending/src"))
+import operant_example.update_rule as natural_gradient
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -201,7 +201,7 @@ def test_no_gradients_are_kept_of_a_step_that_was_not_made():
 # --- a rule of one's own ----------------------------------------------------------------------------------------------
 
 
-NATURAL = {"algorithm": "natural_gradient:ALGORITHM", "optimizer.max_grad_norm": None}
+NATURAL = {"algorithm": "operant_example.update_rule:ALGORITHM", "optimizer.max_grad_norm": None}
 
 
 def test_the_example_goes_along_the_natural_gradient():
@@ -248,7 +248,7 @@ def test_the_examples_options_and_state_are_its_own_and_it_resumes_to_the_bit(tm
     ("rule", "says"),
     [
         ("gradinet", "update rule 'gradinet' is unknown; did you mean 'gradient'"),
-        ("natural_gradient:Natural", "'natural_gradient' has no 'Natural'; did you mean"),
+        ("operant_example.update_rule:Natural", "'operant_example.update_rule' has no 'Natural'; did you mean"),
         (len, "has no update_options: derive it from GradientUpdate"),
         (type("Bare", (GradientUpdate,), {"update_options": OptimizerOptions}), "derived from MicroBatchOptions"),
     ],
@@ -260,7 +260,7 @@ def test_a_rule_that_cannot_be_used_is_a_sentence(rule, says, monkeypatch):
 
 
 def test_a_rule_has_a_name_as_everything_else():
-    monkey = replace(ALGORITHMS["ppo"], update="natural_gradient:NaturalGradient")
+    monkey = replace(ALGORITHMS["ppo"], update="operant_example.update_rule:NaturalGradient")
     from operant.training.options import schema
 
     assert schema(monkey)["update"] is natural_gradient.NaturalOptions

@@ -37,9 +37,9 @@ def test_one_kind_three_rules(kind):
     policy = Policy(lm(kind), value=ValueOptions())
     frozen, target, masks = PolicyCopy(policy), PolicyCopy(policy, ("polyak", 0.25)), PolicyCopy(policy, ("every", 2))
     first, closed = flat(policy.model), flat(policy.model)
-    learner = Learner(
-        policy, reference=frozen, engine=NativeEngine(policy, mask_model=masks.policy), **{"lr": 3e-2, **TOP_P}
-    )
+    engine = NativeEngine(policy)
+    engine.mask_with(masks.policy)
+    learner = Learner(policy, reference=frozen, engine=engine, **{"lr": 3e-2, **TOP_P})
     learner.copies = {"target": target, "mask": masks}
     begun = deepcopy(policy.model)
     history = [begun]

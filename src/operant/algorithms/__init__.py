@@ -53,12 +53,12 @@ def preset(name: str | None) -> dict[str, object]:
     return chosen
 
 
-def find(name: str) -> Algorithm:
-    """The algorithm of a name, of an installed package's name, or of `module:object`.
+def find(name: "str | Algorithm") -> Algorithm:
+    """The algorithm of a name, of an installed package's name, or of `module:object`; an `Algorithm` is itself.
 
     Raises: OperantError for an unknown one, with the nearest name, or for an object that is no algorithm.
     """
-    found = TABLE.find(name)
+    found = name if isinstance(name, Algorithm) else TABLE.find(name)
     found = getattr(found, "ALGORITHM", found)
     if not isinstance(found, Algorithm):
         raise OperantError(f"algorithm {shown(name)} is a {type(found).__name__}: it must be an operant.Algorithm")

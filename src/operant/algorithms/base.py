@@ -1,10 +1,13 @@
 """The parts of a method. Each other file of this package defines a method, and its docstring is the method's page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from operant.types import AdvantageFn, LossFn
+from operant.types import AdvantageFn, Batch, LossFn, Outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,23 @@ class Algorithm:
     advantage: AdvantageFn | None = None
     """Its keyword-only arguments are the options `advantage.*`."""
     source: str = "play"
-    """play: rollouts of the policy, which a reward scores. data: demonstrations (`Task.replies`), without a reward."""
+    """play: rollouts of the policy, which a reward scores. data: demonstrations (`Task.replies`), without a reward.
+    both: each step has the replies of the policy to its tasks, and their demonstrations (`Batch.demonstrated`), whose
+    advantages are 0."""
+    look: Callable[[Batch, Callable[[str], Outputs]], Mapping[str, "Tensor"]] | None = None
+    """Adds fields to the batch before the update: `look(batch, outputs)` returns `Batch.extra` by name. `outputs(name)`
+    computes the `Outputs` of the copy of that name over the batch; `policy` is the policy itself."""
+    mask: str | None = None
+    """The copy whose truncated distribution decides which tokens may be drawn (NLPO); the engine then needs a method
+    `mask_with(policy)`."""
     unit: str = "episode"
-    """The unit that is shuffled and cut into minibatches: episode | pair."""
+    """The unit that is shuffled and cut into minibatches: turn | episode | pair | group."""
     per: str = "token"
     """The unit over which the loss is averaged: see `rollouts.collate.token_weights`."""
     copies: Mapping[str, str | tuple[str, float]] = field(default_factory=dict)
     """Copies of the policy by name, and the rule by which each is updated: see `models.reference.PolicyCopy`."""
+    with_values: tuple[str, ...] = ()
+    """The copies that keep the critic: a target critic, say."""
     needs: Needs = Needs()
     """What is checked before any model loads."""
     kl: tuple[str, ...] = ()

@@ -99,6 +99,16 @@ def of_batch(batch: Batch, coef: float) -> Tally:
     return tally
 
 
+def of_given(batch: Batch) -> Tally:
+    """Return the metrics of demonstrations beside the policy's own replies; none if the step has only one of both."""
+    tally = Tally()
+    if batch.demonstrated is not None and batch.logprobs is not None:
+        at = batch.actions & batch.demonstrated[:, None]
+        tally.add("given/count", float(batch.episodes[at.any(1)].unique().numel()), 0.0)
+        tally.mean("given/logprob", batch.logprobs, at)
+    return tally
+
+
 def _mean_and_std(tally: Tally, name: str, values: Sequence[float]) -> None:
     tally.mean(name, values)
     tally.spread(f"{name}_std", values)

@@ -117,6 +117,9 @@ rollout/dropped | share | ..0.5 | | share of all replies that were judged but no
     their length limit (on_length=drop)
 rollout/too_stale | share | ..0.5 | | share of all replies that were judged but not trained on, because the weights that
     generated one of their turns are more than learner.max_staleness steps old; absent without that bound
+given/count | replies | | | demonstrations of the step, with a method that learns from its own replies and from them
+given/logprob | nats per token | rises | | mean log-prob of a demonstrated token before the update
+given/loss | | falls | | mean over demonstrated tokens of what the method adds to its loss for them
 rollout/staleness | steps | 0, or a few if replies are generated ahead | | steps between the weights that generated a
     turn and those before the update, mean over turns: 0 if every reply is of the current policy
 rollout/staleness_max | steps | | | largest of those

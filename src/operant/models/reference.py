@@ -20,17 +20,20 @@ class PolicyCopy:
     """A copy of a policy, and the rule by which it is updated. Frozen weights are shared with the policy.
 
     `"frozen"`: it never changes (the reference). `("polyak", tau)`: copy += tau * (policy - copy) (a target network).
-    `("every", n)`: it becomes equal to the policy every n updates (NLPO's mask model).
+    `("every", n)`: it becomes equal to the policy every n updates (NLPO's mask model). values: copy the critic too.
     """
 
-    def __init__(self, policy: Policy, rule: str | tuple[str, float] = "frozen", *, copy: bool = True):
+    def __init__(
+        self, policy: Policy, rule: str | tuple[str, float] = "frozen", *, copy: bool = True, values: bool = False
+    ):
         name = rule if isinstance(rule, str) else rule[0]
         if name not in ("frozen", "polyak", "every"):
             raise OperantError(f"rule {rule!r} of a policy copy is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
-        kept = shared(policy.model) if copy else {}
-        self._shared = set(kept)
-        self.policy = _copy_without_values(policy, kept) if copy else policy
+        kept = shared(policy if values else policy.model) if copy else {}
+        self._shared, self._values = set(kept), values
+        copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
+        self.policy: Policy = copied
         self.policy.requires_grad_(False)
         self.fingerprint = fingerprint(self.policy)
 
@@ -40,7 +43,7 @@ class PolicyCopy:
         if self.rule == "frozen":
             return
         name, amount = self.rule
-        both = zip(self.policy.model.parameters(), policy.model.parameters(), strict=True)
+        both = zip(self._module(self.policy).parameters(), self._module(policy).parameters(), strict=True)
         moved = [(mine, new) for mine, new in both if mine is not new]
         if name == "polyak":
             for mine, new in moved:
@@ -50,9 +53,13 @@ class PolicyCopy:
                 mine.copy_(new)
         self.fingerprint = fingerprint(self.policy)
 
+    def _module(self, policy: Policy) -> Any:
+        """What is copied of a policy: its language model, or all of it."""
+        return policy if self._values else policy.model
+
     def _own(self) -> dict[str, Any]:
         """The weights that are not shared, by name. A tied weight appears under each of its names."""
-        weights = self.policy.model.state_dict(keep_vars=True)
+        weights = self._module(self.policy).state_dict(keep_vars=True)
         return {name: weight.detach() for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:

@@ -90,6 +90,17 @@ class Judged:
         """What the reward said about rollout `i`."""
         return self.remarks[i] if self.remarks else Remark()
 
+    def padded(self, count: int) -> "Judged":
+        """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
+        more = count - len(self.scores)
+        return replace(
+            self,
+            scores=self.scores + [None] * more,
+            parts={name: values + [None] * more for name, values in self.parts.items()},
+            outcomes=self.outcomes + ["unjudged"] * more if self.outcomes else [],
+            remarks=self.remarks + [Remark()] * more if self.remarks else [],
+        )
+
     def report(self, tally: Tally) -> None:
         """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome and class.
 

@@ -18,6 +18,7 @@ def collate(
     joined: bool = True,
     numbers: torch.dtype = torch.float32,
     turn_discount: float = 1.0,
+    mixed: bool = False,
 ) -> Batch:
     """Make a batch of rollouts. A score is paid on the episode's last action; a list of scores is one float per action.
 
@@ -25,6 +26,7 @@ def collate(
     other turn opens a new row of the same episode. `numbers`: dtype of rewards, log-probs and values. A turn that is
     not trained on is part of the prompts after it, and its reward is paid on the last action before it, times
     `turn_discount` for each turn from there to it; without an action before it, its reward is not paid.
+    Log-probs of turns that have none are left to scoring (`Batch.unscored`). mixed: mark the rows of demonstrations.
     Raises: OperantError if there are no rollouts, or if a turn or score does not fit its actions.
     """
     if not rollouts:
@@ -35,8 +37,9 @@ def collate(
     turns = _rectangle(rows, "turns", -1, torch.long)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
     trained = [turn for r in rollouts for turn in r.turns if turn.trained]
-    sampled = all(turn.logprobs is not None for turn in trained)
-    valued = all(turn.values is not None for turn in trained)
+    sampled = any(turn.logprobs is not None for turn in trained)
+    valued = all(turn.values is not None for turn in trained if turn.logprobs is not None or not sampled)
+    partly = sampled and any(turn.logprobs is None for turn in trained)
     skips = any(not turn.trained for r in rollouts for turn in r.turns)
     batch = Batch(
         tokens=_rectangle(rows, "tokens", 0, torch.long),
@@ -50,6 +53,8 @@ def collate(
         logprobs=_rectangle(rows, "logprobs", 0.0, numbers) if sampled else None,
         values=_rectangle(rows, "values", 0.0, numbers) if valued else None,
         skipped=_rectangle(rows, "skipped", 0, torch.long) if skips else None,
+        demonstrated=torch.tensor([row["demonstrated"] for row in rows]) if mixed else None,
+        unscored=_rectangle(rows, "unscored", False, torch.bool) if partly else None,
     )
     width = turns.shape[1]
     choices = [(i * width + column, *choice) for i, row in enumerate(rows) for column, *choice in row["choices"]]
@@ -106,9 +111,9 @@ def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: 
                 row["skipped"][-1 - last_rest] += 1
             continue
         if row is None or not joined or turn.prompt[: len(row["tokens"])] != row["tokens"]:
-            columns = ("tokens", "logprobs", "values", "rewards", "turns", "skipped", "allowed", "choices")
+            columns = ("tokens", "logprobs", "values", "rewards", "turns", "skipped", "unscored", "allowed", "choices")
             row = {name: [] for name in columns}
-            row |= {"episode": episode, "group": rollout.group}
+            row |= {"episode": episode, "group": rollout.group, "demonstrated": rollout.demonstrated}
             rows.append(row)
         shown = turn.prompt[len(row["tokens"]) :]
         n, blank = turn.count, [0.0] * len(shown)
@@ -122,6 +127,7 @@ def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: 
         row["rewards"] += blank + paid[spent : spent + n] + [0.0] * rest
         row["turns"] += [-1] * len(shown) + [index] * n + [-1] * rest
         row["skipped"] += [0] * (len(shown) + n + rest)
+        row["unscored"] += [False] * len(shown) + [turn.logprobs is None] * n + [False] * rest
         if turn.allowed is not None:
             row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
         row["states"] = turn.states  # the states of the last turn contain those of all tokens before it
@@ -191,14 +197,49 @@ def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tens
 
 
 def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
-    """Row numbers of each unit, whose rows stay together. `unit`: episode, or pair (two neighbouring episodes)."""
-    size = {"episode": 1, "pair": 2}.get(unit)
-    if size is None:
-        raise OperantError(f"unit {unit!r} is unknown: 'episode' or 'pair'")
+    """Row numbers of each unit, whose rows stay together.
+
+    `unit`: turn (a row; collated with `joined` False, each turn has one), episode, pair (two neighbouring episodes), or
+    group. Raises: OperantError for another name.
+    """
+    match unit:
+        case "turn":
+            numbers = list(range(len(batch)))
+        case "episode":
+            numbers = batch.episodes.tolist()
+        case "pair":
+            numbers = [episode // 2 for episode in batch.episodes.tolist()]
+        case "group":
+            numbers = batch.groups.tolist()
+        case _:
+            raise OperantError(f"unit {unit!r} is unknown: turn, episode, pair or group")
     rows_of: dict[int, list[int]] = {}
-    for row, episode in enumerate(batch.episodes.tolist()):
-        rows_of.setdefault(episode // size, []).append(row)
+    for row, number in enumerate(numbers):
+        rows_of.setdefault(number, []).append(row)
     return list(rows_of.values())
+
+
+def played(batch: Batch) -> tuple[Tensor, Batch]:
+    """The numbers [P] of the rows that the policy has generated, and a batch of these rows and their episodes."""
+    if batch.demonstrated is None:
+        return torch.arange(len(batch), device=batch.tokens.device), batch
+    rows = (~batch.demonstrated).nonzero()[:, 0]
+    part = batch.rows(rows)
+    known, episodes = torch.unique(part.episodes, return_inverse=True)
+    return rows, part.with_(episodes=episodes, bootstrap=batch.bootstrap[known], demonstrated=None)
+
+
+def spread_over(batch: Batch, rows: Tensor, part: Batch) -> Batch:
+    """The batch with the advantages and returns of a part of its rows; those of the other rows are 0."""
+
+    def whole(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        full = x.new_zeros(batch.tokens.shape)
+        full[rows, : x.shape[1]] = x
+        return full
+
+    return batch.with_(advantages=whole(part.advantages), returns=whole(part.returns))
 
 
 def cut(

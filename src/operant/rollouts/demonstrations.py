@@ -43,7 +43,8 @@ class Demonstrations:
                 turns, texts = self._turns(task, reply)
                 query = self._decoded(turns[0].prompt)
                 end: End = turns[-1].end if len(turns) == 1 else "world"
-                made.append(Rollout(task, place, turns, texts, end, {}, query, place=place * MOST_REPLIES + number))
+                where = place * MOST_REPLIES + number
+                made.append(Rollout(task, place, turns, texts, end, {}, query, place=where, demonstrated=True))
         return made
 
     def opening(self, task: Task) -> Task:

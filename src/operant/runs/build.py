@@ -56,7 +56,7 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
     source = named_parts.source(train.tasks, own["tasks"])
     evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
-    supervised = find(train.algorithm).source == "data"
+    supervised = find(train.algorithm).source != "play"
     one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
     for rows, metrics in ((source, []), (evaluated, resolve(config.evaluation.metrics))):
         # A wrong path or field shows in the first row, before any model loads.

@@ -213,7 +213,7 @@ def _check_together(config: Config) -> None:
         tracker_options(train.trackers)
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
-    if train.reward is None and algorithm.source == "play" and not pays:
+    if train.reward is None and algorithm.source != "data" and not pays:
         raise OperantError("reward is missing: pass --reward ... (README.md shows what it can be)")
     if train.samples < algorithm.needs.samples:
         raise OperantError(

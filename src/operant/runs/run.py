@@ -108,7 +108,8 @@ class Run:
             rollouts, judged = self._play_and_score()
             for note in judged.notes:
                 self.folder.log_message(note)
-            metrics = learner.learn(rollouts, judged.scores)
+            of_all = judged.padded(len(rollouts))
+            metrics = learner.learn(rollouts, of_all.scores)
         except OperantError:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
@@ -117,7 +118,7 @@ class Run:
         step = int(metrics["step"])
         metrics |= reward_metrics(judged, self.metrics[-1] if self.metrics else None)
         tracking = time.perf_counter()
-        self._log_rollouts(step, rollouts, judged)
+        self._log_rollouts(step, rollouts, of_all)
         tracked = time.perf_counter()
         metrics |= self.evaluation.after_step(step)
         now = time.perf_counter()
@@ -133,14 +134,23 @@ class Run:
         return metrics
 
     def _play_and_score(self) -> tuple[list[Rollout], Judged]:
-        """Sample the tasks of a step; play and score this rank's part. An error on one rank is raised on all."""
+        """Sample the tasks of a step; play and score this rank's part. An error on one rank is raised on all.
+
+        Demonstrations follow behind the played replies, and are not judged.
+        """
         train, parts = self.config.train, self.parts
         sampled = [parts.tasks[i] for i in parts.order.take(train.batch // train.samples)]
-        if (demonstrations := parts.demonstrations) is not None:
-            return distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
+        demonstrations, source = parts.demonstrations, self.learner.algorithm.source
+        given = (list[Rollout](), Judged([]))
+        if demonstrations is not None:
+            given = distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
+            sampled = [demonstrations.opening(task) for task in sampled]
+        if source == "data":
+            return given
         tasks = [task for task in sampled for _ in range(train.samples)]
         chunks = {"chunks": train.reward_chunks, "samples": train.samples}
-        return distributed.together(lambda: play_and_score(self.learner, tasks, parts.reward, **chunks))
+        played, judged = distributed.together(lambda: play_and_score(self.learner, tasks, parts.reward, **chunks))
+        return played + given[0], judged
 
     def _log_rollouts(self, step: int, rollouts: list[Rollout], judged: Judged) -> None:
         """Log the replies of all ranks, and the histograms of the step."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from operant import distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_message
@@ -35,7 +36,7 @@ from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
-from operant.rollouts.collate import collate, nothing
+from operant.rollouts.collate import collate, nothing, played, spread_over
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
 from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
@@ -51,15 +52,16 @@ from operant.training.scoring import (
     Bootstraps,
     bootstrap_prompts,
     charge_kl,
+    forward_batch,
     score_batch,
     with_bootstraps,
     with_trunk_states,
 )
-from operant.training.select import TrainingBatch, select, select_all
+from operant.training.select import TrainingBatch, select, select_all, select_both
 from operant.training.setup import configured_sampling, load_trained_policy
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
-from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
+from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
 
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
@@ -77,7 +79,8 @@ class Learner:
     """A policy with its critic, its reference, and all state that changes during training.
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
-    policy), None (no KL), a name or a Policy. algorithm: a name from `ALGORITHMS`; None: the preset's, or ppo.
+    policy), None (no KL), a name or a Policy. algorithm: a name, module:object or an `Algorithm`; None: the
+    preset's, or ppo.
     engine: what generates the replies, or a function that makes it from the policy; None: the policy itself.
     total_steps: the number of steps of the run, for schedules that depend on it.
     optimizer: a torch.optim.Optimizer of the policy's trained parameters, or a function from their list to one.
@@ -94,7 +97,7 @@ class Learner:
         *,
         tokenizer: Any = None,
         reference: Any = "copy",
-        algorithm: str | None = None,
+        algorithm: Any = None,
         preset: str | None = None,
         engine: Engine | Callable[[Policy], Engine] | None = None,
         env: Env | None = None,
@@ -104,7 +107,7 @@ class Learner:
         composed: Mapping[str, Any] | None = None,
         **options: Any,
     ):
-        name = algorithm or str(find_preset(preset).get("algorithm", DEFAULT))
+        name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
         self.algorithm = find(name)
         if composed is None:
             optimizer, options = with_kind(optimizer, options)
@@ -125,16 +128,24 @@ class Learner:
         check_length(self.options, total_steps)
         check_reference(self.kl, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
-        self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference), "algorithm": name}
+        self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
+        self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
         """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
         self.copies = {
-            name: PolicyCopy(self.policy, rule) for name, rule in self.algorithm.copies.items() if name != "reference"
+            copy: PolicyCopy(self.policy, rule, values=copy in self.algorithm.with_values)
+            for copy, rule in self.algorithm.copies.items()
+            if copy != "reference"
         }
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
+        if self.algorithm.mask is not None:
+            masked: Any = getattr(self.engine, "mask_with", None)
+            if masked is None:
+                raise OperantError(f"algorithm={name} masks tokens, and {type(self.engine).__name__} has no mask_with")
+            masked(self.copies[self.algorithm.mask].policy)
         self.env = env or SingleTurn()
         own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
         self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
@@ -298,9 +309,10 @@ class Learner:
         with self.timing("advantage"):
             batch = self.credit(batch, coef)
         on_cpu = batch.with_(states=None).to("cpu")
-        tally = selected.tally.merge(collect.of_rollouts(selected.rollouts, texts=self.policy.tokenizer is not None))
-        tally.merge(collect.of_batch(on_cpu, coef))
-        tally.merge(measure(selected.rollouts, self.policy.version, on_cpu, self.own.importance_cap))
+        generated = [r for r in selected.rollouts if not r.demonstrated or self.algorithm.source == "data"]
+        tally = selected.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
+        tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
+        tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
@@ -332,17 +344,18 @@ class Learner:
             return select_all(rollouts)
         scores = [0.0] * len(rollouts) if scores is None else scores
         limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
-        limits |= {"drop_lengths": self.own.on_length == "drop"}
-        return select(rollouts, scores, self.options["score"], self.moments, self.policy.tokenizer, **limits)
+        limits |= {"drop_lengths": self.own.on_length == "drop", "tokenizer": self.policy.tokenizer}
+        known = {"options": self.options["score"], "moments": self.moments, **limits}
+        return (select_both if self.algorithm.source == "both" else select)(rollouts, scores, **known)
 
     def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
         """Collate the replies and score them."""
         if selected.rollouts:
-            joined = not self.policy.encoder_decoder
+            joined = not self.policy.encoder_decoder and self.algorithm.unit != "turn"
             known, rates = self.options.get("advantage", {}), ("gamma", "turn_gamma")
             between = math.prod(known.get(rate, 1.0) for rate in rates)
             kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": between}
-            batch = collate(selected.rollouts, selected.scores, **kept)
+            batch = collate(selected.rollouts, selected.scores, **kept, mixed=self.algorithm.source == "both")
             batch = with_staleness(batch, selected.rollouts, self.policy.version)
         else:  # another rank has replies
             batch = nothing(self.policy.numbers)
@@ -362,14 +375,30 @@ class Learner:
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
         if weighted:
             batch = with_importance(batch, sampled, self.own.importance, self.own.importance_cap)
-        return with_bootstraps(batch, bootstraps, self.policy, micro)
+        batch = with_bootstraps(batch, bootstraps, self.policy, micro)
+        return batch if self.algorithm.look is None else batch.with_(extra=self._look(batch, sampling))
+
+    def _look(self, batch: Batch, sampling: Sampling) -> Mapping[str, Tensor]:
+        """The fields that the method adds to the batch, from the outputs of the policy's copies."""
+        models = {"policy": self.policy} | {name: copied.policy for name, copied in self.copies.items()}
+        models |= {"reference": self.reference.policy} if self.reference is not None else {}
+
+        @torch.no_grad()
+        def outputs(name: str) -> Outputs:
+            seen = batch if name == "policy" else models[name].drop_foreign_states(batch, self.policy)
+            return forward_batch(seen, models[name], sampling, self.budget.tokens)
+
+        assert self.algorithm.look is not None
+        return self.algorithm.look(batch, outputs)
 
     def credit(self, batch: Batch, coef: float) -> Batch:
         """Charge the KL penalty at `coef` a nat, and add advantages to the batch."""
         batch = charge_kl(batch, coef, direct=self.kl.direct)
-        if self.algorithm.advantage is not None:
-            batch = self.algorithm.advantage(batch, **self.options["advantage"])
-        return batch
+        if self.algorithm.advantage is None:
+            return batch
+        rows, part = played(batch)
+        credited = self.algorithm.advantage(part, **self.options["advantage"])
+        return credited if batch.demonstrated is None else spread_over(batch, rows, credited)
 
     def objective(self, sampling: Sampling) -> Objective:
         """The objective that the update minimises."""

@@ -105,18 +105,24 @@ def _kl_term(out: Outputs, batch: Batch, kind: str, sampled: Callable[..., Tenso
 
 def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], gap: bool) -> None:
     """Add metrics as sums over actions and their number; all sums leave the device in one transfer."""
-    at = batch.actions
+    if batch.demonstrated is not None:  # demonstrations have metrics of their own: the terms that are called given/...
+        at = batch.actions & batch.demonstrated[:, None]
+        for name in [name for name in terms if name.startswith("given/")]:
+            tally.mean(name, terms.pop(name).detach(), at)
+    at = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
     sums = {name: x.double() if x.ndim == 0 else x[at].double().sum() for name, x in terms.items()}
     sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
     # A sum in float64 is finite if and only if all its terms are.
-    checked = [x.detach()[at].double().sum() for x in (out.logprobs, out.logsumexp, out.values) if x is not None]
+    checked = [
+        x.detach()[batch.actions].double().sum() for x in (out.logprobs, out.logsumexp, out.values) if x is not None
+    ]
     *numbers, count = torch.stack([*checked, *sums.values(), at.sum().double()]).tolist()
     totals = dict(zip(sums, numbers[len(checked) :], strict=True))
     bad = [x for x in (*numbers[: len(checked)], totals["loss/total"]) if not math.isfinite(x)]
     tally.add(FAULTS, len(bad), 0.0)
     for name, total in totals.items():
         tally.add(name, total, 0.0 if name == "loss/total" else count)
-    if batch.logprobs is None:
+    if batch.logprobs is None or not count:
         return
     log_ratio = (out.logprobs.detach() - batch.logprobs)[at].cpu()
     ratio = log_ratio.exp()

@@ -193,13 +193,19 @@ def _check_groups_are_used(name: str, known: Mapping[str, Any], composed: Mappin
 
 
 def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
-    """Call both functions on a reply of two tokens, so that options which they refuse are refused before training."""
-    batch = Batch.given([[0]], [[0, 0]])
+    """Call the method's functions on four replies of two tokens with every field, so that they refuse options early."""
+    batch = Batch.given([[0], [0], [0], [0]], [[0, 0]] * 4)
     zeros = torch.zeros(batch.tokens.shape)
-    batch = batch.with_(logprobs=zeros, values=zeros, advantages=zeros, returns=zeros)
+    known = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
+    batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
+    out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl={"reverse": zeros, "forward": zeros})
+    if algorithm.source == "both":
+        batch = batch.with_(demonstrated=torch.tensor([False, False, True, True]))
+    if algorithm.look is not None:
+        batch = batch.with_(extra=algorithm.look(batch, lambda name: out))
     if algorithm.advantage is not None:
-        algorithm.advantage(batch, **options["advantage"])
-    algorithm.loss(Outputs(zeros, zeros, entropy=zeros, values=zeros), batch, **options["loss"])
+        algorithm.advantage(batch.with_(demonstrated=None), **options["advantage"])
+    algorithm.loss(out, batch, **options["loss"])
 
 
 def _check_combinations(name: str, options: Mapping[str, Any]) -> None:

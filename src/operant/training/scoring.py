@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from operant.models import layout
 from operant.models.policy import Policy
@@ -34,6 +35,8 @@ def score_batch(
         if (why := policy.misfit(prompt, length - prompt)) is not None:
             raise OperantError(f"row {row} {why}: shorten it, because rows are not cut silently")
     batch = with_trunk_states(batch, policy, micro_tokens)
+    if batch.unscored is not None:
+        batch = _with_unscored(batch, policy, sampling, micro_tokens)
     exact = kl.exact if reference is not None else ()
     lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
     if lacking or exact or rescore or (batch.allowed is not None and batch.raw_logprobs is None):
@@ -56,6 +59,24 @@ def score_batch(
     if kl.kind in SAMPLED:
         batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)
     return batch
+
+
+def _with_unscored(batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int) -> Batch:
+    """Add log-probs and values at the actions that have none, by a forward pass of their rows; the others are kept."""
+    rows = batch.unscored.any(1).nonzero()[:, 0]
+    part = batch.rows(rows).with_(allowed=None)
+    out = forward_batch(part, policy, sampling, micro_tokens)
+    _check_probabilities(part, out)
+
+    def filled(kept: Tensor | None, new: Tensor | None) -> Tensor | None:
+        if kept is None or new is None:
+            return None
+        whole, width = kept.clone(), part.tokens.shape[1]
+        whole[rows, :width] = torch.where(batch.unscored[rows, :width], new.to(kept), kept[rows, :width])
+        return whole
+
+    known = {"logprobs": filled(batch.logprobs, out.logprobs), "values": filled(batch.values, out.values)}
+    return batch.with_(**known, unscored=None)
 
 
 def with_trunk_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:

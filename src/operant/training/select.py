@@ -1,8 +1,10 @@
 """Select the replies of a step, and process their scores."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from operant import distributed
 from operant.metrics import collect
@@ -71,6 +73,28 @@ def select(
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts))
     return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
+
+
+def select_both(rollouts: list[Rollout], scores: Sequence[Any], **known: Any) -> TrainingBatch:
+    """Select the policy's own replies as `select` does, `known` being its arguments, and all demonstrations.
+
+    Each demonstration is a group of its own, so that no reply is compared with it.
+    """
+    own = [i for i, rollout in enumerate(rollouts) if not rollout.demonstrated]
+    given = [i for i, rollout in enumerate(rollouts) if rollout.demonstrated]
+    chosen = select([rollouts[i] for i in own], [scores[i] for i in own], **known)
+    raw: list[Total] = [None] * len(rollouts)
+    for i, score in zip(own, chosen.raw_scores, strict=True):
+        raw[i] = score
+    alone = -1 - distributed.rank() - distributed.world() * torch.arange(len(given))
+    apart = [replace(rollouts[i], group=group) for i, group in zip(given, alone.tolist(), strict=True)]
+    return TrainingBatch(
+        chosen.rollouts + apart,
+        [*chosen.scores, *([0.0] * len(given))],
+        raw,
+        [own[i] for i in chosen.places] + given,
+        chosen.tally,
+    )
 
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:

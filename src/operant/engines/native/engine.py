@@ -35,11 +35,15 @@ class NativeEngine:
     """An engine in the training process: `policy` is the model in training, so `sync` only stores the version.
 
     `batch`: number of rows that are decoded at a time; further prompts wait until others have ended.
-    `mask_model`: another policy, whose truncated distribution decides which tokens may be drawn (NLPO).
     """
 
-    def __init__(self, policy: Policy, *, batch: int = 256, mask_model: Policy | None = None):
-        self.policy, self.batch, self.mask_model, self.version = policy, batch, mask_model, policy.version
+    def __init__(self, policy: Policy, *, batch: int = 256):
+        self.policy, self.batch, self.version = policy, batch, policy.version
+        self.mask_model: Policy | None = None
+
+    def mask_with(self, policy: Policy | None) -> None:
+        """Let the truncated distribution of another policy decide which tokens may be drawn (NLPO)."""
+        self.mask_model = policy
 
     def sync(self, policy: Policy, version: int) -> None:
         """Use the weights of `policy`. No cache is kept between calls, so none has to be cleared."""

@@ -1,0 +1,123 @@
+"""Methods with several sources, with fields of their own, and with other units."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import Learner, Policy, Task
+from operant.algorithms import find
+from operant.models.value_head import ValueOptions
+from operant.rollouts.collate import collate, units
+from operant.rollouts.demonstrations import Demonstrations
+from operant.sampling import Sampling
+from operant.types import Batch, Rollout, Turn
+
+sys.path.append(str(Path(__file__).parents[1] / "docs/extending/src"))
+
+PTX, ANCHORED = "operant_example.two_sources:PPO_PTX", "operant_example.target:ANCHORED_PPO"
+PLAIN = {"update.epochs": 1, "kl.coef": 0.0, "max_tokens": 4, "watch_every": 0, "optimizer.max_grad_norm": None}
+ALONE = {"advantage.whiten_scope": "none", "loss.value_coef": 0.0}
+
+
+def demonstrations() -> list[Rollout]:
+    tasks = [Task(f"given/{i}", [4 + i, 5], replies=([6, 7, 8][: i + 1],)) for i in range(3)]
+    return Demonstrations(None, 2).rollouts(tasks)
+
+
+def test_the_gradient_of_two_sources_is_the_sum_of_both():
+    """By autograd on bare log-probs: each token weighs 1 / N, a played one by -advantage, a given one by -coef."""
+    learner = Learner(lm(), algorithm=PTX, reference=None, keep_gradients=True, **PLAIN, **ALONE, imitation_coef=0.5)
+    played, given = learner.generate([[4, 9], [5], [6, 6, 7]]), demonstrations()
+    twin = Policy(lm(), value=ValueOptions())
+    scores = [1.0, -2.0, 0.5]
+    metrics = learner.learn([*played, *given], [*scores, None, None, None])
+    rows = [r.turns[0] for r in (*played, *given)]
+    batch = Batch.given([turn.prompt for turn in rows], [turn.action for turn in rows])
+    out = twin.forward(batch)
+    values = [r.turns[0].values for r in played]
+    assert not any(map(any, values)), "the value head begins at 0, so the advantage is the score"
+    weights = torch.tensor([*scores, 0.5, 0.5, 0.5])[:, None] * batch.actions / batch.actions.sum()
+    (-(weights * out.logprobs).sum()).backward()
+    wanted = {name: p.grad for name, p in twin.model.named_parameters()}
+    for name, p in learner.policy.model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], atol=1e-6, rtol=1e-4)
+    last = learner.last_step.batch
+    for row, turn in enumerate(r.turns[0] for r in played):
+        assert last.logprobs[row][last.actions[row]].tolist() == pytest.approx(turn.logprobs, abs=0)
+    assert last.demonstrated.tolist() == [False] * 3 + [True] * 3
+    assert metrics["given/count"] == 3 and metrics["rollout/count"] == 3 and metrics["reward/mean"] == sum(scores) / 3
+    at = batch.actions & last.demonstrated[:, None]
+    assert metrics["given/logprob"] == pytest.approx(float(out.logprobs.detach()[at].mean()), rel=1e-5)
+    assert metrics["given/loss"] == pytest.approx(-0.5 * metrics["given/logprob"], rel=1e-5)
+    per_token = [len(r.ids) for r in played]
+    assert metrics["rollout/reply_tokens"] == sum(per_token) / 3
+
+
+def test_metrics_of_played_replies_do_not_see_the_given_ones():
+    def metrics_of(extra):
+        learner = Learner(lm(), algorithm=PTX, **PLAIN | {"kl.coef": 0.1}, lr=0.0)
+        replies = learner.generate([[4, 9], [5], [6, 6, 7]])
+        return learner.learn([*replies, *extra], [1.0, -2.0, 0.5] + [None] * len(extra))
+
+    alone, both = metrics_of([]), metrics_of(demonstrations())
+    ours = [n for n in alone if n.split("/")[0] in ("rollout", "reward", "kl", "value", "policy", "returns")]
+    assert len(ours) > 30
+    for name in (n for n in ours if not n.startswith(("value/loss", "policy/grad"))):
+        assert both[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
+
+
+def test_a_row_reads_a_target_network_with_its_values():
+    learner = Learner(lm(), algorithm=ANCHORED, **PLAIN | {"optimizer.lr": 1e-2})
+    for _ in range(2):
+        replies = learner.generate([[4, 9], [5], [6, 6, 7]])
+        target, version = learner.copies["target"].policy, learner.progress.step
+        rows = Batch.given([r.turns[0].prompt for r in replies], [r.ids for r in replies])
+        with torch.no_grad():
+            wanted = target.forward(rows, Sampling(max_tokens=4))
+        learner.learn(replies, [float(len(r.ids)) for r in replies])
+        seen = learner.last_step.batch.extra
+        torch.testing.assert_close(seen["target_logprobs"], wanted.logprobs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(seen["target_values"], wanted.values, atol=1e-5, rtol=1e-5)
+        assert (seen["target_values"].abs().max() > 0) == (version > 0), "the value head begins at 0"
+
+
+def test_a_mask_reaches_the_engine():
+    masked = replace(find("ppo"), copies={"reference": "frozen", "mask": ("every", 2)}, mask="mask")
+    learner = Learner(lm(), algorithm=masked, **PLAIN, top_p=0.6)
+    assert learner.engine.mask_model is learner.copies["mask"].policy
+
+
+def test_units_by_hand():
+    def rollout(group, *turns):
+        made = [Turn(prompt, action, logprobs=[-1.0] * len(action), reward=0.0) for prompt, action in turns]
+        return Rollout(Task("t", "a"), group, made, [""] * len(made))
+
+    rollouts = [
+        rollout(7, ([4], [5]), ([4, 5, 6], [7])),
+        rollout(3, ([4], [6])),
+        rollout(7, ([4], [8, 9])),
+        rollout(3, ([4], [4])),
+    ]
+    joined, apart = collate(rollouts, [0.0] * 4), collate(rollouts, [0.0] * 4, joined=False)
+    assert units(joined) == [[0], [1], [2], [3]] and units(apart) == [[0, 1], [2], [3], [4]]
+    assert units(apart, "turn") == [[0], [1], [2], [3], [4]]
+    assert units(joined, "pair") == [[0, 1], [2, 3]]
+    assert units(apart, "group") == [[0, 1, 3], [2, 4]]
+
+
+def test_a_run_of_two_sources_logs_them_apart_and_resumes(tmp_path):
+    from operant import train
+
+    rows = [{"prompt": word, "completion": "ab"} for word in ["abc", "bcd", "cde", "def"]]
+    given = {"tasks": rows, "reward": lambda rs: [float(len(r.reply)) for r in rs], "algorithm": PTX, "batch": 4}
+    given |= {"max_tokens": 4, "probes": 2, "evaluate": rows[:2]}
+    whole = train(lm(), tokenizer=letters(), out=tmp_path / "whole", steps=2, **given)
+    train(lm(), tokenizer=letters(), out=tmp_path / "half", steps=1, **given)
+    half = train(lm(), tokenizer=letters(), out=tmp_path / "half", steps=2, resume=True, **given)
+    names = ("given/count", "given/loss", "rollout/count", "reward/mean", "kl/per_reply", "loss/total")
+    assert [half.metrics[1][n] for n in names] == [whole.metrics[1][n] for n in names]
+    assert whole.metrics[0]["given/count"] == 4 and whole.metrics[0]["rollout/count"] == 4
