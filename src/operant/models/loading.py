@@ -63,7 +63,7 @@ def load_policy(
         return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
-            f"a {type(name).__name__} is no policy: give a name, a transformers model, a Policy, or a policy of your own, "
+            f"a {type(name).__name__} is no policy: give a name, a transformers model, a Policy, or one of your own, "
             "whose class is derived from operant.PolicyBase (docs/extending.md)"
         )
     try:
