@@ -97,9 +97,12 @@ class IsolatedEnv:
 
     @property
     def pays(self) -> bool:
-        """Whether the world pays rewards. It is asked in a worker."""
+        """Whether the world pays rewards. It is asked in a worker, which ends at once if none was running."""
         if self._pays is None:
+            idle = not self._pools
             self.check()
+            if idle:  # who asks need not be who plays: a run plays in a copy, and closes that one alone
+                self.close()
         return bool(self._pays)
 
     def check(self) -> None:
