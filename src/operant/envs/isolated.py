@@ -18,6 +18,8 @@ from operant.sandbox.serialise import task_to_plain
 from operant.sandbox.spec import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
 
+__all__ = ["DEFAULTS", "IsolatedEnv", "isolated"]
+
 DEFAULTS = {
     "timeout": 60.0,
     "memory_gb": 4.0,
