@@ -33,6 +33,8 @@ MODULES = (
     "operant.objectives.advantages",
     "operant.objectives.kl",
     "operant.rewards",
+    "operant.rewards.feedback",
+    "operant.envs.isolated",
     "operant.algorithms",
     "operant.diagnosis",
 )

@@ -395,7 +395,7 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
         for line in runs[0].read_text(encoding="utf-8").splitlines() if runs else ():
             json.loads(line, parse_constant=lambda constant: pytest.fail(constant))
         if message is None:
-            assert configure(read_config(runs[0].parent) | {"policy": "x", "tasks": "x", "reward": "x"})
+            assert configure(read_config(runs[0].parent) | {"policy": "x", "tasks": "x", "reward": "length"})
             told = [finding.name for finding in diagnose(made[-1][0])]
             assert not still(*made[-1]) or SAYS_WHY & {*told}, f"no weight moved, and no word of it: {told}"
     assert len(warned) <= 5, [str(w.message) for w in warned]

@@ -147,9 +147,9 @@ def test_what_one_rank_runs_into_is_heard_on_both_and_nothing_moves(ranks):
 
 
 def test_a_step_that_nobody_judges_ends_on_both(ranks):
-    assert ranks[0]["nobody"] == ranks[1]["nobody"] == (
-        "no reply is left to train on: the reward abstained from all, or they were dropped by on_length='drop'"
-    )  # fmt: skip
+    dropped = "they were dropped by on_length='drop' or learner.max_staleness"
+    message = f"no reply is left to train on: the reward abstained from all, or {dropped}"
+    assert ranks[0]["nobody"] == ranks[1]["nobody"] == message
 
 
 def test_ranks_that_ask_the_same_get_replies_of_their_own_and_compare_none_of_them_in_silence(ranks):

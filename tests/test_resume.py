@@ -263,8 +263,15 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
     assert torch.get_num_threads() == ran
     assert "torch computes with 2 threads as when the run began" in log(out)
     assert "not bit-identically" not in log(out)
-    for run in steps_of(out, resume=True, **{"update.micro_tokens": 256}):
-        assert run.learner.budget.tokens == 256
+    for tokens in (256, 1024):  # also above what the checkpoint has
+        for run in steps_of(out, resume=True, **{"update.micro_tokens": tokens}):
+            assert run.learner.budget.tokens == tokens
+            run.learner.budget.tokens //= 2  # memory ran out
+            run.step()
+            run.save()
+            break
+    for run in steps_of(out, resume=True):
+        assert run.learner.budget.tokens == 512, "the checkpoint has what fitted"
         break
 
 

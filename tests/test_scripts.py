@@ -47,6 +47,7 @@ RUN = {
     "benchmarks/operations.py": [],
     "benchmarks/against.py": [".", "--steps", "1"],
     "benchmarks/kl_table.py": [],
+    "benchmarks/eight_bit.py": ["ours"],
     "benchmarks/checkpoint_size.py": ["--shape", "tiny", "--rounds", "1"],
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
     "benchmarks/isolated.py": ["raises"],

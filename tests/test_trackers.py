@@ -89,9 +89,9 @@ def drive(folder, names, steps):
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest(tmp_path):
-    with pytest.raises(OperantError, match=r"trackers='wandbb' is unknown; did you mean 'wandb'\?"):
+    with pytest.raises(OperantError, match=r"tracker 'wandbb' is unknown; did you mean 'wandb'\?"):
         make_trackers(["wandbb"], tmp_path)
-    with pytest.raises(OperantError, match="there are tensorboard, wandb, trackio"):
+    with pytest.raises(OperantError, match="Names: tensorboard, trackio, wandb, or module:object"):
         make_trackers(["mlflow"], tmp_path)
     assert make_trackers([], tmp_path) == [] and len(make_trackers(["trackio", "trackio"], tmp_path)) == 1
 

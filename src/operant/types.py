@@ -292,6 +292,7 @@ class TrainablePolicy(Protocol):
     stop_tokens: tuple[int, ...]
     """The ids that end a reply."""
     device: Any
+    """The torch device of the weights."""
     version: int
     """The training step that made the weights."""
     has_values: bool

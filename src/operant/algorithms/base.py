@@ -34,7 +34,7 @@ class Algorithm:
     advantages are 0."""
     look: Callable[[Batch, Callable[[str], Outputs]], Mapping[str, "Tensor"]] | None = None
     """Adds fields to the batch before the update: `look(batch, outputs)` returns `Batch.extra` by name. `outputs(name)`
-    computes the `Outputs` of the copy of that name over the batch; `policy` is the policy itself."""
+    computes the `Outputs` of the copy of that name over the batch; `policy` is the policy itself. Each [B, T]."""
     mask: str | None = None
     """The copy whose truncated distribution decides which tokens may be drawn (NLPO); the engine then needs a method
     `mask_with(policy)`."""

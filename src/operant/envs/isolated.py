@@ -18,6 +18,8 @@ from operant.sandbox.serialise import task_to_plain
 from operant.sandbox.spec import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
 
+__all__ = ["DEFAULTS", "IsolatedEnv", "isolated"]
+
 DEFAULTS = {
     "timeout": 60.0,
     "memory_gb": 4.0,
@@ -97,9 +99,12 @@ class IsolatedEnv:
 
     @property
     def pays(self) -> bool:
-        """Whether the world pays rewards. It is asked in a worker."""
+        """Whether the world pays rewards. It is asked in a worker, which ends at once if none was running."""
         if self._pays is None:
+            idle = not self._pools
             self.check()
+            if idle:  # who asks need not be who plays: a run plays in a copy, and closes that one alone
+                self.close()
         return bool(self._pays)
 
     def check(self) -> None:

@@ -35,7 +35,9 @@ class PolicyBase(nn.Module):
     vocabulary: int
     """Number of token ids."""
     tokenizer: Any = None
+    """None if prompts are token ids."""
     stop_tokens: tuple[int, ...] = ()
+    """The ids that end a reply."""
     context: int | None = None
     """Most tokens of a prompt with its reply; None: no limit."""
     has_values = False
@@ -43,11 +45,20 @@ class PolicyBase(nn.Module):
     version = 0
     """The training step that made the weights."""
     # What only a transformers model has.
-    options, modes = ModelOptions(), Modes()
-    encoder_decoder = rounds = False
+    options = ModelOptions()
+    """Which layers are trained, and with which precision: the options do not apply."""
+    modes = Modes()
+    """The measured ways of computing: there are none to choose from."""
+    encoder_decoder = False
+    """Whether an encoder reads the prompt."""
+    rounds = False
+    """Whether the weights are of a 16-bit type, so that generation and scoring differ visibly by rounding."""
     critic: Any = None
+    """A second network that computes the values."""
     value_head: Any = None
+    """The head that computes the values from hidden states."""
     trunk: Any = None
+    """The frozen lower layers, whose states are cached."""
 
     @property
     def model(self) -> "PolicyBase":
@@ -56,6 +67,7 @@ class PolicyBase(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.parameters()).device
 
     @property

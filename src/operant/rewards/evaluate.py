@@ -60,6 +60,7 @@ class SampleResult:
     reason: str = ""
     """Of an error or timeout: the rest of a sentence that begins with the reward's name."""
     remark: Remark = field(default_factory=Remark)
+    """What a `Judgement` says beside its score."""
 
 
 @dataclass(frozen=True)

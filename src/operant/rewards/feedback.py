@@ -22,6 +22,7 @@ class Feedback:
     """
 
     pays = True
+    """The last reply of an episode is paid its score."""
 
     def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
         if turns < 1:
@@ -33,12 +34,14 @@ class Feedback:
         check(self.reward)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Begin episodes: the policy reads their tasks."""
         for slot, task in tasks.items():
             query = task.prompt if isinstance(task.prompt, str) else ""
             self._rollouts[slot] = Rollout(task, slot, [], [], query=query)
         return {slot: Step(fresh=True) for slot in tasks}
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        """Judge the replies; what the reward says about each is the policy's next text."""
         for slot, reply in replies.items():
             self._rollouts[slot].turns.append(Turn([], []))
             self._rollouts[slot].texts.append(reply)

@@ -206,15 +206,16 @@ def _check_together(config: Config) -> None:
             f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, or leave it "
             "out"
         )
-    pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
     if train.tasks is None:
         raise OperantError("tasks is missing: pass --tasks ... (README.md shows what it can be)")
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
-    if train.reward is None and algorithm.source != "data" and not pays:
-        raise OperantError("reward is missing: pass --reward ... (README.md shows what it can be)")
+    if train.reward is None and algorithm.source != "data":
+        pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
+        if not pays:
+            raise OperantError("reward is missing: pass --reward ... (README.md shows what it can be)")
     if train.samples < algorithm.needs.samples:
         raise OperantError(
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "

@@ -77,7 +77,8 @@ def _try(lock: Path) -> tuple[bool, dict[str, Any] | None]:
             free = not owner or not (_elsewhere(owner) or psutil.pid_exists(owner["pid"] or -1))
         if free:
             me = {"pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-            lock.write_text(json.dumps(me | _place()), encoding="utf-8")
+            with atomic_io.operation("write", lock):
+                lock.write_text(json.dumps(me | _place()), encoding="utf-8")
             _held[lock.absolute()] = kernel
         else:
             kernel.release()

@@ -130,7 +130,8 @@ def apply_changes(found: list[Change], learner: Learner) -> None:
     if names & {"kl.coef", "kl.control"}:
         learner.controller.coef = learner.kl.coef
     if names & {"update.micro_tokens", "update.micro_batch"}:
-        learner.budget = learner.options["update"].budget()
+        fresh = learner.options["update"].budget()
+        learner.budget.tokens, learner.budget.fixed = fresh.tokens, fresh.fixed  # the object that checkpoints save
     options = learner.options.get("optimizer")
     for group in getattr(learner.optimizer, "param_groups", ()):
         group |= {n: getattr(options, n) for n in ("betas", "eps", "alpha") if f"optimizer.{n}" in names}

@@ -38,11 +38,8 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
             device=device,
         ).to(device)
     if needs_critic and not loaded.has_values:
-        how = (
-            "set has_values and write values"
-            if isinstance(loaded, PolicyBase)
-            else "build it with value=ValueOptions()"
-        )
+        own = isinstance(loaded, PolicyBase)
+        how = "set has_values and write values" if own else "build it with value=ValueOptions()"
         raise OperantError(f"algorithm {algorithm!r} needs a critic, and the policy has none: {how}")
     distributed.align(loaded.trainable())
     return loaded
