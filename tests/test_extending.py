@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from operant.algorithms import find
 from operant.import_by_name import Table
 from operant.types import OperantError
 
@@ -89,6 +90,11 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
         ("--policy soft_promt", "did you mean 'soft_prompt'?"),
         ("--policy soft_prompt --policy.lenght 3", "option 'policy.lenght' is unknown; did you mean 'policy.length'?"),
         ("--tasks counting --tasks.up 3", "option 'tasks.up' is unknown; did you mean 'tasks.upto'?"),
+        ("--engine.tries 3", "option engine.tries: the run names no engine that has it; set engine too"),
+        (
+            "--reward letters:e --reward.target 3",
+            "option reward.target: reward 'letters:e' has no options; leave it out",
+        ),
     ],
 )
 def test_a_mistake_in_a_part_is_a_sentence(installed, tmp_path, words, message):
@@ -121,3 +127,19 @@ def test_each_example_is_one_file_of_at_most_60_lines():
     files = [path for path in (EXAMPLE / "src/operant_example").glob("*.py") if path.name != "__init__.py"]
     assert {path.stem for path in files} >= {"policy", "world", "engine", "reward", "tasks", "method", "tracker"}
     assert {path.name: n for path in files if (n := len(path.read_text(encoding="utf-8").splitlines())) > 60} == {}
+
+
+def test_a_plan_and_help_know_the_named_parts(installed, tmp_path):
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text("tasks: {name: counting, upto: 4}\nenv: {name: guess, letters: ae}\n", encoding="utf-8")
+    code, output = operant(installed, "doctor", "--plan", str(recipe), "--batch", "4", "--max-tokens", "4")
+    assert code == 0 and "at the peak" in output, output
+    code, output = operant(installed, "doctor", "--plan", str(recipe), "--policy", "soft_prompt")
+    assert code == 2 and "'soft_prompt' is made by a class or function, whose memory cannot be estimated" in output
+    code, output = operant(installed, "train", str(recipe), "--help")
+    assert code == 0 and "each prompt. [guess]" in output and "--env.letters VALUE             [ae]" in output
+
+
+def test_an_algorithm_that_is_no_text_is_a_sentence():
+    with pytest.raises(OperantError, match=r"algorithm \{'name': 'ppo'\} is no name: give one of "):
+        find({"name": "ppo"})  # pyright: ignore[reportArgumentType]

@@ -158,6 +158,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
             base = {name: value for name, value in base.items() if name not in others}
             left_out[f"{recipe}, {kind}"] = others
     known = config_schema(chosen, named)
+    named_parts.check_owned(named, {**base, **given})
     own = own_options(chosen, known, given)
     base = _recipe_options(base, chosen, named)
     own_groups = {group: made for group, made in known.items() if group in OWN or group in named_parts.KINDS}

@@ -100,6 +100,18 @@ def groups(named: Mapping[str, Any]) -> dict[str, Factory]:
     return {kind: made for kind, made in found.items() if made is not None}
 
 
+def check_owned(named: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse flat options of a part that is not named, or that has no options, as a file of tasks has none."""
+    having = groups(named)
+    for kind in [kind for kind in KINDS if kind not in having]:
+        for name in options_of(options, kind):
+            if named.get(kind) is None:
+                raise OperantError(f"option {name}: the run names no {KINDS[kind].what} that has it; set {kind} too")
+            several = f", or give one of several its own as {kind}: {{NAME: {{option: value}}}}"
+            remedy = f"leave it out{several if KINDS[kind].several else ''}"
+            raise OperantError(f"option {name}: {KINDS[kind].what} {shown(named[kind])} has no options; {remedy}")
+
+
 def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:
     """The part that a name and its checked options make. given: the arguments that the run itself passes.
 
