@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "docs/extending"
 ALL = (
     "--policy soft_prompt --policy.length 4 --tasks counting --tasks.upto 20 --env guess --env.letters ae "
     "--reward brevity --reward.target 12 --algorithm leave_one_out --trackers csv --trackers.names reward/mean "
-    "--batch 8 --max-tokens 8 --probes 2 --optimizer.lr 0.1"
+    "--batch 8 --max-tokens 8 --probes 0 --optimizer.lr 0.1 --evaluate counting --evaluation.metrics share_of_digits"
 ).split()
 
 
@@ -63,6 +63,9 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
     assert trained[0] == trained[1]
     written = (whole / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert written[0] == "step,reward/mean" and len(written) == 3
+    measured = json.loads((whole / "evaluation.json").read_text(encoding="utf-8"))["after"]
+    digits = [sum(c.isdigit() for c in reply["reply"]) >= 1 for reply in measured["replies"]]
+    assert measured["metrics"]["share_of_digits"] == pytest.approx(sum(digits) / len(digits))
     config = yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))
     assert config["env"] == {"name": "guess", "letters": "ae", "turns": 3}, "options that were left as they are too"
     code, output = operant(installed, "generate", str(whole), "--prompt", "1, 2,", "--max-tokens", "4")
@@ -72,11 +75,11 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: guess, single_turn"),
+        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: feedback, guess, single_turn"),
         ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
         ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
         ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),
-        ("--env operant_example.reward:brevity", "cannot be made: TypeError"),
+        ("--env operant_example.reward:brevity", "option env.rollouts is missing: it has no default"),
         ("--env operant_example.tasks:counting", "is a list without reset and step: it needs the methods reset, step"),
         ("--reward brevity --reward.targt 3", "option 'reward.targt' is unknown; did you mean 'reward.target'?"),
         ("--reward brevty", "reward 'brevty' is unknown; did you mean 'brevity'?"),

@@ -5,6 +5,7 @@ A table for each run says, name by name, what its steps must have logged. A metr
 
 import json
 import math
+import sys
 import time
 from dataclasses import replace
 from functools import cached_property
@@ -25,11 +26,13 @@ from operant.api import runs
 from operant.metrics.registry import METRICS, describe
 from operant.report import observer
 from operant.rewards import isolated, weighted
+from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
 from operant.types import Rollout, Step, Turn
 
 V = 40
 TESTS = Path(__file__).parent
+sys.path.append(str(TESTS.parent / "docs/extending/src"))
 
 UPDATE = {
     "policy/loss": lambda s: mean(s.update.all("policy")),
@@ -702,6 +705,28 @@ STALE = {
 }
 
 
+def two_sources(folder, patch):
+    """PPO on three replies of the policy, and imitation of two given ones."""
+    method = "operant_example.two_sources:PPO_PTX"
+    learner = Learner(
+        lm(vocab=V), algorithm=method, max_tokens=4, imitation_coef=0.5, **{"epochs": 1, "watch_every": 0}
+    )
+    tasks = [Task(f"given/{i}", [4 + i], replies=([6, 7, 8][: i + 1],)) for i in range(2)]
+    given = Demonstrations(None, END).rollouts(tasks)
+    before = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given]
+    logged = learner.learn([*learner.generate([[4], [5], [6]]), *given], [1.0, 0.0, 2.0, None, None])
+    return [SimpleNamespace(logged=logged, given=torch.cat(before).tolist())]
+
+
+TWO_SOURCES = {
+    "given/count": lambda s: 2,
+    "given/logprob": lambda s: pytest.approx(mean(s.given), rel=1e-4),
+    "given/loss": lambda s: pytest.approx(-0.5 * mean(s.given), rel=1e-4),
+    "rollout/count": lambda s: 3,
+    "reward/mean": lambda s: 1.0,
+}
+
+
 def measured(folder, patch):
     """Held-out replies, of which every second equals its reference, against other texts."""
     learner = Learner(lm(vocab=V), tokenizer=letters(), max_tokens=8)
@@ -959,6 +984,7 @@ RUNS |= {
     "outcomes": (outcomes, OUTCOMES),
     "named": (named, NAMED),
     "stale": (stale, STALE),
+    "two_sources": (two_sources, TWO_SOURCES),
     "measured": (measured, MEASURED),
     "failures": (failures, FAILURES),
     "clock": (clock, CLOCK),

@@ -86,7 +86,7 @@ def worth(tokens: int, largest: int) -> int:
 
 def largest(model: Any) -> int:
     """Size of the largest matrix that is multiplied with. An embedding counts only if it is the output head too."""
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     tables = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)} - {getattr(head, "weight", None)}
     return max((p.numel() for p in model.parameters() if p.ndim > 1 and p not in tables), default=0)
 

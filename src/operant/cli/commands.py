@@ -223,7 +223,7 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     if len(words) != 1:
         raise OperantError("expected one run folder or model: operant generate runs/sentiment")
     from operant.models.loading import load_policy
-    from operant.runs.build import trained_policy
+    from operant.runs.build import trained
     from operant.sampling import Sampling
     from operant.training.learner import default_engine
 
@@ -234,10 +234,13 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
             f"{folder} has no exported model yet: wait for the run to end, or resume it: "
             f"operant train --resume {folder}"
         )
-    policy = trained_policy(folder) if (folder / "export").exists() else load_policy(words[0])
+    if (folder / "export").exists():
+        policy, engine = trained(folder)
+    else:
+        policy = load_policy(words[0])
+        engine = default_engine(policy)
     base = {"max_tokens": REPLY_TOKENS, "stop_tokens": policy.stop_tokens}
     sampling = compose({"": Sampling}, base | options)[""]
-    engine = default_engine(policy)
     for number, text in enumerate([prompt] if isinstance(prompt, str) else _lines_of_input()):
         print(_generate_reply(engine, policy, sampling, text, seed, number), flush=True)
     return 0

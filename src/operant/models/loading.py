@@ -23,11 +23,11 @@ from operant.models.reference import PolicyCopy, shared
 from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io
-from operant.storage.hub import find_model, quietly
+from operant.storage.hub import OWN, find_model, quietly
 from operant.types import OperantError
 
-OWN, WEIGHTS = "policy.json", "policy.safetensors"
-"""Of an exported policy that is no transformers model: the name and options that made it, and its trained weights."""
+WEIGHTS = "policy.safetensors"
+"""The trained weights of an exported policy that is no transformers model."""
 
 
 def load_policy(
@@ -211,15 +211,18 @@ def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options:
     """
     from operant.options import Factory, arguments
 
-    made_by = json.loads((folder / OWN).read_text(encoding="utf-8"))
-    name = made_by.get("name")
+    try:
+        made_by = json.loads((folder / OWN).read_text(encoding="utf-8"))
+        name, own = made_by["name"], dict(made_by["options"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise OperantError(f"{folder / OWN} is damaged ({error}): export the policy again") from error
     if name not in POLICIES:
         raise OperantError(
             f"{folder} has a policy that {name or 'Python code'} made, which is not installed under that name: make "
             f"it yourself, and load its weights with operant.models.loading.load_own_weights(policy, {str(folder)!r})"
         )
     make = POLICIES.find(name)
-    made = make(**arguments(Factory(make), made_by.get("options", {}), f"policy {name}"))
+    made = make(**arguments(Factory(make), own, f"policy {name}"))
     policy = load_policy(made, tokenizer=tokenizer or load_tokenizer(folder), value=value, options=options)
     load_own_weights(policy, folder)
     return policy

@@ -11,7 +11,6 @@ from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import check_references, resolve
 from operant.models.loading import load_own_weights, load_policy
 from operant.models.safe_loading import load_tokenizer
-from operant.options import compose
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import named_parts
 from operant.runs.config import Config
@@ -19,8 +18,8 @@ from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
-from operant.training.learner import Learner
-from operant.types import OperantError, RewardFn, Task
+from operant.training.learner import Learner, default_engine
+from operant.types import Engine, OperantError, RewardFn, Task
 
 
 @dataclass(frozen=True)
@@ -97,18 +96,22 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     )
 
 
-def trained_policy(folder: Path) -> Any:
-    """The policy that a run has exported. Raises: OperantError if it cannot be loaded or made again."""
-    config = named_parts.flattened(read_config(folder))
-    name, exported = config.get("policy"), folder / "export"
-    if not named_parts.is_object("policy", name) or (exported / "config.json").is_file():
-        return load_policy(str(exported))
-    groups = {"policy": factory} if (factory := named_parts.KINDS["policy"].factory(name)) else {}
-    of_policy = {option: config[option] for option in named_parts.options_of(config, "policy")}
-    options = compose(groups, of_policy).get("policy", {})
-    policy = load_policy(named_parts.policy(name, options), tokenizer=load_tokenizer(exported))
-    load_own_weights(policy, exported)
-    return policy
+def trained(folder: Path) -> tuple[Any, Engine]:
+    """The policy that a run has exported, and the engine that the run names, with the run's options of both.
+
+    Raises: OperantError if the policy cannot be loaded or made again.
+    """
+    config, exported = named_parts.flattened(read_config(folder)), folder / "export"
+    name, engine = config.get("policy"), config.get("engine")
+    if named_parts.is_object("policy", name) and not (exported / "config.json").is_file():
+        made = named_parts.policy(name, named_parts.stored_options("policy", config))
+        policy = load_policy(made, tokenizer=load_tokenizer(exported))
+        load_own_weights(policy, exported)
+    else:
+        policy = load_policy(str(exported))
+    if engine is None or str(engine).startswith("<"):  # none, or an object of a Python program
+        return policy, default_engine(policy)
+    return policy, named_parts.make("engine", engine, named_parts.stored_options("engine", config), policy)
 
 
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:

@@ -34,6 +34,7 @@ from operant.options import read_mapping
 from operant.runs import lock
 from operant.runs.journal import Journal
 from operant.storage import atomic_io, old_names
+from operant.storage.hub import OWN
 from operant.types import OperantError
 
 _PROBE = 1 << 20  # bytes: a disk with less free space could not hold a report
@@ -218,7 +219,7 @@ class RunFolder:
 
 def is_export(folder: Path) -> bool:
     """Whether a folder has an exported policy: a transformers model, or another with its `policy.json`."""
-    return any((folder / name).is_file() for name in ("config.json", "policy.json"))
+    return any((folder / name).is_file() for name in ("config.json", OWN))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

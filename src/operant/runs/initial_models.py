@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from operant.import_by_name import nearest
 from operant.models import lora as adapters
+from operant.models.base import POLICIES
 from operant.runs.config import Config
 from operant.runs.named_parts import is_object
 from operant.storage import atomic_io, hub, manifest
@@ -31,7 +33,12 @@ _NO_NAMES = ("copy", "none")
 
 def pin_names(config: Config) -> Config:
     """The options with the current commit of each Hub name. Raises: OperantError for a name that cannot be resolved."""
-    return _with(config, {option: hub.pinned(name) for option, name in _named(config).items()})
+    try:
+        return _with(config, {option: hub.pinned(name) for option, name in _named(config).items()})
+    except OperantError as error:
+        if hint := nearest(str(config.train.policy)[:100], POLICIES.names()):
+            raise OperantError(f"{error}{hint}") from error
+        raise
 
 
 def copy_initial_models(config: Config, run: Path) -> None:

@@ -18,7 +18,7 @@ from operant.envs import ENVS
 from operant.envs.isolated import isolated_maker
 from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
-from operant.options import Factory
+from operant.options import Factory, arguments
 from operant.trackers.trackers import TRACKERS
 from operant.types import OperantError, shown
 
@@ -92,6 +92,13 @@ def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
 def options_of(options: Mapping[str, Any], kind: str) -> list[str]:
     """The names of the options of the part `kind` among flat options."""
     return [name for name in options if name.replace("-", "_").startswith(f"{kind}.")]
+
+
+def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a part among the flat options of a run's config.yaml, checked."""
+    factory = KINDS[kind].factory(config[kind])
+    own = {name.removeprefix(f"{kind}."): config[name] for name in options_of(config, kind)}
+    return {} if factory is None else arguments(factory, own, f"{KINDS[kind].what} {shown(config[kind])}")
 
 
 def groups(named: Mapping[str, Any]) -> dict[str, Factory]:

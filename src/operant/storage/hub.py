@@ -31,6 +31,8 @@ _REVISION = r"(?=.{1,128}$)(?!.*\.\.)\w[\w.-]*(/\w[\w.-]*)*"
 """A branch, tag or commit. It becomes part of a path in the cache, so it must not contain `..`."""
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 """Files of a model that are downloaded: no pickles and no code."""
+OWN = "policy.json"
+"""In the export of a policy that is no transformers model: the name and options that made it."""
 CONFIGS = ("config.json", "adapter_config.json")
 """Every model's folder has one of these files; an adapter's has only the second."""
 
@@ -207,7 +209,7 @@ def _builtin_model(name: str) -> Path:
 def _local_model(path: Path) -> Path:
     if not path.is_dir():
         raise OperantError(f"model {str(path)!r} is a file; give the folder that holds config.json")
-    if not any((path / name).is_file() for name in CONFIGS):
+    if not any((path / name).is_file() for name in (*CONFIGS, OWN)):
         raise OperantError(f"model {str(path)!r}: the folder has no config.json, so it is not a transformers model")
     if odd := [p.name for p in path.iterdir() if p.exists() and not p.is_file() and not p.is_dir()]:
         raise OperantError(

@@ -81,12 +81,10 @@ def _with_unscored(batch: Batch, policy: Policy, sampling: Sampling, micro_token
 
 def with_trunk_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
     """Add the cached hidden states of a frozen trunk, unless they would exceed `model.states_gb`."""
+    if policy.trunk is None or batch.choices is not None:
+        return batch.with_(states=None)
     width = policy.head.weight.shape[1] * policy.head.weight.element_size()
-    if (
-        policy.trunk is None
-        or batch.choices is not None
-        or batch.tokens.numel() * width > policy.options.states_gb * 1e9
-    ):
+    if batch.tokens.numel() * width > policy.options.states_gb * 1e9:
         return batch.with_(states=None)
     if batch.states is not None:
         return batch

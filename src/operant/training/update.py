@@ -17,7 +17,7 @@ from torch import nn
 from operant import distributed
 from operant.metrics import collect
 from operant.models.policy import Policy
-from operant.rollouts.collate import token_weights, units
+from operant.rollouts.collate import played, token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.training.find_nonfinite import RefusedUpdate, first_fault
@@ -103,7 +103,7 @@ def update(
         for chosen in _minibatches(numbers, options.minibatch, seed, step, epoch):
             minibatch = _weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
-                collect.of_advantages(tally, minibatch)
+                collect.of_advantages(tally, played(minibatch)[1])
             _clear(recorder.parameters)
             measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
             first = False
@@ -174,7 +174,8 @@ def _weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     part = batch.rows(torch.tensor(rows or [0]))
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if objective.whiten is not None and part.advantages is not None:
-        part = objective.whiten(part, counted.actions)
+        own = counted.actions if part.demonstrated is None else counted.actions & ~part.demonstrated[:, None]
+        part = objective.whiten(part, own)
     weights = token_weights(counted, objective.per, objective.horizon)
     return part.with_(weights=weights if part.importance is None else weights * part.importance)
 
