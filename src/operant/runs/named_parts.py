@@ -101,6 +101,12 @@ def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {} if factory is None else arguments(factory, own, f"{KINDS[kind].what} {shown(config[kind])}")
 
 
+def replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The options in `below` of the parts that `above` replaces by others, by kind."""
+    others = [kind for kind in KINDS if above.get(kind) not in (None, below.get(kind))]
+    return {kind: options for kind in others if (options := options_of(below, kind))}
+
+
 def groups(named: Mapping[str, Any]) -> dict[str, Factory]:
     """The option groups of named parts. Raises: OperantError for an unknown name, or one that cannot be imported."""
     found = {kind: KINDS[kind].factory(value) for kind, value in named.items() if value not in (None, (), [])}
