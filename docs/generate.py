@@ -6,6 +6,7 @@ ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
+extending.md  the files of the example package
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -52,6 +53,7 @@ def pages() -> dict[str, str]:
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "design.md": {"measured": measured.architecture()},
         "kl.md": {"kl": kl_table.table()},
+        "extending.md": examples(),
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
         "isolated-rewards.md": {"hostile": measured.hostile()},
@@ -74,6 +76,13 @@ def _filled(page: str, parts: dict[str, str]) -> str:
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
         text = re.sub(pattern, lambda m, part=part: m[1] + part + m[2], text, flags=re.DOTALL)
     return text
+
+
+def examples() -> dict[str, str]:
+    """The files of the example package, each as a code block."""
+    files = [DOCS / "extending/pyproject.toml", *sorted((DOCS / "extending/src/operant_example").glob("[!_]*.py"))]
+    kinds = {".py": "python", ".toml": "toml"}
+    return {file.name: f"```{kinds[file.suffix]}\n{file.read_text(encoding='utf-8')}```\n" for file in files}
 
 
 def seeds(figure: str) -> str:

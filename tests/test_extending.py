@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from operant.algorithms import find
+from operant.cli import main
+from operant.cli.arguments import parse
 from operant.import_by_name import Table
+from operant.runs.config import configure
 from operant.types import OperantError
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +98,11 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
         ("--policy soft_promt", "did you mean 'soft_prompt'?"),
         ("--policy soft_prompt --policy.lenght 3", "option 'policy.lenght' is unknown; did you mean 'policy.length'?"),
         ("--tasks counting --tasks.up 3", "option 'tasks.up' is unknown; did you mean 'tasks.upto'?"),
+        ("--engine.tries 3", "option engine.tries: the run names no engine that has it; set engine too"),
+        (
+            "--reward letters:e --reward.target 3",
+            "option reward.target: reward 'letters:e' has no options; leave it out",
+        ),
     ],
 )
 def test_a_mistake_in_a_part_is_a_sentence(installed, tmp_path, words, message):
@@ -114,8 +125,9 @@ def test_an_entry_point_that_does_not_import_names_its_package(tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     table = Table("environment", "operant.envs", {"single_turn": "operant.envs.single_turn:SingleTurn"})
     why = r"'broken' of package broken-worlds 2.1 \(broken_worlds:World\) cannot be imported: RuntimeError: no licence"
-    with pytest.raises(OperantError, match=why):
+    with pytest.raises(OperantError, match=why) as raised:
         table.find("broken")
+    assert str(raised.value) in " ".join(PAGE.split())
     with pytest.raises(OperantError, match=r"belongs to broken-worlds 2\.1 and to operant; name it module:object"):
         table.find("single_turn")
 
@@ -124,3 +136,63 @@ def test_each_example_is_one_file_of_at_most_60_lines():
     files = [path for path in (EXAMPLE / "src/operant_example").glob("*.py") if path.name != "__init__.py"]
     assert {path.stem for path in files} >= {"policy", "world", "engine", "reward", "tasks", "method", "tracker"}
     assert {path.name: n for path in files if (n := len(path.read_text(encoding="utf-8").splitlines())) > 60} == {}
+
+
+def test_a_plan_and_help_know_the_named_parts(installed, tmp_path):
+    recipe = tmp_path / "my.yaml"
+    recipe.write_text("tasks: {name: counting, upto: 4}\nenv: {name: guess, letters: ae}\n", encoding="utf-8")
+    code, output = operant(installed, "doctor", "--plan", str(recipe), "--batch", "4", "--max-tokens", "4")
+    assert code == 0 and "at the peak" in output, output
+    code, output = operant(installed, "doctor", "--plan", str(recipe), "--policy", "soft_prompt")
+    assert code == 2 and "'soft_prompt' is made by a class or function, whose memory cannot be estimated" in output
+    code, output = operant(installed, "train", str(recipe), "--help")
+    assert code == 0 and "each prompt. [guess]" in output and "--env.letters VALUE             [ae]" in output
+
+
+def test_an_algorithm_that_is_no_text_is_a_sentence():
+    with pytest.raises(OperantError, match=r"algorithm \{'name': 'ppo'\} is no name: give one of "):
+        find({"name": "ppo"})  # pyright: ignore[reportArgumentType]
+
+
+PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def as_user(installed, tmp_path, monkeypatch):
+    """This process, with the package installed, in a folder that has the recipe of the page."""
+    monkeypatch.syspath_prepend(installed["PYTHONPATH"].split(os.pathsep)[0])
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "my.yaml").write_text(recipe, encoding="utf-8")
+
+
+def test_the_commands_and_the_snippet_of_the_page_run(as_user, capsys):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    lines = [shlex.split(line, comments=True) for kind, text in blocks if not kind for line in text.splitlines()]
+    assert lines.pop(0) == ["pip", "install", f"./{EXAMPLE.relative_to(ROOT)}"]
+    for _, *words in lines:
+        assert main(words) == 0, (words, capsys.readouterr())
+    assert "--env.letters VALUE             [ae]" in capsys.readouterr().out
+    (snippet,) = [
+        text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "operant.train(" in text
+    ]
+    made: dict = {}
+    exec(snippet, made)
+    assert made["run"].metrics[0]["reward/brevity/mean"] <= 1
+
+
+def test_the_commands_for_each_kind_are_understood(as_user):
+    found = [shlex.split(line)[2:] for line in re.findall(r"^    (operant train .*)$", PAGE, flags=re.MULTILINE)]
+    assert len(found) == 10
+    for words in found:
+        recipe, options = parse(words)
+        assert configure(options, recipe[0]).train.steps == 2
+
+
+def test_the_sentences_of_the_page_are_said(as_user, capsys):
+    rows = re.findall(r"^\| `(--.*?)` \| (.*) \|$", PAGE, flags=re.MULTILINE)
+    assert len(rows) == 11
+    for words, sentence in rows:
+        code = main(["train", "my.yaml", *words.split()])
+        assert (code, sentence in (said := capsys.readouterr().err)) == (2, True), (words, said)
+        assert not Path("runs").exists()

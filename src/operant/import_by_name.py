@@ -34,6 +34,8 @@ class Table:
         Raises: OperantError for an unknown name, with the nearest one and the list; and for an object that cannot be
         imported, with the package that it belongs to and the reason.
         """
+        if not isinstance(name, str):
+            raise OperantError(f"{self.kind} {shown(name)} is no name: give one of {', '.join(self.names())} as text")
         entries = [entry for entry in self._installed() if entry.name == name]
         if len(entries) + (name in self.built_in) > 1:
             owners = [_package(entry) for entry in entries] + ["operant"] * (name in self.built_in)
@@ -50,9 +52,9 @@ class Table:
                     f"{self.kind} {name!r} of package {_package(entries[0])} ({entries[0].value}) cannot be imported: "
                     f"{why}; mend or remove that package"
                 ) from error
-        if isinstance(name, str) and ":" in name:
+        if ":" in name:
             return find(self.kind, *name.rpartition(":")[::2], known=self.names())
-        hint = nearest(str(name)[:100], self.names()) or "."
+        hint = nearest(name[:100], self.names()) or "."
         raise OperantError(
             f"{self.kind} {shown(name)} is unknown{hint} Names: {', '.join(self.names())}, or module:object"
         )

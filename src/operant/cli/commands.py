@@ -107,9 +107,10 @@ def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[d
         method = str(options.get("algorithm", DEFAULT))
         return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
     config = configure(options, recipe)
-    values = as_mapping(config)
     schema = config_schema(config.train.algorithm, named_in(vars(config.train)))
-    return schema, {full: (values[group] if group else values)[name] for full, (group, name) in names(schema).items()}
+    values = as_mapping(config)
+    full = {full: (values[group] if group else values)[name] for full, (group, name) in names(schema).items()}
+    return schema, full | {kind: values[kind]["name"] for kind, own in config.parts.items() if own}
 
 
 # --- train ------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from operant.data import load_tasks
 from operant.memory_plan.fake_tensors import fake_tensors
 from operant.memory_plan.model import MemoryModel, config_of, tokenizer_of
 from operant.rollouts.chat import encode_prompt
+from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.training.options import find_device
+from operant.types import OperantError, shown
 
 SAMPLED = 512
 """Number of tasks whose prompts are measured."""
@@ -92,6 +94,11 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
 
     Raises: OperantError for a model, tasks or options that the run would refuse, too.
     """
+    if named_parts.is_object("policy", config.train.policy):
+        raise OperantError(
+            f"policy {shown(config.train.policy)} is made by a class or function, whose memory cannot be estimated "
+            "before it runs: plan the model that it is built on with --policy"
+        )
     model_config = config_of(config.train.policy)
     shape = _shape(config, model_config, tokenizer or tokenizer_of(config.train.policy))
     device = find_device(config.learner["learner"].device)
@@ -122,7 +129,8 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
 def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     train, update, reply = config.train, config.learner["update"], config.learner["sampling"].max_tokens
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
-    tasks = load_tasks(train.tasks, tokenizer, limited, config.learner["learner"].seed, max_new=reply)
+    source = named_parts.source(train.tasks, config.parts.get("tasks", {}))
+    tasks = load_tasks(source, tokenizer, limited, config.learner["learner"].seed, max_new=reply)
     prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
     minibatch = min(getattr(update, "minibatch", None) or train.batch, train.batch)
     rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))

@@ -153,11 +153,11 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     below = preset(_text(base.get("preset"))) if "preset" not in given else {}
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
     named, left_out = named_in(given, base), dict[str, list[str]]()
-    for kind in named_parts.KINDS:  # the recipe's options of a part that the user has replaced
-        if given.get(kind) not in (None, base.get(kind)) and (others := named_parts.options_of(base, kind)):
-            base = {name: value for name, value in base.items() if name not in others}
-            left_out[f"{recipe}, {kind}"] = others
+    for kind, others in named_parts.replaced(base, given).items():
+        base = {name: value for name, value in base.items() if name not in others}
+        left_out[f"{recipe}, {kind}"] = others
     known = config_schema(chosen, named)
+    named_parts.check_owned(named, {**base, **given})
     own = own_options(chosen, known, given)
     base = _recipe_options(base, chosen, named)
     own_groups = {group: made for group, made in known.items() if group in OWN or group in named_parts.KINDS}

@@ -101,10 +101,28 @@ def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {} if factory is None else arguments(factory, own, f"{KINDS[kind].what} {shown(config[kind])}")
 
 
+def replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The options in `below` of the parts that `above` replaces by others, by kind."""
+    others = [kind for kind in KINDS if above.get(kind) not in (None, below.get(kind))]
+    return {kind: options for kind in others if (options := options_of(below, kind))}
+
+
 def groups(named: Mapping[str, Any]) -> dict[str, Factory]:
     """The option groups of named parts. Raises: OperantError for an unknown name, or one that cannot be imported."""
     found = {kind: KINDS[kind].factory(value) for kind, value in named.items() if value not in (None, (), [])}
     return {kind: made for kind, made in found.items() if made is not None}
+
+
+def check_owned(named: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse flat options of a part that is not named, or that has no options, as a file of tasks has none."""
+    having = groups(named)
+    for kind in [kind for kind in KINDS if kind not in having]:
+        for name in options_of(options, kind):
+            if named.get(kind) is None:
+                raise OperantError(f"option {name}: the run names no {KINDS[kind].what} that has it; set {kind} too")
+            several = f", or give one of several its own as {kind}: {{NAME: {{option: value}}}}"
+            remedy = f"leave it out{several if KINDS[kind].several else ''}"
+            raise OperantError(f"option {name}: {KINDS[kind].what} {shown(named[kind])} has no options; {remedy}")
 
 
 def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from operant.options import is_none, resolve
 from operant.runs import named_parts
-from operant.runs.config import Config, as_mapping, config_schema, configure, named_in
+from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
 from operant.runs.folder import is_export, read_config
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
@@ -60,6 +60,9 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
     Raises: OperantError if `out` is not a run folder, or if an option was a Python object and is missing in `changed`.
     """
     config, changed = named_parts.flattened(read_config(out)), named_parts.flattened(changed)
+    above = {name: describe(value) for name, value in changed.items()}
+    for others in named_parts.replaced(config, above).values():
+        config = {name: value for name, value in config.items() if name not in others}
     for name in OBJECTS:
         if _is_object(config.get(name)) and name not in changed:
             raise OperantError(

@@ -78,6 +78,8 @@ def make_trackers(
             why = "" if (error.name or "").split(".")[0] == name else f" ({error})"
             remedy = f"pip install 'operant[{name}]'"
             raise OperantError(f"trackers={name} needs the package {name}{why}: {remedy}") from error
+        except Exception as error:
+            raise OperantError(f"tracker {name!r} cannot be made: {type(error).__name__}: {error}") from error
     return made
 
 
