@@ -93,24 +93,32 @@ def test_kl_to_the_first_table_is_exact():
     assert metrics["kl/per_reply"] == pytest.approx(sum(each) / 8, rel=1e-4)
 
 
-class Silent(PolicyBase):
-    vocabulary = V
+class Empty(PolicyBase):
+    pass
 
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
+
+class Silent(Bigrams):
+    generate = PolicyBase.generate
+
+
+class Valued(Bigrams):
+    has_values = True
 
 
 @pytest.mark.parametrize(
-    "policy, message",
+    "policy, message, algorithm",
     [
-        (Silent, "Silent has no method generate: write it, or name an engine"),
-        (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own"),
+        (Empty, "policy Empty lacks a number `vocabulary` and a method `forward` and parameters", "rloo"),
+        (Silent, "policy Silent lacks a method `generate`: write it, or name an engine", "rloo"),
+        (Valued, "policy Valued lacks a method `values`", "ppo"),
+        (Bigrams, "needs a critic, and the policy has none: set has_values and write values", "ppo"),
+        (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", "rloo"),
+        (lambda: object(), "a object is no policy: .* derived from operant.PolicyBase", "rloo"),
     ],
 )
-def test_a_policy_that_lacks_something_is_told_what(policy, message):
+def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):
     with pytest.raises(OperantError, match=message):
-        Learner(policy(), **{"algorithm": "rloo", "kl.coef": 0.0}).generate([[1]])
+        Learner(policy(), **{"algorithm": algorithm, "kl.coef": 0.0})
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

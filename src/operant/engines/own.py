@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from operant.models.base import PolicyBase
 from operant.sampling import Sampling
 from operant.types import Completion, OperantError
 
@@ -12,6 +13,8 @@ class OwnEngine:
     """Calls `policy.generate`. `policy` is the policy in training, so `sync` copies no weights."""
 
     def __init__(self, policy: Any):
+        if getattr(type(policy), "generate", None) in (None, PolicyBase.generate):
+            raise OperantError(f"policy {type(policy).__name__} lacks a method `generate`: write it, or name an engine")
         self.sync(policy, policy.version)
 
     def sync(self, policy: Any, version: int) -> None:

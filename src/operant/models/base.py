@@ -76,22 +76,25 @@ class PolicyBase(nn.Module):
         return torch.promote_types(next(self.parameters()).dtype, torch.float32)
 
     def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: Any) -> Outputs:
-        """Compute log-probs and entropy, under `sampling`'s temperature, at every action: each [B, T], 0 elsewhere.
-
-        Raises: OperantError if the subclass does not write this method.
-        """
-        raise OperantError(f"{type(self).__name__} has no method forward: write it (docs/extending.md)")
+        """Compute log-probs and entropy, under `sampling`'s temperature, at every action: each [B, T], 0 elsewhere."""
+        raise NotImplementedError
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """Generate one completion for each prompt; `keys`: one random-number key per prompt (`sampling.uniforms`).
-
-        Raises: OperantError if the subclass does not write this method.
-        """
-        raise OperantError(f"{type(self).__name__} has no method generate: write it, or name an engine")
+        """Generate one completion for each prompt; `keys`: one random-number key per prompt (`sampling.uniforms`)."""
+        raise NotImplementedError
 
     def values(self, batch: Batch) -> Tensor | None:
         """[B, T] the value of the state before each action; None without a critic."""
         return None
+
+    def check(self) -> None:
+        """Raises: OperantError that names what the class lacks, before anything is generated."""
+        lacking = [] if hasattr(self, "vocabulary") else ["a number `vocabulary`"]
+        needed = ("forward", "values") if self.has_values else ("forward",)
+        lacking += [f"a method `{name}`" for name in needed if getattr(type(self), name) is getattr(PolicyBase, name)]
+        lacking += [] if any(True for _ in self.parameters()) else ["parameters"]
+        if lacking:
+            raise OperantError(f"policy {type(self).__name__} lacks {' and '.join(lacking)}: see docs/extending.md")
 
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that an optimizer changes."""

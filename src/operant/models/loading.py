@@ -54,11 +54,18 @@ def load_policy(
     if isinstance(name, (Policy, PolicyBase)):
         if lora.on:
             raise OperantError("lora.* with an existing Policy: use load_policy(name, lora=LoraOptions(rank=8))")
+        if isinstance(name, PolicyBase):
+            name.check()
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
         model, tokenizer = adapters.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
         return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
+    if not isinstance(name, (str, Path)):
+        raise OperantError(
+            f"a {type(name).__name__} is no policy: give a name, a transformers model, a Policy, or one of your own, "
+            "whose class is derived from operant.PolicyBase (docs/extending.md)"
+        )
     try:
         folder = Path(find_model(name))
     except OperantError as error:

@@ -8,6 +8,7 @@ import torch
 
 from operant import distributed, machine
 from operant.algorithms import find
+from operant.models.base import PolicyBase
 from operant.models.loading import load_policy
 from operant.models.policy import Policy
 from operant.rollouts.generation_kwargs import warned
@@ -37,7 +38,9 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
             device=device,
         ).to(device)
     if needs_critic and not loaded.has_values:
-        raise OperantError(f"algorithm {algorithm!r} needs a critic: build the Policy with value=ValueOptions()")
+        own = isinstance(loaded, PolicyBase)
+        how = "set has_values and write values" if own else "build it with value=ValueOptions()"
+        raise OperantError(f"algorithm {algorithm!r} needs a critic, and the policy has none: {how}")
     distributed.align(loaded.trainable())
     return loaded
 
