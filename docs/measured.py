@@ -204,9 +204,10 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def architecture() -> str:
-    """The measures of the architecture before and after the packages were made, and their limits."""
+    """The measures of the architecture before and after the packages were made, the limits asked then, and today's."""
     before: Any = _read("architecture-before.json")
-    after: Any = _read("architecture.json")
+    after: Any = _read("architecture-packages.json")
+    today: Any = _read("architecture.json")
     asked = {
         "modules in the root": "at most 12",
         "packages": "at most 32",
@@ -218,14 +219,16 @@ def architecture() -> str:
         "lines of the longest function": "at most 80",
         "private functions used once": "at most 150",
     }
-    table = "| measure | before | after | asked for |\n|---|---|---|---|\n"
+    table = "| measure | before | after | asked for | today |\n|---|---|---|---|---|\n"
     for name, value in after.items():
         old = before[name] if "afternoon" not in name else None
-        table += f"| {name} | {'' if old is None else f'{old:,}'} | {value:,} | {asked.get(name, '')} |\n"
+        table += (
+            f"| {name} | {'' if old is None else f'{old:,}'} | {value:,} | {asked.get(name, '')} | {today[name]:,} |\n"
+        )
     speed: Any = _read("against.json")
     table += "\nSeconds of a step, after over before, in turn on one machine (`python -m benchmarks.against`): "
     table += "; ".join(f"{w} {r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f})" for w, r in speed.items())
     counted: Any = _read("operations.json")
-    same = "equal" if counted == _read("operations-before.json") else "different"
-    methods = ", ".join(counted)
-    return f"{table}.\nCounts of torch operations (`python -m benchmarks.operations`) of {methods}: {same}.\n"
+    earlier: Any = _read("operations-before.json")
+    counts = [f"{name} {earlier[name]['operations']:,} and {now['operations']:,}" for name, now in counted.items()]
+    return f"{table}.\nTorch operations before and today (`python -m benchmarks.operations`): {'; '.join(counts)}.\n"
