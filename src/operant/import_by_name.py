@@ -59,6 +59,10 @@ class Table:
             f"{self.kind} {shown(name)} is unknown{hint} Names: {', '.join(self.names())}, or module:object"
         )
 
+    def place(self, name: str) -> str:
+        """The `module:object` that an installed package has under that name, without importing it; else the name."""
+        return next((entry.value for entry in self._installed() if entry.name == name), name)
+
     def __contains__(self, name: Any) -> bool:
         return name in self.built_in or any(entry.name == name for entry in self._installed())
 

@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,12 @@ def _types(made: type | Callable | Factory) -> dict[str, Any]:
     make = make if inspect.isroutine(make) or inspect.isclass(make) else type(make).__call__
     try:
         return typing.get_type_hints(make)
-    except NameError:  # an annotation for type checkers only: the value is passed on as it is
-        return {}
+    except (NameError, TypeError, SyntaxError):  # some annotation is for type checkers only: each by itself
+        scope, found = getattr(inspect.unwrap(make), "__globals__", {}), {}
+        for name, hint in getattr(make, "__annotations__", {}).items():
+            with suppress(Exception):
+                found[name] = eval(hint, scope) if isinstance(hint, str) else hint  # as get_type_hints evaluates it
+        return found
 
 
 def arguments(factory: Factory, given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -209,7 +214,16 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if origin in (dict, Mapping) or (inspect.isclass(kind) and issubclass(kind, Mapping)):
         if not isinstance(value, Mapping):
             raise OperantError(f"{name}={shown(value)}: give a mapping")
-        return dict(value)
+        of_value = inside[1] if len(inside) == 2 else Any
+        return {key: x if of_value is Any else convert(x, of_value, f"{name}.{key}") for key, x in value.items()}
+    if origin is list:
+        return list(_to_tuple(value, (inside[0], ...), name))
+    if origin is typing.Literal:
+        if value not in inside:
+            raise OperantError(f"{name}={shown(value)}: it must be {' or '.join(map(str, inside))}")
+        return value
+    if kind is Path and isinstance(value, str):
+        return Path(value)
     if isinstance(kind, type) and kind in _DESCRIPTIONS:
         made = _to_scalar(value, kind)
         if made is None:

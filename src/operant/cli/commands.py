@@ -101,16 +101,15 @@ def parsers(top: Parser) -> dict[str, Parser]:
 def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a method and of the parts that a run names, and the values of a recipe."""
     from operant.algorithms import DEFAULT, find
+    from operant.diagnosis.history import flat
     from operant.runs.config import as_mapping, config_schema, configure, named_in
 
     if recipe is None:
         method = str(options.get("algorithm", DEFAULT))
         return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
     config = configure(options, recipe)
-    schema = config_schema(config.train.algorithm, named_in(vars(config.train)))
-    values = as_mapping(config)
-    full = {full: (values[group] if group else values)[name] for full, (group, name) in names(schema).items()}
-    return schema, full | {kind: values[kind]["name"] for kind, own in config.parts.items() if own}
+    schema, values = config_schema(config.train.algorithm, named_in(vars(config.train))), flat(as_mapping(config))
+    return schema, {full: values.get(full) for full in names(schema)}
 
 
 # --- train ------------------------------------------------------------------------------------------------------------

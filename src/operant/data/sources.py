@@ -29,7 +29,12 @@ def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int
     if isinstance(source, (str, Path)):
         return _named(str(source), text_field)
     if callable(source):
-        made = source()
+        try:
+            made = source()
+        except OperantError:
+            raise
+        except Exception as error:
+            raise OperantError(f"tasks: {_called(source)} raised {type(error).__name__}: {error}") from error
         if not isinstance(made, Iterable):
             raise OperantError(f"tasks: {_called(source)} returned a {type(made).__name__}; return a list of tasks")
         return _called(source), enumerate(made)

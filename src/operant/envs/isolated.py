@@ -42,6 +42,10 @@ def isolated(spec: str, **options: Any) -> "IsolatedEnv":
 def isolated_maker(spec: str, world: Any) -> Callable[..., "IsolatedEnv"]:
     """What `env="isolated:SPEC"` calls: it has the arguments of `world`, which SPEC names, and makes it isolated."""
 
+    lacking = [name for name in ("reset", "step") if inspect.isclass(world) and not hasattr(world, name)]
+    if lacking:
+        raise OperantError(f"environment isolated:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
+
     def make(**options: Any) -> "IsolatedEnv":
         return isolated(spec if ":" in spec else spec_of(world), **options)
 

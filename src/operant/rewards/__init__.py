@@ -28,7 +28,7 @@ from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
-from operant.types import OperantError, RewardFn
+from operant.types import OperantError, RewardFn, shown
 
 __all__ = [
     "NAMES",
@@ -79,7 +79,10 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "NAME, as in builtin:sentiment",
     ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
-    "isolated": (IsolatedReward, "a function that runs in worker processes: isolated:my_rewards:politeness"),
+    "isolated": (
+        lambda spec: IsolatedReward(INSTALLED.place(spec)),
+        "a function that runs in worker processes: isolated:my_rewards:politeness",
+    ),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (
@@ -140,7 +143,13 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
         return make(argument, **given) if argument else make(**given)
     found = _find(spec.strip()) if isinstance(spec, str) else spec
     if inspect.isclass(found):
-        return cast(RewardFn, found(**given))
+        try:
+            return cast(RewardFn, found(**given))
+        except OperantError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise OperantError(f"reward {shown(spec)} cannot be made: {why}") from error
     if not given:
         return cast(RewardFn, found)
     bound: Any = partial(found, **given)

@@ -272,9 +272,8 @@ def load_recipe(name: str) -> dict[str, Any]:
 def as_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
     out = {k: describe(v) for k, v in options.values(config.train).items()}
-    for kind, own in config.parts.items():
-        name = out[kind][0] if isinstance(out[kind], list) else out[kind]  # of one tracker
-        out |= {kind: {"name": name, **_plain(own)}} if own else {}
+    for kind, own in config.parts.items():  # by full name: an option of a part may itself be called `name`
+        out |= {f"{kind}.{option}": describe(value) for option, value in own.items()}
     out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
     out["isolation"] = _plain(config.isolation)
     return out | {group: _plain(made) for group, made in config.learner.items()}
@@ -286,7 +285,7 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [describe(part) for part in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: describe(v) for k, v in value.items()}

@@ -86,6 +86,8 @@ def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
         if inside := [name for name in value if not isinstance(name, str)]:
             raise OperantError(f"{key}: option {shown(inside[0])} has no name: a name is text")
         flat |= {key if name == "name" else f"{key}.{name}": part for name, part in value.items()}
+        if twice := [full for name in value if (full := f"{key}.{name}") in options]:
+            raise OperantError(f"option {twice[0]} is given twice, in the mapping {key} and beside it: remove one")
     return flat
 
 

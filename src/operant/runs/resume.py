@@ -30,6 +30,7 @@ FIXED = {
     "policy": _BEGAN,
     "reference": _BEGAN,
     "env": _BEGAN,
+    "policy.": _WEIGHTS,
     "preset": "its values are in config.yaml one by one; change those by name",
     "learner.seed": _BEGAN,
     "lora.": _WEIGHTS,
@@ -68,6 +69,11 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
             raise OperantError(
                 f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
                 f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
+            )
+    for name in [n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind)]:
+        if _is_object(config[name]) and name not in changed:
+            raise OperantError(
+                f"{out} was started from Python with {name}={config[name]}: resume it from Python, with that option"
             )
     algorithm = config.get("algorithm", "ppo")
     if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options

@@ -1,0 +1,113 @@
+"""Options of parts: what their signatures may hold, and that config.yaml brings all of it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+import yaml
+
+from operant.api import runs
+from operant.rewards import resolve
+from operant.runs.config import as_mapping, configure
+from operant.types import OperantError, Step
+
+if TYPE_CHECKING:
+    from somewhere import Nothing  # pyright: ignore[reportMissingImports]
+
+HERE = Path(__file__)
+WORLD, REWARD, TASKS = (f"{HERE}:{name}" for name in ("World", "at_most", "rows"))
+GIVEN = {"tasks": ["a", "b"], "env": WORLD}
+
+
+class World:
+    def __init__(
+        self,
+        extra: Nothing = None,
+        *,
+        name: str = "corridor",
+        root: Path = Path("."),
+        sizes: list[int] | None = None,
+        mode: Literal["x", "y"] = "x",
+        table: dict[str, float] | None = None,
+    ):
+        self.known = {"name": name, "root": root, "sizes": sizes, "mode": mode, "table": table}
+
+    def reset(self, tasks):
+        return {slot: Step(fresh=True) for slot in tasks}
+
+    def step(self, replies):
+        return {slot: Step(terminated=True, reward=1.0) for slot in replies}
+
+
+def at_most(rollouts: list[Nothing], *, target: int = 3) -> list[float]:
+    return [float(len(r.reply) <= target) for r in rollouts]
+
+
+def rows(*, fail: bool = False):
+    if fail:
+        raise KeyError("no file")
+    return ["a"]
+
+
+class Broken:
+    def __init__(self, *, level: int = 0):
+        raise ValueError(f"level {level}")
+
+
+@pytest.mark.parametrize(
+    "option, text, value",
+    [
+        ("name", "maze", "maze"),
+        ("root", "here", Path("here")),
+        ("sizes", "1,2", [1, 2]),
+        ("mode", "y", "y"),
+        ("table", {"a": "0.5"}, {"a": 0.5}),
+    ],
+)
+def test_options_have_the_types_of_the_signature_and_come_back_from_config_yaml(option, text, value):
+    config = configure({**GIVEN, f"env.{option}": text})
+    assert config.parts["env"][option] == value
+    stored = yaml.safe_load(yaml.safe_dump(as_mapping(config)))
+    assert configure(stored | {"tasks": ["a"]}).parts["env"] == config.parts["env"] and stored["env"] == WORLD
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"env.sizes": "foo"}, "env.sizes='foo': it must be a whole number"),
+        ({"env.mode": "zzz"}, "env.mode='zzz': it must be x or y"),
+        ({"env.table": {"a": "x"}}, r"env.table.a='x': it must be a finite number"),
+        ({"reward": REWARD, "reward.target": "foo"}, "reward.target='foo': it must be a whole number"),
+        ({"env": {"name": WORLD, "mode": "x"}, "env.mode": "y"}, "option env.mode is given twice"),
+    ],
+)
+def test_a_wrong_option_of_a_part_is_a_sentence(given, message):
+    with pytest.raises(OperantError, match=message):
+        configure({**GIVEN, **given})
+
+
+def test_an_annotation_for_type_checkers_does_not_take_the_types_of_the_others():
+    assert resolve(REWARD, {"target": "5"}).keywords == {"target": 5}  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"reward": f"{HERE}:Broken", "reward.level": 2}, r"reward '.*:Broken' cannot be made: ValueError: level 2"),
+        ({"tasks": TASKS, "tasks.fail": True}, r"tasks: rows raised KeyError: 'no file'"),
+        ({"env": f"isolated:{HERE}:Broken"}, r"environment isolated:.*:Broken lacks the methods reset, step"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_a_sentence(given, message, tmp_path):
+    everything: dict[str, Any] = {"policy": "builtin:reviews-lm", "tasks": ["a"], "reward": "letters:e", **given}
+    with pytest.raises(OperantError, match=message):
+        list(runs(tmp_path / "run", **everything))
+
+
+def test_a_part_with_an_option_called_name_resumes(tmp_path):
+    given = {"policy": "builtin:reviews-lm", "batch": 2, "max_tokens": 2, "probes": 0, "env.name": "maze"}
+    list(runs(tmp_path / "run", **GIVEN | given, steps=1))
+    (*_, run) = runs(tmp_path / "run", tasks=GIVEN["tasks"], resume=True, steps=2)
+    assert run.learner.env.known["name"] == "maze" and run.learner.progress.step == 2
