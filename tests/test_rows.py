@@ -18,6 +18,8 @@ from operant.types import Batch, Rollout, Turn
 
 sys.path.append(str(Path(__file__).parents[1] / "docs/extending/src"))
 
+from operant_example.world import Guess
+
 PTX, ANCHORED = "operant_example.two_sources:PPO_PTX", "operant_example.target:ANCHORED_PPO"
 PLAIN = {"update.epochs": 1, "kl.coef": 0.0, "max_tokens": 4, "watch_every": 0, "optimizer.max_grad_norm": None}
 ALONE = {"advantage.whiten_scope": "none", "advantage.lam": 1.0, "loss.value_coef": 0.0}
@@ -131,3 +133,15 @@ def test_a_run_of_two_sources_logs_them_apart_and_resumes(tmp_path):
     names = ("given/count", "given/loss", "rollout/count", "reward/mean", "kl/per_reply", "loss/total")
     assert [half.metrics[1][n] for n in names] == [whole.metrics[1][n] for n in names]
     assert whole.metrics[0]["given/count"] == 4 and whole.metrics[0]["rollout/count"] == 4
+
+
+@pytest.mark.parametrize("unit, base, steps", [("turn", "ppo", 9), ("episode", "ppo", 3), ("group", "rloo", 2)])
+def test_minibatches_are_cut_by_unit(unit, base, steps):
+    """Six episodes of three turns in three groups, two units a minibatch: 18 / 2, 6 / 2 and 3 / 2 optimizer steps."""
+    method = replace(find(base), unit=unit)
+    options = {"kl.coef": 0.0, "max_tokens": 3, "update.minibatch": 2, "update.epochs": 1}
+    learner = Learner(lm(), tokenizer=letters(), algorithm=method, env=Guess("z", 3), **options)
+    episodes = learner.play([Task(f"t/{i // 2}", "ab") for i in range(6)])
+    metrics = learner.learn(episodes, [float(i) for i in range(6)])
+    assert metrics["update/steps"] == steps and metrics["rollout/turns"] == 3
+    assert metrics["rollout/logprob_gap"] < 1e-4

@@ -3,7 +3,7 @@
 A part is a name with its options beside it (`env: my_worlds:Maze`, `env.size: 4`), or both in one mapping
 (`env: {name: my_worlds:Maze, size: 4}`). Its options are the arguments of the class or function that has the name. Of
 rewards and trackers there may be several: `{my_rewards:brevity: {weight: 0.5, target: 20}, letters:e: 1}`. From Python
-a part may also be the class, function or object itself.
+a policy, environment, engine, reward or task source may also be the class, function or object itself.
 """
 
 import inspect
