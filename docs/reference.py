@@ -36,6 +36,8 @@ MODULES = (
     "operant.rewards.feedback",
     "operant.envs.isolated",
     "operant.algorithms",
+    "operant.engines.native.engine",
+    "operant.training.update_rules",
     "operant.diagnosis",
 )
 """Public are the names of `__all__`; in a module without it, what the module defines without a leading underscore."""

@@ -93,7 +93,7 @@ def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def options_of(options: Mapping[str, Any], kind: str) -> list[str]:
     """The names of the options of the part `kind` among flat options."""
-    return [name for name in options if name.replace("-", "_").startswith(f"{kind}.")]
+    return [name for name in options if str(name).replace("-", "_").startswith(f"{kind}.")]
 
 
 def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:

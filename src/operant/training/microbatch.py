@@ -62,6 +62,7 @@ class MicroBatchOptions:
             raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
 
     def budget(self) -> TokenBudget:
+        """The tokens of a micro-batch, which are halved if memory runs out."""
         return TokenBudget(self.micro_tokens, fixed=self.micro_batch == "fixed")
 
 

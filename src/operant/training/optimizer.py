@@ -26,14 +26,19 @@ OF_THEIRS = "the optimizer is your own, and decides this itself; set it there an
 
 @dataclass(frozen=True)
 class RateOptions:
-    """The learning rate and the bound of the gradient: the options `optimizer.*` that an update rule needs."""
+    """The learning rate and the bound of the gradient: the options `optimizer.*` that an update rule needs.
+
+    Raises: OperantError for a value out of range.
+    """
 
     lr: float = 1e-5
+    """Learning rate at its peak."""
     schedule: str = "constant"
     """constant | linear (to 0) | cosine (to 0)."""
     warmup: float = 0.0
     """Share of the run in which the rate rises to its peak; the schedule starts after it."""
     max_grad_norm: float | None = 1.0
+    """A longer gradient is scaled down to this length; none: not bounded."""
 
     def __post_init__(self) -> None:
         _check(self, "lr", 0 <= self.lr <= 10, "in [0, 10]: Adam changes every weight by about this much")
@@ -50,7 +55,10 @@ class RateOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions(RateOptions):
-    """Options of the optimizer and its learning rate. Each kind refuses the options that it does not use."""
+    """Options of the optimizer and its learning rate. Each kind refuses the options that it does not use.
+
+    Raises: OperantError for an unknown kind, or a value out of range.
+    """
 
     kind: str = "adamw"
     """adamw | rmsprop (eps outside the root) | sgd | own (an optimizer from Python: `train(..., optimizer=...)`)."""

@@ -30,9 +30,13 @@ from operant.types import Batch, OperantError
 
 @dataclass(frozen=True)
 class UpdateOptions(MicroBatchOptions):
-    """How often a batch is used, and how it is cut."""
+    """How often a batch is used, and how it is cut.
+
+    Raises: OperantError for a value out of range.
+    """
 
     epochs: int = 4
+    """Passes over the batch in each training step."""
     minibatch: int | None = None
     """Units (episodes, pairs) per optimizer step, over all ranks; None: the whole batch."""
     target_kl: float | None = None

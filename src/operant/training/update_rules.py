@@ -11,10 +11,20 @@ from operant.models.policy import Policy
 from operant.sampling import Sampling
 from operant.training.microbatch import MicroBatchOptions, TokenBudget
 from operant.training.objective import Objective
-from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
+from operant.training.optimizer import OptimizerOptions, RateOptions, apply, make_optimizer, rate
 from operant.training.own_optimizer import OwnOptimizer
 from operant.training.update import UpdateOptions, UpdateResult, update
 from operant.types import Batch, OperantError, shown
+
+__all__ = [
+    "UPDATE_RULES",
+    "GradientUpdate",
+    "OptimizerOptions",
+    "RateOptions",
+    "UpdateOptions",
+    "UpdateResult",
+    "find_rule",
+]
 
 
 class GradientUpdate:
@@ -100,6 +110,7 @@ class GradientUpdate:
 
 
 UPDATE_RULES = Table("update rule", "operant.update_rules", {"gradient": GradientUpdate})
+"""The class of each update rule; other packages add theirs as entry points of `operant.update_rules`."""
 
 
 def find_rule(rule: Any) -> type[GradientUpdate]:

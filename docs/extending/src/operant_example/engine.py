@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from operant import Sampling
 from operant.engines.native.engine import NativeEngine
-from operant.sampling import Sampling
 from operant.types import Completion
 
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.autograd import grad
 
-from operant.algorithms.ppo import ALGORITHM as PPO
-from operant.training.optimizer import RateOptions
-from operant.training.update import UpdateOptions
-from operant.training.update_rules import GradientUpdate
+from operant.algorithms import find
+from operant.training.update_rules import GradientUpdate, RateOptions, UpdateOptions
 
 
 @dataclass(frozen=True)
@@ -57,4 +55,4 @@ class NaturalGradient(GradientUpdate):
 
 
 vector = torch.nn.utils.parameters_to_vector
-ALGORITHM = replace(PPO, update=NaturalGradient)
+ALGORITHM = replace(find("ppo"), update=NaturalGradient)

@@ -21,6 +21,8 @@ from operant.sampling import Sampling, check_ids, uniforms
 from operant.types import Batch, Completion, OperantError
 from operant.watchdog import beat
 
+__all__ = ["NativeEngine"]
+
 COMPACT_AT = 1.0
 """Finished replies are removed once the live ones are fewer than this share of the batch."""
 ADMIT_AT = 0.25
