@@ -78,7 +78,7 @@ def test_the_check_sees_what_is_left_out(reference, tmp_path, monkeypatch, reque
 
 def imports(page: str) -> Iterator[tuple[str, str]]:
     """(module, name) of all that a page takes from operant: in imports, and as `operant.name`."""
-    for module, names in re.findall(r"from (operant[\w.]*) import (\w+(?:, \w+)*)", page):
+    for module, names in re.findall(r"from (operant(?:\.\w+)*) import (\w+(?:, \w+)*)", page):
         yield from ((module, name) for name in names.split(", "))
     yield from (("operant", name) for name in re.findall(r"\boperant\.([A-Za-z_]\w*)\(", page))
 
