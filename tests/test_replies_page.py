@@ -344,6 +344,7 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
             assert page.locator(".side .message").inner_text() == "<b>IndexError</b>: x\n line 4"
             assert page.locator(".message b").count() == 0
             choice.select_option("")
+            settled(page, "All 8 replies")  # or the next wait would be content with what stands there already
             page.get_by_placeholder("Search queries and replies").fill("indexerror")
             settled(page, "1 found")
             assert texts(page, ".replies mark") == ["IndexError"]
