@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 MOST = 20e6
 """Bytes of the larger of the two files."""
 TORCH = "torch==2.13.0"
-STEP = "train letters --steps 1 --batch 8 --evaluate none --probes 0"
+STEP = "train letters --steps 1 --batch 8 --probes 0"
 NEEDED = {"builtin/*.yaml", "builtin/openings.txt", "builtin/*/model.safetensors", "builtin/*/tokenizer.json"}
 NEEDED |= {"report/page/page.html", "report/page/*.js", "report/page/*.css", "report/page/vendor/LICENSE"}
 """Files under src/operant/ that are no Python, some of each. The wheel must have every file of that folder."""
@@ -38,7 +38,8 @@ USES = {
     "lora": f"{STEP} --lora.rank 4",
     "quantise": "-c import bitsandbytes, peft",
     "vader": f"{STEP} --reward vader",
-    "text-metrics": "train letters --steps 1 --batch 8 --probes 0 --tasks {data} --evaluate {data} --evaluation.metrics chrf",
+    "text-metrics": f"{STEP} --tasks data.jsonl --evaluate data.jsonl --evaluation.metrics chrf "
+    "--data.reference-field good",
     "tensorboard": f"{STEP} --trackers tensorboard",
     "wandb": f"{STEP} --trackers wandb",
     "trackio": f"{STEP} --trackers trackio",
@@ -74,7 +75,7 @@ def build(source: Path, out: Path) -> tuple[Path, Path]:
 
 
 def check(wheel: Path, sdist: Path) -> None:
-    """Raises: SystemExit for a file that is too large or missing, metadata that PyPI refuses, or two wheels that differ."""
+    """Raises: SystemExit for files that are too large or incomplete, metadata that PyPI refuses, wheels that differ."""
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
     names = set(contents(wheel))
     for file in (wheel, sdist):
@@ -141,7 +142,7 @@ def start(where: Path, extra: str, what: str, *, first: str | None = None, below
     expect(
         "/src/operant" not in run(python, "-c", "import operant; print(operant.__file__)", cwd=where), "not the wheel"
     )
-    words = USES[extra].format(data="data.jsonl --data.reference-field good").split(" ", 1)
+    words = USES[extra].split(" ", 1)
     if words[0] == "-c":
         run(python, *words, cwd=where)
         run(operant, *STEP.split(), cwd=where)
