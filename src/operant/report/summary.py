@@ -2,7 +2,7 @@
 
 interval([7.1, 7.4, 6.9])                # Interval(mean=7.13, half=0.625, n=3)
 final = finals(group, held_out=True)     # {"reward": Interval(18.1, 0.4, 3), "kl": ..., "empty": ..., "top_word": ...}
-brief("runs/letters")                    # "reward 7.52 -> 18.1 on held-out tasks, KL 8.3"
+brief("runs/letters")                    # "reward 7.52 -> 18.1 and KL 8.3 on held-out tasks"
 
 The interval is that of Student's t: one run has none, and that of two runs is wide.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.diagnosis.history import RECENT
 from operant.report.downsample import short
 from operant.report.runs import SEED, Group, RunRecord, as_text, read_run
 
@@ -178,6 +179,7 @@ def brief(folder: str | Path) -> str:
     run = read_run(Path(folder))
     held_out = "reward" in run.held_out
     before, reward, kl = map(interval, ([run.before], [run.final("reward", held_out)], [run.final("kl", held_out)]))
-    text = f"reward {_plus_minus(before)} -> {_plus_minus(reward)}{' on held-out tasks' if held_out else ''}"
+    text = f"reward {_plus_minus(before)} -> {_plus_minus(reward)}" + (f" and KL {_plus_minus(kl)}" if kl else "")
     findings = ", ".join(finding.name for finding in run.findings if finding.level != "note")
-    return text + (f", KL {_plus_minus(kl)}" if kl else "") + (f" ({findings})" if findings else "")
+    where = "on held-out tasks" if held_out else f"in the last {RECENT} steps"
+    return f"{text} {where}" + (f" ({findings})" if findings else "")
