@@ -15,7 +15,8 @@
 // The spec of a line chart:
 //   series    [{label, x, values, colour, spread, width, dash, points}]: x ascends; null, from NaN or infinity, leaves
 //             a gap; colour is a CSS variable, "--blue"; spread is half the height of the shade around the line;
-//             points: dots without a line
+//             points: dots without a line; low, high: the edges of the shade, instead of spread
+//   shared    the page has one legend for all charts: the readout names the line under the pointer
 //   band      [low, high] shades a healthy range; null leaves a side open
 //   target    a dashed line at this value
 //   gap       shade where the first of two series, without spread, lies above the second
@@ -186,7 +187,7 @@ const Charts = (() => {
 
   const lines = {
     shape: (spec) =>
-      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread), s.points]), spec.log, spec.stacked]),
+      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread ?? s.low), s.points]), spec.log, spec.stacked]),
 
     /** uPlot's columns: x, then for each series its values and, with a spread, the upper and lower edges of the shade. */
     data(self) {
@@ -204,12 +205,9 @@ const Charts = (() => {
       return [
         xs,
         ...spec.series.flatMap((s, n) => {
-          const edge = (sign) =>
-            place(
-              s,
-              s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0))),
-            ).map(scaled);
-          return [self.values[n].map(scaled), ...(s.spread ? [edge(1), edge(-1)] : [])];
+          const edge = (sign) => s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0)));
+          const edges = s.low ? [s.high, s.low] : s.spread ? [edge(1), edge(-1)] : [];
+          return [self.values[n].map(scaled), ...edges.map((values) => place(s, values).map(scaled))];
         }),
       ];
     },
@@ -229,7 +227,7 @@ const Charts = (() => {
           fill: spec.stacked ? colour : undefined,
           points: { show: Boolean(s.points), size: s.points ? 5 : 7, fill: colour, width: 0, filter: lonely },
         });
-        if (!s.spread || spec.stacked) continue;
+        if (!(s.spread ?? s.low) || spec.stacked) continue;
         const hidden = { stroke: () => "transparent", width: 0, points: { show: false } };
         series.push({ ...hidden }, { ...hidden });
         bands.push({
@@ -264,6 +262,7 @@ const Charts = (() => {
     /** The value under the cursor, or the newest. */
     read(self, index) {
       const { spec } = self;
+      if (spec.shared) return name(self, index);
       const newest = (values) => values.findLast((v) => v !== null && v !== undefined);
       const texts = self.values.map((values) => format(spec, index === null ? newest(values) : values[index]));
       const alone = spec.series.length === 1;
@@ -271,6 +270,17 @@ const Charts = (() => {
       if (!alone) self.keys.replaceChildren(...spec.series.map((s, n) => key(s, texts[n])));
     },
   };
+
+  /** Name the line that is nearest to the pointer. */
+  function name(self, index) {
+    const { spec, uplot } = self;
+    if (index === null || !self.hovered) return put(self, index === null ? null : uplot.data[0][index], "");
+    const y = uplot.posToVal(uplot.cursor.top, "y");
+    const away = self.values.map((values) => Math.abs(scale(spec, values[index] ?? NaN) - y));
+    const nearest = away.indexOf(Math.min(...away.filter((distance) => !Number.isNaN(distance))));
+    const text = nearest < 0 ? "" : `${spec.series[nearest].label}: ${format(spec, self.values[nearest][index])}`;
+    put(self, uplot.data[0][index], text);
+  }
 
   const percent = (share) =>
     share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`;
