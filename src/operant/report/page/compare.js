@@ -276,6 +276,34 @@
     return draw("text", { class: "label", x: x + best[0], y: y + best[1] }, text);
   }
 
+  const ROW = 18; // pixels of a line of the legend in a saved picture
+
+  /** The figure as a picture that stands alone: with the styles of this page, its title, and a legend below. */
+  function drawing(svg, title, place) {
+    const copy = svg.cloneNode(true), parts = [svg, ...svg.querySelectorAll("*")];
+    [copy, ...copy.querySelectorAll("*")].forEach((node, i) => {
+      const style = getComputedStyle(parts[i]);
+      for (const name of LOOKS) node.style.setProperty(name, style.getPropertyValue(name));
+    });
+    const names = groups.map((group, i) => ({ ...group, i })).filter((group) => group.reward === place);
+    const text = (x, y, content) => draw("text", { x, y, style: `font: 12px system-ui, sans-serif; fill: ${Charts.parts.css("--ink")}` }, content);
+    const high = HIGH + ROW * (names.length + 2), top = -ROW - 4;
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    copy.setAttribute("viewBox", `0 ${top} ${WIDE} ${high}`);
+    copy.setAttribute("height", high);
+    copy.prepend(draw("rect", { y: top, width: WIDE, height: high, fill: Charts.parts.css("--paper") }));
+    copy.append(text(2, -8, title), ...names.flatMap(({ i, name }, k) => {
+      const y = HIGH + ROW * (k + 0.5), sign = mark(i, 12, y - 4, 5);
+      sign.style.fill = getComputedStyle(document.documentElement).getPropertyValue(`--g${i}`);
+      return [sign, text(26, y, name)];
+    }));
+    return new XMLSerializer().serializeToString(copy);
+  }
+  const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font", "paint-order"];
+
+  /** The numbers of the figure: those of the single runs. */
+  const numbers = ({ points }) => [["run", "kl", "reward"], ...points.map((p) => [p.run, p.kl, p.reward])];
+
   // --- the replies --------------------------------------------------------------------------------------------------
 
   const QUERIES_SHOWN = groups.length > ACROSS ? 1 : 3;
@@ -365,6 +393,12 @@
     make("details", id === "runs" || !narrow.matches ? { open: "" } : {}, make("summary", {}, make("h2", {}, title)), make("p", { class: "soft" }, text), ...content));
   const unfold = (id) => main.querySelectorAll(`${id ? `#${id}` : "section"} > details`).forEach((details) => (details.open = true));
   const planes = data.rewards.map((reward) => reward.points.length ? make("div", { class: "plane" }) : null);
+  function plot(reward, i) {
+    if (!planes[i]) return null;
+    const title = `Reward${reward.held_out ? " on held-out tasks" : " in the last steps"}${reward.name && `: ${reward.name}`}`;
+    const saved = { spec: { title: `${title} against KL` }, drawing: () => drawing(planes[i].firstChild, title, i), table: () => numbers(reward) };
+    return make("figure", {}, make("h3", {}, title), planes[i], make("figcaption", {}, Charts.buttons(saved)));
+  }
   const answers = make("div"), charts = make("div", { class: "charts compared" }), table = make("div"), all = make("div");
   const links = [["runs", "Runs"], ["frontier", "Reward and KL"], ["curves", "Curves"], ["replies", "Replies"]];
   if (seeded) links.push(["all", "All runs"]);
@@ -380,8 +414,7 @@
     section("frontier", "Reward against KL", data.rewards.some((reward) => reward.points.length)
       ? `Up and to the left is better; dashed: the runs that no other beats in both.${seeded ? " Large: means over the seeds with 95 % intervals, cut off at the edge; small: single runs." : ""}`
       : "No run has recorded both a reward and a KL.",
-      make("div", { class: "planes" }, ...data.rewards.map((reward, i) => planes[i] && make("figure", {},
-        make("h3", {}, `Reward${reward.held_out ? " on held-out tasks" : " in the last steps"}${reward.name && `: ${reward.name}`}`), planes[i])))),
+      make("div", { class: "planes" }, ...data.rewards.map(plot).filter(Boolean))),
     section("curves", "Curves", "Point at a line for its name and value; drag to zoom.", charts),
     section("replies", "Replies", "The same queries, answered by every setting.", answers),
     ...(seeded ? [section("all", "All runs", "Each name links to the report of the run.", all)] : []));
