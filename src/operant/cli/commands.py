@@ -173,7 +173,7 @@ def _print_result(run: Any) -> None:
     if before is not None and after is not None and after.rollouts:
         pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
         before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
-        kl = f", KL {after.kl:.1f} nats per reply" if after.kl is not None else ""
+        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
         if not math.isnan(after.mean):
             print(f"mean reward on {len(pairs)} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}")
         first, last = before.chosen(), after.chosen()

@@ -26,7 +26,7 @@ from operant.report.summary import group_row, interval, results, run_row, senten
 from operant.storage import atomic_io
 from operant.types import OperantError
 
-SCRIPTS = ("charts.js", "compare.js")
+SCRIPTS = ("charts.js", "export.js", "compare.js")
 STYLES = ("style.css", "compare.css")
 CURVES = {
     "reward/mean": "Reward",

@@ -49,10 +49,10 @@
   function paint() {
     groups.forEach((_, i) => {
       const hex = (dark.matches ? COLOURS_DARK : COLOURS)[i % COLOURS.length];
-      const solid = shown === null || shown === i ? 1 : 0.13;
+      const [solid, shade] = shown === i ? [1, 0.25] : shown === null ? [1, Math.max(0.05, 0.3 / groups.length)] : [0.13, 0.02];
       const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
       document.documentElement.style.setProperty(`--g${i}`, `rgba(${r}, ${g}, ${b}, ${solid})`);
-      document.documentElement.style.setProperty(`--g${i}-shade`, `rgba(${r}, ${g}, ${b}, ${0.15 * solid})`);
+      document.documentElement.style.setProperty(`--g${i}-shade`, `rgba(${r}, ${g}, ${b}, ${shade})`);
     });
     Charts.refresh();
   }
@@ -97,7 +97,7 @@
   function change(result) {
     if (!result) return ["–"];
     const mean = result.before && number(result.before.mean), after = result.after ? plusMinus(result.after) : "–";
-    return [make("span", {}, mean ? `${mean} → ${after}` : after), result.change && make("small", {}, ` (${signed(result.change)})`)];
+    return [make("span", {}, mean ? `${mean} → ${after}` : after), " ", result.change && make("small", {}, `(${signed(result.change)})`)];
   }
 
   function findingNames(findings, many) {
