@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
@@ -83,10 +84,33 @@ def test_the_legend_makes_one_run_stand_out(browser, tmp_path):
         assert "band: lowest to highest" in chart.inner_text()
         page.check("#single")
         assert "Every run." in chart.inner_text() and "band" not in chart.inner_text()
-        chart.evaluate("figure => figure.scrollIntoView({ block: 'center' })")
+        chart.evaluate("figure => figure.scrollIntoView({ block: 'center', behavior: 'instant' })")
         box = chart.locator("canvas").bounding_box()
         page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 12)
         assert chart.locator(".readout").inner_text() == "step 3 c0.0-2: 7", "the line under the pointer, by its name"
+
+
+def saved(page, figure, kind):
+    """The text of a figure that is saved as `SVG` or `CSV`."""
+    figure.hover()
+    with page.expect_download() as download:
+        figure.locator(f".export button:has-text('{kind}')").click()
+    return download.value.path().read_text(encoding="utf-8")
+
+
+def test_figures_are_saved_with_names_and_numbers(browser, tmp_path):
+    with visit(browser, sweep_page(tmp_path)) as page:
+        chart, plane = page.locator("#reward-mean"), page.locator("#frontier figure")
+        table = saved(page, chart, "CSV").splitlines()
+        assert table[0] == ",".join(
+            ["step", *(f"c{c}-*{edge}" for c in ("0.0", "0.1", "2.0") for edge in ("", " low", " high"))]
+        )
+        assert table[3] == "3,6.5,6,7,6.4,5.9,6.9,4.5,4,5"
+        for figure in (chart, plane):
+            drawing = ElementTree.fromstring(saved(page, figure, "SVG"))
+            texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+            assert {"c0.0-*", "c0.1-*", "c2.0-*"} <= set(texts) and drawing.tag.endswith("}svg")
+        assert saved(page, plane, "CSV").splitlines()[:2] == ["run,kl,reward", "c0.0-1,1.3333,3"]
 
 
 def runs_of(folder, count):

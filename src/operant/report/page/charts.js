@@ -326,7 +326,7 @@ const Charts = (() => {
       };
       for (const s of series) {
         const [upper, lower] = edges(s).map((values) => pieces(s, values));
-        upper?.forEach((piece, i) => found.push(area(piece, lower[i], css(s.colour ?? "--blue"), 0.18)));
+        upper?.forEach((piece, i) => found.push(area(piece, lower[i], css(`${s.colour ?? "--blue"}-shade`), 1)));
       }
       for (const s of series)
         for (const piece of pieces(s, s.values)) {

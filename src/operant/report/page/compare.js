@@ -287,13 +287,13 @@
     });
     const names = groups.map((group, i) => ({ ...group, i })).filter((group) => group.reward === place);
     const text = (x, y, content) => draw("text", { x, y, style: `font: 12px system-ui, sans-serif; fill: ${Charts.parts.css("--ink")}` }, content);
-    const high = HIGH + ROW * (names.length + 2), top = -ROW - 4;
+    const high = HIGH + ROW * (names.length + 2.5), top = -ROW - 4;
     copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
     copy.setAttribute("viewBox", `0 ${top} ${WIDE} ${high}`);
     copy.setAttribute("height", high);
     copy.prepend(draw("rect", { y: top, width: WIDE, height: high, fill: Charts.parts.css("--paper") }));
     copy.append(text(2, -8, title), ...names.flatMap(({ i, name }, k) => {
-      const y = HIGH + ROW * (k + 0.5), sign = mark(i, 12, y - 4, 5);
+      const y = HIGH + ROW * (k + 1), sign = mark(i, 12, y - 4, 5);
       sign.style.fill = getComputedStyle(document.documentElement).getPropertyValue(`--g${i}`);
       return [sign, text(26, y, name)];
     }));
