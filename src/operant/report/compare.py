@@ -197,7 +197,7 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
             if metric := describe(name):
                 chart |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
             charts.append(chart | {"floor": _FLOOR.get(name)})
-    return charts
+    return sorted(charts, key=lambda chart: not chart["name"].startswith(("reward/", "kl/", "probe/", "evaluate/")))
 
 
 def _line(name: str, group: Group, points: int) -> dict[str, Any] | None:

@@ -129,7 +129,7 @@
       ...own.map((name) => [`${name}, held out`, (row) => change(row.held_out[name]), true]),
       ["empty replies", after("empty", true), true],
       ["most common word", after("top_word", true), true],
-      ["findings", (row) => findingNames(row.findings, row.n ?? 1), false],
+      ["findings", (row) => row.steps?.[0] === 0 ? ["–"] : findingNames(row.findings, row.n ?? 1), false],
     ].filter(Boolean);
   }
 
@@ -144,13 +144,17 @@
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "run"),
         ...columns.map(([label, , numeric]) => make("th", { scope: "col", class: numeric ? "n" : null }, ...breakable(label))))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, make("th", { scope: "row" }, ...title(row)),
-        ...columns.map(([label, cell, numeric]) => make("td", { class: numeric ? "n" : null, "data-label": label }, ...cell(row))))))));
+        ...columns.map(([label, cell, numeric]) => {
+          const made = make("td", { class: numeric ? "n" : "", "data-label": label }, ...cell(row));
+          made.classList.toggle("absent", made.textContent.trim() === "–");
+          return made;
+        }))))));
   }
 
   const seedsDiffer = new Set(runs.map((run) => run.seed)).size > 1;
 
   function settings() {
-    const rows = groups.map((group, i) => ({ ...group, group: i }));
+    const rows = groups.map((group, i) => ({ ...group, group: i, steps: members(i)[0].steps }));
     const options = data.options.filter((name) => name !== "steps").map((name) => [name, (row) => breakable(row.values[name] ?? "–"), false]);
     const first = [
       seedsDiffer && ["seeds", ({ group }) => [distinct(known(members(group).map((run) => run.seed))) || "–"], false],
@@ -369,7 +373,9 @@
   function curves(host) {
     for (const c of data.curves) {
       const figure = host.appendChild(make("figure", { id: `${c.name}${c.of && ` ${c.of}`}`.replaceAll(/\W+/g, "-") }));
-      drawn.push([c, Charts.line(figure, spec(c, false))]);
+      const values = new Set(c.lines.flatMap((line) => (line.runs ?? [line.mean]).flat()).filter((value) => value !== null));
+      if (values.size === 1) Charts.words(figure, { ...spec(c, false), text: `${number([...values][0])} in every step of every run.` });
+      else drawn.push([c, Charts.line(figure, spec(c, false))]);
     }
   }
 
