@@ -17,7 +17,9 @@
 // The spec of a line chart:
 //   series    [{label, name, x, values, colour, spread, width, dash, points}]: x ascends; null, from NaN or infinity,
 //             leaves a gap; colour is a CSS variable, "--blue"; spread is half the height of the shade around the line;
-//             points: dots without a line; name: that of the column in a saved table, the label by default
+//             points: dots without a line; name: that of the column in a saved table, the label by default;
+//             low, high: the edges of the shade, instead of spread
+//   shared    the page has one legend for all charts: the readout names the line under the pointer
 //   band      [low, high] shades a healthy range; null leaves a side open
 //   target    a dashed line at this value
 //   gap       shade where the first of two series, without spread, lies above the second
@@ -201,7 +203,7 @@ const Charts = (() => {
 
   const lines = {
     shape: (spec) =>
-      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread), s.points]), spec.log, spec.stacked]),
+      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread ?? s.low), s.points]), spec.log, spec.stacked]),
 
     /** uPlot's columns: x, then for each series its values and, with a spread, the upper and lower edges of the shade. */
     data(self) {
@@ -219,12 +221,7 @@ const Charts = (() => {
       return [
         xs,
         ...spec.series.flatMap((s, n) => {
-          const edge = (sign) =>
-            place(
-              s,
-              s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0))),
-            ).map(scaled);
-          return [self.values[n].map(scaled), ...(s.spread ? [edge(1), edge(-1)] : [])];
+          return [self.values[n].map(scaled), ...edges(s).map((values) => place(s, values).map(scaled))];
         }),
       ];
     },
@@ -244,7 +241,7 @@ const Charts = (() => {
           fill: spec.stacked ? colour : undefined,
           points: { show: Boolean(s.points), size: s.points ? 5 : 7, fill: colour, width: 0, filter: lonely },
         });
-        if (!s.spread || spec.stacked) continue;
+        if (!(s.spread ?? s.low) || spec.stacked) continue;
         const hidden = { stroke: () => "transparent", width: 0, points: { show: false } };
         series.push({ ...hidden }, { ...hidden });
         bands.push({
@@ -277,6 +274,7 @@ const Charts = (() => {
     /** The value under the cursor, or the newest. */
     read(self, index) {
       const { spec } = self;
+      if (spec.shared) return name(self, index);
       const known = (v) => v !== null && v !== undefined;
       const newest = (values) => values.findLast(known);
       const last = self.uplot.data[0][Math.max(...self.values.map((values) => values.findLastIndex(known)))];
@@ -292,10 +290,10 @@ const Charts = (() => {
       const at = series.map((s) => new Map(s.x.map((x, i) => [x, i])));
       const names = series.map((s) => s.name ?? s.label);
       return [
-        [self.spec.axis ?? "step", ...series.flatMap((s, n) => [names[n], ...(s.spread ? [`${names[n]} spread`] : [])])],
+        [self.spec.axis ?? "step", ...series.flatMap((s, n) => [names[n], ...shades(s).map((shade) => `${names[n]} ${shade}`)])],
         ...self.uplot.data[0].map((x) => [
           x,
-          ...series.flatMap((s, n) => [s.values, ...(s.spread ? [s.spread] : [])].map((column) => column[at[n].get(x)])),
+          ...series.flatMap((s, n) => [s.values, ...shades(s).map((shade) => s[shade])].map((column) => column[at[n].get(x)])),
         ]),
       ];
     },
@@ -326,10 +324,9 @@ const Charts = (() => {
         s.x.forEach((v, i) => (values[i] === null ? all.push([]) : all.at(-1).push([v, scale(spec, values[i])])));
         return all.filter((piece) => piece.length);
       };
-      for (const s of series.filter((it) => it.spread)) {
-        const edge = (sign) => pieces(s, s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0))));
-        const lower = edge(-1);
-        edge(1).forEach((piece, i) => found.push(area(piece, lower[i], css(s.colour ?? "--blue"), 0.18)));
+      for (const s of series) {
+        const [upper, lower] = edges(s).map((values) => pieces(s, values));
+        upper?.forEach((piece, i) => found.push(area(piece, lower[i], css(`${s.colour ?? "--blue"}-shade`), 1)));
       }
       for (const s of series)
         for (const piece of pieces(s, s.values)) {
@@ -347,6 +344,26 @@ const Charts = (() => {
       return found;
     },
   };
+
+  /** What the shade of a series is given by: its fields. */
+  const shades = (s) => ["spread", "low", "high"].filter((field) => s[field]);
+
+  /** The upper and the lower edge of the shade of a series, if it has one. */
+  function edges(s) {
+    if (s.low) return [s.high, s.low];
+    return s.spread ? [1, -1].map((sign) => s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0)))) : [];
+  }
+
+  /** Name the line that is nearest to the pointer. */
+  function name(self, index) {
+    const { spec, uplot } = self;
+    if (index === null || !self.hovered) return put(self, index === null ? null : uplot.data[0][index], "");
+    const y = uplot.posToVal(uplot.cursor.top, "y");
+    const away = self.values.map((values) => Math.abs(scale(spec, values[index] ?? NaN) - y));
+    const nearest = away.indexOf(Math.min(...away.filter((distance) => !Number.isNaN(distance))));
+    const text = nearest < 0 ? "" : `${spec.series[nearest].label}: ${format(spec, self.values[nearest][index])}`;
+    put(self, uplot.data[0][index], text);
+  }
 
   const percent = (share) =>
     share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`;

@@ -25,7 +25,8 @@ Charts.buttons = (() => {
   function picture(self) {
     const { spec, uplot, kind } = self;
     const title = spec.title + (spec.unit ? ` (${spec.unit})` : "");
-    const whole = Math.ceil(Math.max(8 + uplot.width, 16 + width(title, `600 ${TITLE}px`)));
+    const names = spec.shared ? spec.series.map((s) => 50 + width(s.label, `${SIZE}px`)) : [];
+    const whole = Math.ceil(Math.max(8 + uplot.width, 16 + width(title, `600 ${TITLE}px`), ...names));
     const [keys, below] = legend(self, whole);
     const [left, top] = [8 + uplot.over.offsetLeft, below + uplot.over.offsetTop], height = below + uplot.height + 8;
     const [wide, high] = [uplot.over.clientWidth, uplot.over.clientHeight];
@@ -61,12 +62,15 @@ Charts.buttons = (() => {
       const ends = text(52, y, low.textContent, { "text-anchor": "end" }) + text(144, y, high.textContent);
       return [tag("linearGradient", { id: "ramp" }, stops.join("")) + scale + ends, y + 13];
     }
-    const drawn = [...keys.children].map((key, i) => { // a single line has none
-      const s = spec.series[i], label = `${s.label} ${key.lastChild.textContent}`, long = 34 + width(label, `${SIZE}px`);
+    const labels = spec.shared ? spec.series.map((s) => s.label) // a single line of other charts has none
+      : [...keys.children].map((key, i) => `${spec.series[i].label} ${key.lastChild.textContent}`);
+    const drawn = labels.map((label, i) => {
+      const s = spec.series[i], long = 42 + width(label, `${SIZE}px`);
       if (x > 8 && x + long > whole) [x, y] = [8, y + 17];
       x += long;
-      const swatch = tag("rect", { x: x - long, y: y - 5, width: 12, height: 3, fill: css(s.colour ?? "--blue") });
-      return swatch + text(x - long + 16, y, label);
+      const dash = { "stroke-width": 3, "stroke-dasharray": s.dash?.join(" ") ?? "none" };
+      const swatch = tag("path", { d: `M${x - long} ${y - 4}h20`, stroke: css(s.colour ?? "--blue"), ...dash });
+      return swatch + text(x - long + 24, y, label);
     });
     return [drawn.join(""), drawn.length ? y + 13 : 30];
   }
