@@ -77,7 +77,8 @@ def build(source: Path, out: Path) -> tuple[Path, Path]:
 def check(wheel: Path, sdist: Path) -> None:
     """Raises: SystemExit for files that are too large or incomplete, metadata that PyPI refuses, wheels that differ."""
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
-    names = set(contents(wheel))
+    files = contents(wheel)
+    names = set(files)
     for file in (wheel, sdist):
         expect(file.stat().st_size <= MOST, f"{file.name} has {file.stat().st_size / 1e6:.1f} MB")
     package = ROOT / "src/operant"
@@ -87,7 +88,7 @@ def check(wheel: Path, sdist: Path) -> None:
     expect(not lacking, f"the wheel lacks {sorted(lacking)}")
     strangers = [n for n in names if not n.startswith("operant/") and ".dist-info/" not in n]
     expect(not strangers, f"the wheel has files beside the package: {strangers}")
-    metadata = next(text for name, text in contents(wheel).items() if name.endswith("/METADATA")).decode()
+    metadata = next(text for name, text in files.items() if name.endswith("/METADATA")).decode()
     page = HeaderParser().parsestr(metadata).get_payload()
     relative = [link for link in re.findall(r"\]\(([^)\s]+)\)", page) if not link.startswith(("http", "#"))]
     expect(not relative, f"links that PyPI cannot follow: {relative}")
@@ -95,7 +96,8 @@ def check(wheel: Path, sdist: Path) -> None:
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
         again, _ = build(next(Path(folder).iterdir()), Path(folder) / "dist")
-        differ = {n for n in names | set(contents(again)) if contents(wheel).get(n) != contents(again).get(n)}
+        others = contents(again)
+    differ = {name for name in names | set(others) if files.get(name) != others.get(name)}
     expect(not differ, f"the sdist builds another wheel than the tree: {sorted(differ)}")
 
 
