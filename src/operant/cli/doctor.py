@@ -50,6 +50,7 @@ def print_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
 
     recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used.
     """
+    import operant.api  # noqa: F401 - what a run imports is part of its memory
     from operant.memory_plan import lines, plan
     from operant.runs.config import configure
 

@@ -192,10 +192,8 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
 
 
 def _imports() -> float:
-    """Bytes of this process, after it has imported what a run imports."""
+    """Bytes of this process. The models' classes are imported by now; the caller has imported the tools of a run."""
     import pyarrow.parquet  # noqa: F401
-
-    import operant.api  # noqa: F401
 
     return float(psutil.Process().memory_info().rss)
 
