@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="install into empty environments (network, minutes)")
     parser.add_argument("--extras", help="only these, separated by commas; no results written")
     args = parser.parse_args()
-    wheel, sdist = build(ROOT, args.dist.resolve())
+    wheel, sdist = build(ROOT, args.dist.resolve(), "--sdist", "--wheel")
     rows = [{"what": file.name, "mb": round(file.stat().st_size / 1e6, 1)} for file in (wheel, sdist)]
     check(wheel, sdist)
     if args.install:
@@ -67,11 +67,11 @@ def main() -> None:
     print("wheel and sdist are in order")
 
 
-def build(source: Path, out: Path) -> tuple[Path, Path]:
-    """Build the sdist of a tree, and the wheel from the tree itself; returns wheel and sdist."""
+def build(source: Path, out: Path, *kinds: str) -> list[Path]:
+    """Build a tree; returns the files, the wheel first. The wheel is that of the tree itself, not of its sdist."""
     shutil.rmtree(out, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--sdist", "--wheel", "--outdir", out, source)
-    return next(out.glob("*.whl")), next(out.glob("*.tar.gz"))
+    run(sys.executable, "-m", "build", *kinds, "--outdir", out, source)
+    return sorted(out.iterdir(), key=lambda path: path.suffix != ".whl")
 
 
 def check(wheel: Path, sdist: Path) -> None:
@@ -95,7 +95,7 @@ def check(wheel: Path, sdist: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")
-        again, _ = build(next(Path(folder).iterdir()), Path(folder) / "dist")
+        [again] = build(next(Path(folder).iterdir()), Path(folder) / "dist", "--wheel")
         others = contents(again)
     differ = {name for name in names | set(others) if files.get(name) != others.get(name)}
     expect(not differ, f"the sdist builds another wheel than the tree: {sorted(differ)}")
