@@ -50,7 +50,9 @@ def print_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
 
     recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used.
     """
-    import operant.api  # noqa: F401 - what a run imports is part of its memory
+    import pyarrow.parquet  # noqa: F401 - what a run imports is part of its memory
+
+    import operant.api  # noqa: F401
     from operant.memory_plan import lines, plan
     from operant.runs.config import configure
 

@@ -120,6 +120,8 @@ REMEDIES = {
 def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     """Estimate the memory that a run of this configuration will take.
 
+    On a CPU the memory of this process now is part of it: see `cli/doctor.py`, which imports first what a run imports.
+
     Raises: OperantError for a model, tasks or options that the run would refuse, too.
     """
     if named_parts.is_object("policy", config.train.policy):
@@ -136,7 +138,8 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
         classifiers = _classifiers(config.train.reward, config.parts.get("reward", {}))
         here = [c for c in classifiers if torch.device(c.device).type == device.type]
         judges = sum(classifier_memory(c, shape.prompt + shape.reply, memory) for c in here)
-        imports = _imports()
+        # The classes of the models are imported by now, and by the command the tools of a run: the process is measured.
+        imports = float(psutil.Process().memory_info().rss)
         permanent, frozen = model.permanent() | {"reward models": judges}, 0.0
         if model.policy.trunk is not None:
             size = shape.batch * (shape.prompt + shape.reply) * model.bytes_of_state
@@ -189,13 +192,6 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
         min(train.batch, update.micro_tokens // (prompt + reply)), min(held_out, EVALUATED // (prompt + reply)), 1
     )
     return Shape(prompt, reply, train.batch, held_out, rows, scored, -(-minibatch // rows))
-
-
-def _imports() -> float:
-    """Bytes of this process. The models' classes are imported by now; the caller has imported the tools of a run."""
-    import pyarrow.parquet  # noqa: F401
-
-    return float(psutil.Process().memory_info().rss)
 
 
 def _classifiers(spec: Any, options: Mapping[str, Any]) -> list[Classifier]:
