@@ -36,10 +36,10 @@ def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
     else:
         model = "a frozen copy of it from before training" if reference in ("copy", "given") else _named(reference)
         close = f", while it stays close to the reference, {model}"
-        near = "The reference rates the same tokens. KL, the distance of the two models, is"
-        near += f" {number(kl)} nats a reply in the last step." if kl is not None else " the sum over a reply."
+        measured = f"is {number(kl)} nats a reply in the last step" if kl is not None else "is measured"
+        near = f"The reference rates the same tokens. KL, the distance of the two models, {measured}."
     charged = f", minus {number(coef)} for each nat of KL," if coef and close else ""
-    expected = f"than {'the critic' if history.values('value/mean') else 'on average'} expected"
+    expected = "than the critic expected" if history.values("value/mean") else "than usual"
     if (others := int(history.option("samples") or 1) - 1) and not history.values("value/mean"):
         expected = f"than the other {others} repl{'ies' if others > 1 else 'y'} to the same query"
     score = "normalised score" if history.option("score.normalise") else "score"

@@ -127,7 +127,8 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     score, seconds = progress(history), sum(history.values("time/step"))
     first, entropy = history.first("policy/entropy"), history.recent("policy/entropy")
     label = score.label[0].upper() + score.label[1:] if score else ""
-    last = f"mean of the last {RECENT} steps" if history.step > RECENT else f"mean of steps 1 to {history.step}"
+    steps = min(RECENT, len(history.metrics))
+    last = f"mean of the last {steps} steps" if steps > 1 else "step 1"
     known = "before and after training" if label.startswith("Held-out") else f"start, {last}"
     ends = [history.evaluation.get(key) or {} for key in ("before", "after")]
     numbers = [
@@ -206,8 +207,9 @@ def _showcase(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"of": len(rows), "better": None, "rows": list(rows[:3])}
     gains.sort()
     places = {"median": (len(gains) - 1) // 2, "best": -1, "worst": 0}
-    chosen = {gains[place][1]: (name, gains[place][0]) for name, place in reversed(places.items())}
-    picked = [rows[i] | {"gain": short(gain), "pick": name} for i, (name, gain) in reversed(chosen.items())]
+    picks = list(places) if len(gains) > 2 else ["best", "worst"][: len(gains)]
+    chosen = [(pick, *gains[places[pick]]) for pick in picks]
+    picked = [{**rows[i], "gain": short(gain), "pick": pick} for pick, gain, i in chosen]
     return {"of": len(gains), "better": sum(gain > 0 for gain, _ in gains), "rows": picked}
 
 

@@ -187,7 +187,7 @@
     const signed = (gain) => (gain > 0 ? "+" : "") + number(gain);
     const picked = better === null
       ? `the first ${rows.length} of ${of} ${queries}`
-      : `of ${of} ${queries}, ${better} score higher than before; here are the median, the best and the worst gain`;
+      : `of ${of} ${queries}, ${better} score higher than before; here are the ${rows.map((row) => row.pick).join(", ")} gain`;
     const cell = (label, query, answer, pick) =>
       make(
         "td",
