@@ -4,27 +4,39 @@ run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builti
 for metrics in steps(...): ...          # the same run, as a generator of the metrics of each step
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from operant.diagnosis.observer import DiagnosisObserver
 from operant.report.display import display
 from operant.report.observer import ReportObserver
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
-from operant.types import OperantError
+from operant.types import OperantError, RewardFn
+
+if TYPE_CHECKING:
+    from operant.keywords import TrainKeywords
+
+
+class TrlReward(Protocol):
+    """A reward that is called as TRL's trainers call theirs."""
+
+    def __call__(self, *, prompts: Any, completions: Any, **kwargs: Any) -> Any: ...
+
+
+Reward = RewardFn | TrlReward | str | Mapping[str, Any] | None
 
 
 def train(
     policy: Any = None,
     tasks: Any = None,
-    reward: Any = None,
+    reward: Reward = None,
     *,
-    algorithm: str | None = None,
+    algorithm: Any = None,
     out: Any = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
-    **options: Any,
+    **options: "Unpack[TrainKeywords]",
 ) -> Run:
     """Train to the end and return the run. The options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
 
@@ -43,13 +55,13 @@ def train(
 def steps(
     policy: Any = None,
     tasks: Any = None,
-    reward: Any = None,
+    reward: Reward = None,
     *,
-    algorithm: str | None = None,
+    algorithm: Any = None,
     out: Any = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
-    **options: Any,
+    **options: "Unpack[TrainKeywords]",
 ) -> Iterator[dict[str, float]]:
     """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
     seen, arguments = 0, _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)
