@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     ),
     "into another learner": (
         lambda saves, new: Learner.load(saves / "ppo").save(saves / "t5"),
-        r"holds a learner that began from other weights \(policy: .*t5.* choose another folder",
+        r"holds a learner that began from other weights \(policy .*t5, hash .*; this one: .*\): choose another folder",
     ),
 }
 

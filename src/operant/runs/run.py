@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
+from operant.trackers.notebook import link
 from operant.trackers.trackers import Trackers
 from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
@@ -90,6 +92,9 @@ class Run:
         rewards = [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
         reward = f", reward {rewards[0]:.3g} -> {rewards[-1]:.3g}" if rewards else ""
         return f"Run({str(self.path)!r}, {train.algorithm}, step {step} of {train.steps}{reward})"
+
+    def _repr_html_(self) -> str:  # in a notebook
+        return f"{escape(repr(self))} {link(self.folder.report)}"
 
     @property
     def policy(self) -> Any:

@@ -93,7 +93,7 @@ class Chart(Console):
 
     def html(self) -> str:
         """The whole chart."""
-        charts = "".join(_svg(label, self._points[name]) for name, label in CURVES.items() if self._points.get(name))
+        charts = "".join(curve(label, self._points[name]) for name, label in CURVES.items() if self._points.get(name))
         share = min(self._step / self.total, 1.0) if self.total else 0.0
         bar = f'<div style="height:3px;width:{100 * share:.1f}%;background:#3f8bc4;margin:4px 0"></div>'
         notes = self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes)
@@ -125,7 +125,7 @@ def _half_interval(name: str, metrics: Mapping[str, float]) -> float:
     return 1.96 * spread / math.sqrt(count)
 
 
-def _svg(label: str, points: list[_Point]) -> str:
+def curve(label: str, points: list[_Point]) -> str:
     """A line over steps with numbers on both axes. Text has the colour of the notebook's own."""
     every = -(-len(points) // POINTS)
     points = [*points[:-1][::every], points[-1]]

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 import torch
 
@@ -28,9 +28,6 @@ from operant.storage.checkpoint_store import newest_whole
 from operant.training.options import checked_options, schema
 from operant.training.refused_step import name as name_of
 from operant.types import OperantError, shown
-
-if TYPE_CHECKING:
-    from operant.training.learner import Learner
 
 MARK = "learner.json"
 SCHEMA = 1
@@ -48,7 +45,14 @@ class Saveable:
         folder for other programs. With several ranks, every rank calls it.
         Raises: OperantError for a folder that holds anything else, or if the disk refuses.
         """
-        _save(cast("Learner", self), Path(folder))
+        learner: Any = self
+        if learner.updating:
+            raise OperantError(
+                "the last update failed half-way, so the weights are those of no step: nothing was saved"
+            )
+        attempts = distributed.gathered(learner.attempts.state_dict())
+        first = distributed.rank() == 0
+        distributed.together(lambda: write(learner, Path(folder), attempts) if first else None)
         return Path(folder)
 
     @classmethod
@@ -74,17 +78,14 @@ class Saveable:
         """
         objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
         objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
-        return cast(Self, _load(cast(Any, cls), Path(folder), objects, options))
+        return load(cls, Path(folder), objects, options)
 
 
-def _save(learner: "Learner", folder: Path) -> None:
-    if learner.updating:
-        raise OperantError("the last update failed half-way, so the weights are those of no step: nothing was saved")
-    attempts = distributed.gathered(learner.attempts.state_dict())
-    distributed.together(lambda: _write(learner, folder, attempts) if distributed.rank() == 0 else None)
+def write(learner: Any, folder: Path, attempts: list[Any]) -> None:
+    """Write a learner into its folder. attempts: the state of those of every rank.
 
-
-def _write(learner: "Learner", folder: Path, attempts: list[Any]) -> None:
+    Raises: OperantError as `Saveable.save`.
+    """
     state, models = _state(learner), _named_models(learner)
     called = {option: learner.copied.get(name) or hub.pinned(name) for option, name in models.items()}
     hashes = {name: getattr(state.parts.get(name), of, None) for name, of in HASHES.items()}
@@ -114,8 +115,11 @@ def _write(learner: "Learner", folder: Path, attempts: list[Any]) -> None:
     state.save(folder, learner.progress.step, json.loads(atomic_io.strict_json(content)), keep=1)
 
 
-def _load(kind: "type[Learner]", folder: Path, objects: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """objects: the constructor's arguments that may be Python objects; None: not given."""
+def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Make a learner from its folder, as `Saveable.load`.
+
+    objects: the constructor's arguments that may be Python objects; None: not given.
+    """
     mark, path = _read_mark(folder), newest_whole(folder, warnings.warn) if folder.is_dir() else None
     if mark is None or path is None:
         raise OperantError(f"{folder} {_what_else(folder)}")
@@ -160,7 +164,7 @@ def _load(kind: "type[Learner]", folder: Path, objects: Mapping[str, Any], optio
     return learner
 
 
-def _state(learner: "Learner") -> RunState:
+def _state(learner: Any) -> RunState:
     """Everything that changes in the learner, its environment and its engine."""
     state = RunState()
     for name, part in learner.parts().items():
@@ -171,7 +175,7 @@ def _state(learner: "Learner") -> RunState:
     return state
 
 
-def _named_models(learner: "Learner") -> dict[str, str]:
+def _named_models(learner: Any) -> dict[str, str]:
     """The models that the learner was made from and that have a name, by option."""
     options = {"lora.adapter": learner.options["lora"].adapter, "value.critic": learner.options["value"].critic}
     named = {option: (learner.named | options)[option] for option in MODELS}
@@ -209,7 +213,8 @@ def _read_mark(folder: Path) -> dict[str, Any] | None:
 
 def _listed(mark: Mapping[str, Any]) -> str:
     """The models of a mark and their hashes, for an error."""
-    return ", ".join(f"{name}: {value}" for name, value in {**mark["models"], **mark["hashes"]}.items() if value)
+    pairs = [*mark["models"].items(), *((f"hash of {name}", value) for name, value in mark["hashes"].items())]
+    return ", ".join(f"{name} {value}" for name, value in pairs if value)
 
 
 def _what_else(folder: Path) -> str:
@@ -246,19 +251,19 @@ def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield from stateful_parts(name, thing.reward)
 
 
-def measured_modes(learner: "Learner") -> dict[str, Any]:
+def measured_modes(learner: Any) -> dict[str, Any]:
     """The measured modes of each model: which faster ways to compute give the same results."""
     return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
 
 
-def set_modes(learner: "Learner", modes: Mapping[str, Any]) -> None:
+def set_modes(learner: Any, modes: Mapping[str, Any]) -> None:
     """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
     for name, model in _models(learner):
         known = asdict(model.modes)
         model.modes = replace(model.modes, **{k: v for k, v in modes.get(name, {}).items() if k in known})
 
 
-def _models(learner: "Learner") -> Iterator[tuple[str, Any]]:
+def _models(learner: Any) -> Iterator[tuple[str, Any]]:
     yield "policy", learner.policy
     if learner.policy.critic is not None:
         yield "critic", learner.policy.critic
