@@ -247,13 +247,14 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
 
 
 def _compare(folders: Sequence[str], options: dict[str, Any]) -> int:
-    """Write the page that compares several runs, and print its path."""
+    """Write the page that compares several runs; print their results and its path."""
     from operant.report.compare import write_comparison
 
     out = options.pop("out", None)
     if options:
         raise OperantError(f"--{next(iter(options))} is for one run: a comparison of several takes only --out FILE")
-    print(write_comparison(folders, out))
+    path = write_comparison(folders, out, say=lambda text: print(f"{text}\n"))
+    print(f"comparison: {path}")
     return 0
 
 

@@ -83,7 +83,10 @@ def held_out(run: Any) -> list[str]:
         count = len(after.losses)
         lines += [f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}"]
     if after.rollouts:
-        count, kl = len(after.rollouts), f", KL {after.kl:.1f} nats per reply" if after.kl is not None else ""
+        count, kl = (
+            len(after.rollouts),
+            f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else "",
+        )
         if not math.isnan(after.mean):
             lines += [f"mean reward on {count} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
         first, last = before.chosen(), after.chosen()
