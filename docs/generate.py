@@ -7,6 +7,7 @@ algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
 extending.md  the files of the example package
+recipes.md   the list of recipes, the files of two, and what these learn
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -21,7 +22,7 @@ from operant.algorithms import ALGORITHMS, METHODS, PRESETS
 from operant.cli.parser import ARGUMENTS, as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, names
-from operant.runs.config import config_schema
+from operant.runs.config import config_schema, recipes
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
@@ -56,6 +57,7 @@ def pages() -> dict[str, str]:
         "extending.md": examples(),
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
         "how-to-train.md": {"frontier": measured.frontier()},
+        "recipes.md": recipes_and_numbers(),
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
@@ -83,6 +85,21 @@ def examples() -> dict[str, str]:
     files = [DOCS / "extending/pyproject.toml", *sorted((DOCS / "extending/src/operant_example").glob("[!_]*.py"))]
     kinds = {".py": "python", ".toml": "toml"}
     return {file.name: f"```{kinds[file.suffix]}\n{file.read_text(encoding='utf-8')}```\n" for file in files}
+
+
+def recipes_and_numbers() -> dict[str, str]:
+    """The table of the recipes, and the file and the numbers of the two that the page explains."""
+    table = "| recipe | method | what it does |\n|---|---|---|\n"
+    for name, path in recipes().items():
+        text = path.read_text(encoding="utf-8")
+        comment = " ".join(line[2:] for line in text[: text.index("\nalgorithm:")].splitlines())
+        method = re.search(r"^algorithm: (\w+)", text, re.MULTILINE)[1]
+        table += f"| `{name}` | {method} | {comment.split('. ')[0].removesuffix('.')} |\n"
+    parts = {"recipes": table}
+    for name in ("keyword", "chat"):
+        parts[f"{name} file"] = f"```yaml\n{recipes()[name].read_text(encoding='utf-8')}```\n"
+        parts[f"{name} numbers"] = measured.recipe(name)
+    return parts
 
 
 def seeds(figure: str) -> str:

@@ -143,6 +143,28 @@ def frontier() -> str:
     return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{results['command']}`.\n"
 
 
+def recipe(name: str) -> str:
+    """One row per run of a recipe, before and after training, and the replies of the first to some held-out tasks."""
+    results: Any = _object("recipes.json")
+    if not results:
+        return NOTHING
+    runs = [run for run in results["runs"] if run["recipe"] == name]
+    measures = list(runs[0]["measures"]["after"])
+    table = f"| run | reward, held out | {' | '.join(measures)} | KL a reply |\n|---|---|{'---|' * len(measures)}---|\n"
+    for run in runs:
+        who = f"shuffled rewards, seed {run['seed']}" if run["control"] else f"seed {run['seed']}"
+        pairs = [(run["before"], run["after"])] + [
+            (run["measures"]["before"][measure], run["measures"]["after"][measure]) for measure in measures
+        ]
+        cells = [f"{before:.2f} to {after:.2f}" for before, after in pairs]
+        table += f"| {who} | {' | '.join(cells)} | {run['kl']:.1f} |\n"
+    table += "\n| held-out prompt | before | after |\n|---|---|---|\n"
+    for reply in runs[0]["replies"]:
+        cells = [f"`{' '.join(reply[key].split())}`" for key in ("query", "before", "after")]
+        table += f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+    return f"{table}\nReplies of seed 1. Made by `{results['command']}`.\n"
+
+
 def chaos() -> str:
     """One row per kind of harm."""
     results = _object("chaos.json")
