@@ -22,13 +22,17 @@ RANGES = {"reward/mean": (0.4, 1.0), "loss/total": (0.0, 0.2), "policy/loss": (-
 
 
 def summary(name: str) -> dict:
-    """The curves of a run, and the correlation of its loss with its reward over the steps."""
+    """The curves of a run."""
     lines = (RUNS / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
     curves = {key: [m[key] for m in metrics] for key in [*CURVES, "value/loss"]}
-    tenth = max(len(metrics) // 10, 1)
-    ends = {key: (statistics.mean(v[:tenth]), statistics.mean(v[-tenth:])) for key, v in curves.items()}
-    return {"run": name, "first_and_last_tenth": ends, "curves": curves}
+    return {"run": name, "curves": curves}
+
+
+def ends(values: list[float]) -> tuple[float, float]:
+    """The means over the first and over the last tenth of the steps."""
+    tenth = max(len(values) // 10, 1)
+    return statistics.mean(values[:tenth]), statistics.mean(values[-tenth:])
 
 
 def figure(runs: list[dict]) -> str:
@@ -65,8 +69,8 @@ def main() -> None:
         train(name, 1, name.startswith("control"), args.quick)
     runs = [summary(name) for name in RUN_NAMES]
     for run in runs:
-        ends = run["first_and_last_tenth"].items()
-        print(f"{run['run']:10} " + "  ".join(f"{key} {first:.3f} -> {last:.3f}" for key, (first, last) in ends))
+        shown = ["{} {:.3f} -> {:.3f}".format(key, *ends(values)) for key, values in run["curves"].items()]
+        print(f"{run['run']:10} {'  '.join(shown)}")
     if args.quick:
         return
     result = {"command": "python -m benchmarks.loss_and_reward", "runs": runs}

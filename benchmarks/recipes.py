@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from operant.data import DataOptions, load_tasks
-from operant.diagnosis import read_history, verdict
+from operant.diagnosis import diagnose, read_history, verdict
 from operant.rewards import resolve
 from operant.types import Rollout, Task
 
@@ -85,6 +85,7 @@ def summary(recipe: str, seed: int, control: bool) -> dict:
     folder = RUNS / name_of(recipe, seed, control)
     found = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    history = read_history(folder)
     return {
         "recipe": recipe,
         "seed": seed,
@@ -97,9 +98,10 @@ def summary(recipe: str, seed: int, control: bool) -> dict:
             {"query": reply["query"], "before": old["reply"], "after": reply["reply"]}
             for old, reply in list(zip(found["before"]["replies"], found["after"]["replies"]))[:256:43]
         ],
-        "verdict": verdict(read_history(folder)),
+        "verdict": verdict(history, diagnose(history)),
         "logprob_gap_max": max(m["rollout/logprob_gap"] for m in metrics),
         "reward": [m["reward/mean"] for m in metrics],
+        "loss": [m["loss/total"] for m in metrics],
         "seconds_one_thread": sum(m["time/step"] for m in metrics),
     }
 

@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
         "kl.md": {"kl": kl_table.table()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
-        "how-to-train.md": {"frontier": measured.frontier()},
+        "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.loss_and_reward import ends
+
 RESULTS = Path(__file__).parent / "../benchmarks/results"
 NOTHING = "Not measured yet.\n"
 
@@ -141,6 +143,26 @@ def frontier() -> str:
             f"| {100 * final['empty']['mean']:.0f} % | {', '.join(findings)} |\n"
         )
     return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{results['command']}`.\n"
+
+
+def losses() -> str:
+    """Reward and loss at the beginning and at the end: the demo and its control by PPO, `keyword` by GRPO."""
+    demo, recipes = _object("loss-and-reward.json"), _object("recipes.json")
+    if not demo or not recipes:
+        return NOTHING
+    names = {"seed-1": "PPO, the demo", "control-1": "PPO, its control with shuffled rewards"}
+    rows = [(names[run["run"]], run["curves"]) for run in demo["runs"]]
+    first = next(run for run in recipes["runs"] if run["recipe"] == "keyword" and not run["control"])
+    rows.append(("GRPO, the recipe `keyword`", {"reward/mean": first["reward"], "loss/total": first["loss"]}))
+    table = "| run | mean reward | total loss | policy loss | value loss |\n|---|---|---|---|---|\n"
+    for name, curves in rows:
+        cells = []
+        for key in ("reward/mean", "loss/total", "policy/loss", "value/loss"):
+            cells.append(
+                "{:.3f} to {:.3f}".format(*ends(curves[key])).replace("-0.000", "0.000") if key in curves else ""
+            )
+        table += f"| {name} | {' | '.join(cells)} |\n"
+    return f"{table}\nMeans of the first and of the last tenth of the steps. Made by `{demo['command']}`.\n"
 
 
 def recipe(name: str) -> str:

@@ -357,7 +357,7 @@ def test_classifier_label_output_and_what_it_reads(bert):
     asked = [replace(rollout, task=Task("t", [1], mood)) for mood in ("positive", "negative", "Positive", 0)]
     of_tasks = rewards.Classifier(str(bert), label="task.target", output="logit")
     assert of_tasks(asked) == pytest.approx([both[i].item() for i in (1, 0, 1, 0)], abs=1e-4)
-    with pytest.raises(OperantError, match=r"has no label None; its labels are 0: negative, 1: positive"):
+    with pytest.raises(OperantError, match=r"has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
         of_tasks([rollout])
     assert resolve(f"classifier:{bert}#0")([rollout]) == pytest.approx([both.softmax(-1)[0].item()], abs=1e-5)
 
