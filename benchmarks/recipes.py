@@ -116,7 +116,7 @@ def figure(rows: list[dict]) -> str:
         for tick in range(5):
             y = 230 - 50 * tick
             parts.append(f'<line x1="{left}" x2="{left + 290}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-            parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="#555">{high * tick / 4:.2g}</text>')
+            parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="#555">{high * tick / 4:.3g}</text>')
         own = [row for row in rows if row["recipe"] == recipe]
         parts.append(
             f'<text x="{left + 290}" y="248" text-anchor="end" fill="#555">{len(own[0]["reward"])} steps</text>'
