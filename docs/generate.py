@@ -8,6 +8,7 @@ from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
+recipes.md   the list of recipes, the files of two, and what these learn
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -26,7 +27,7 @@ from operant.algorithms import ALGORITHMS, METHODS, PRESETS
 from operant.cli.parser import ARGUMENTS, as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, kinds, names
-from operant.runs.config import config_schema
+from operant.runs.config import config_schema, recipes
 from operant.training.options import schema
 
 DOCS = Path(__file__).parent
@@ -61,7 +62,8 @@ def pages() -> dict[str, str]:
         "kl.md": {"kl": kl_table.table()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
-        "how-to-train.md": {"frontier": measured.frontier()},
+        "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
+        "recipes.md": recipes_and_numbers(),
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
@@ -89,6 +91,21 @@ def examples() -> dict[str, str]:
     files = [DOCS / "extending/pyproject.toml", *sorted((DOCS / "extending/src/operant_example").glob("[!_]*.py"))]
     kinds = {".py": "python", ".toml": "toml"}
     return {file.name: f"```{kinds[file.suffix]}\n{file.read_text(encoding='utf-8')}```\n" for file in files}
+
+
+def recipes_and_numbers() -> dict[str, str]:
+    """The table of the recipes, and the file and the numbers of the two that the page explains."""
+    table = "| recipe | method | what it does |\n|---|---|---|\n"
+    for name, path in recipes().items():
+        text = path.read_text(encoding="utf-8")
+        comment = " ".join(line[2:] for line in text[: text.index("\nalgorithm:")].splitlines())
+        method = re.search(r"^algorithm: (\w+)", text, re.MULTILINE)[1]
+        table += f"| `{name}` | {method} | {comment.split('. ')[0].removesuffix('.')} |\n"
+    parts = {"recipes": table}
+    for name in ("keyword", "chat"):
+        parts[f"{name} file"] = f"```yaml\n{recipes()[name].read_text(encoding='utf-8')}```\n"
+        parts[f"{name} numbers"] = measured.recipe(name)
+    return parts
 
 
 def seeds(figure: str) -> str:

@@ -67,6 +67,7 @@ def generate() -> ModuleType:
         "isolated-rewards.md",
         "checkpoints.md",
         "how-to-train.md",
+        "recipes.md",
         "extending.md",
         "../README.md",
         "../src/operant/keywords.py",

@@ -80,10 +80,12 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "NAME, as in builtin:sentiment",
     ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
+    "ended": (text.ended, ""),
     "isolated": (
         lambda spec: IsolatedReward(INSTALLED.place(spec)),
         "a function that runs in worker processes: isolated:my_rewards:politeness",
     ),
+    "keyword": (text.keyword, ""),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (
