@@ -67,6 +67,7 @@ def generate() -> ModuleType:
         "isolated-rewards.md",
         "checkpoints.md",
         "how-to-train.md",
+        "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",
     ],

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.other_names import answer
 from operant.types import OperantError, shown
 
 
@@ -71,7 +72,9 @@ def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
-            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {', '.join(defaults(schema[key]))}")
+            told = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
+            inside = ", ".join(defaults(schema[key]))
+            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {inside}{told}")
     return flat
 
 
@@ -88,8 +91,10 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
         return same[0]
     if same:
         raise OperantError(f"option {key!r} is ambiguous: use {' or '.join(same)}")
+    if elsewhere := answer(key):
+        raise OperantError(f"option {key!r} is unknown; {elsewhere}")
     near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
-    hint = f"did you mean {near[0]!r}?" if near else "`--help` lists all"
+    hint = f"did you mean {near[0]!r}?" if near else "`operant train --help-all` lists all"
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 

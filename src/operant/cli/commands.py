@@ -10,12 +10,12 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from operant.cli import help
 from operant.cli.parser import Parser
-from operant.options import compose, convert, defaults, names, read
+from operant.options import compose, convert, defaults, read
 from operant.trackers.console import Console, before_after, plain
 from operant.types import OperantError
 
@@ -55,14 +55,19 @@ def run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = parsers(Parser("operant", name, ""))[name]
     if command.declared:
-        module, _, declared = command.declared.partition(":")
-        parser.add_schema({"": getattr(import_module(module), declared)}, command.values)
+        parser.add(help.declared(command.declared, command.values))
     operands, options, rest = parser.read(words, command.more)
-    if not options.pop("help", False):
+    asked, all_asked = options.pop("help", False), options.pop("help_all", False)
+    if not asked and not all_asked:
         rest = rest if name == "sweep" else {option: read(text) for option, text in rest.items()}
         return command.run(operands, options | rest)
-    if name == "train":
-        parser.add_schema(*_options_of_a_run(operands[0] if operands else None, rest))
+    recipe = operands[0] if operands else None
+    if all_asked:
+        parser.add(help.every(recipe, rest))
+    elif "help-all" in command.options:
+        method, common = help.common(recipe, rest)
+        of = f", with the values of {recipe}" if recipe else ""
+        parser.add_briefly(f"common options of {method}{of}", common)
     parser.print_help()
     return 0
 
@@ -75,7 +80,7 @@ def print_help() -> None:
   operant generate runs/RECIPE                       generate replies with the trained model
   operant train --resume runs/RECIPE                 resume an interrupted run"""
     about = "train transformer language models with reinforcement learning"
-    end = "`operant COMMAND --help` explains a command, and `operant train --help` lists every option of a run."
+    end = "`operant COMMAND --help` explains a command, and `operant train --help-all` lists every option of a run."
     top = Parser("operant", about, examples, usage="operant COMMAND [--option value ...]", epilog=end)
     top.add_argument("-V", "--version", action="store_true", help="show the version")
     parsers(top)
@@ -96,20 +101,6 @@ def parsers(top: Parser) -> dict[str, Parser]:
         for option, of_option in command.options.items():
             parser.add_argument(f"--{option}", **of_option)
     return below.choices
-
-
-def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a method and of the parts that a run names, and the values of a recipe."""
-    from operant.algorithms import DEFAULT, find
-    from operant.diagnosis.history import flat
-    from operant.runs.config import as_mapping, config_schema, configure, named_in
-
-    if recipe is None:
-        method = str(options.get("algorithm", DEFAULT))
-        return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
-    config = configure(options, recipe)
-    schema, values = config_schema(config.train.algorithm, named_in(vars(config.train))), flat(as_mapping(config))
-    return schema, {full: values.get(full) for full in names(schema)}
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -328,6 +319,7 @@ def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
     return examine() if recipe is None else print_plan(None if recipe is True else recipe, options)
 
 
+HELP_ALL = {"action": "store_true", "help": "show every option, with its bounds and the value of the recipe"}
 EXIT_CODES = """\
 Exit codes: 0 finished, or stopped by a signal and saved; 2 an error, explained in a message; 1 ended by the watchdog
 after silence_minutes without progress. A run can be resumed after each of them. docs/options.md explains all."""
@@ -351,6 +343,7 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
                 "action": "store_true",
                 "help": "resume with a new optimizer state, which a light checkpoint requires",
             },
+            "help-all": HELP_ALL,
         },
         more=True,
     ),
@@ -365,6 +358,7 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
 All other options are those of `operant train`. The same command resumes a sweep; more values add runs to it.
 `operant report runs/letters-sweep` rebuilds the comparison.""",
         "[RECIPE]",
+        {"help-all": HELP_ALL},
         declared="operant.sweep:SweepOptions",
         more=True,
     ),
