@@ -7,6 +7,7 @@ algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
 extending.md  the files of the example package
+mistakes.md  whole, by making every mistake of tests/mistakes.py
 ../src/operant/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
@@ -15,6 +16,7 @@ import inspect
 import json
 import re
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,11 @@ TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner
 def main() -> None:
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    sys.path[:0] = [str(DOCS.parent / "tests")]
+    import mistakes
+
+    with tempfile.TemporaryDirectory() as folder:
+        (DOCS / "mistakes.md").write_text(mistakes.page(Path(folder)), encoding="utf-8")
 
 
 @cache

@@ -57,6 +57,8 @@ def run(name: str, words: Sequence[str]) -> int:
     if command.declared:
         parser.add(help.declared(command.declared, command.values))
     operands, options, rest = parser.read(words, command.more)
+    if valueless := next((option for option, value in rest.items() if value is True and not help.alone(option)), None):
+        raise OperantError(f"option --{valueless} lacks its value: --{valueless} VALUE")
     asked, all_asked = options.pop("help", False), options.pop("help_all", False)
     if not asked and not all_asked:
         rest = rest if name == "sweep" else {option: read(text) for option, text in rest.items()}
@@ -111,7 +113,9 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
     if len(words) > 1 or (words and resume):
-        raise OperantError(f"unexpected argument {words[-1]!r}: operant train RECIPE --option value ...")
+        dashes = f"options begin with two dashes: --{words[-1]}" if "=" in words[-1] else ""
+        usage = "operant train RECIPE --option value ..."
+        raise OperantError(f"unexpected argument {words[-1]!r}: {dashes or usage}")
     if not words and not resume and not options:
         raise OperantError(
             "nothing to train: name a recipe, as in operant train sentiment, or give options: "
@@ -214,6 +218,7 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
         raise OperantError("expected one run folder or model: operant generate runs/sentiment")
     from operant.models.loading import load_policy
     from operant.runs.build import trained
+    from operant.runs.folder import runs_near
     from operant.sampling import Sampling
     from operant.training.learner import default_engine
 
@@ -227,7 +232,10 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     if (folder / "export").exists():
         policy, engine = trained(folder)
     else:
-        policy = load_policy(words[0])
+        try:
+            policy = load_policy(words[0])
+        except OperantError as error:
+            raise OperantError(f"{error}; {runs_near(folder)}") from error
         engine = default_engine(policy)
     base = {"max_tokens": REPLY_TOKENS, "stop_tokens": policy.stop_tokens}
     sampling = compose({"": Sampling}, base | options)[""]

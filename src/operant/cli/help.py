@@ -52,6 +52,13 @@ def declared(spec: str, values: Mapping[str, Any]) -> Iterator[About]:
         yield About(name, values.get(name, value), *known()["options"][f"{spec}.{name}"])
 
 
+def alone(option: str) -> bool:
+    """Whether an option may stand without a value; true for one that is not known here."""
+    told = known()["options"]
+    names = [option] if option in told else [name for name in told if name.endswith(f".{option}") and ":" not in name]
+    return not names or any(told[name][2] for name in names)
+
+
 def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, tuple[Any, str]]]:
     """The method of a run, and its common options by name, each with its value and a line of text."""
     method, found = settings(recipe, given) or _imported(recipe, given)[:2]
