@@ -36,11 +36,14 @@ ELSEWHERE = {
 """Script: the test, or the script below, that runs it."""
 RUN = {
     "recipes/builtin_tokenizers.py": ["--data", "{data}", "--work", "build", "--vocab", "600", "--max-length", "64"],
+    "recipes/builtin_tasks.py": ["build"],
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
+    "benchmarks/loss_and_reward.py": ["--quick"],
+    "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
