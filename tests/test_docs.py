@@ -67,6 +67,8 @@ def generate() -> ModuleType:
         "isolated-rewards.md",
         "checkpoints.md",
         "how-to-train.md",
+        "recipes.md",
+        "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",
         "../src/operant/keywords.py",

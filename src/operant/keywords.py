@@ -28,7 +28,8 @@ class DataKeywords(TypedDict, total=False):
     id_field: str | None
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None
-    """The field that becomes `Task.target`, for rewards."""
+    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them
+    does."""
     reference_field: str | None
     """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
     reply_field: str | None
@@ -335,6 +336,9 @@ class ModelKeywords(TypedDict, total=False):
     packing: str
     """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU
     that has a kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
+    chat_template: str | None
+    """A chat template (Jinja), for tasks that are messages and a tokenizer that has no template; exported with
+    it."""
     states_gb: float
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
@@ -534,6 +538,9 @@ class LearnerArguments(TypedDict, total=False):
     packing: str
     """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU
     that has a kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
+    chat_template: str | None
+    """A chat template (Jinja), for tasks that are messages and a tokenizer that has no template; exported with
+    it."""
     states_gb: float
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
@@ -622,7 +629,8 @@ class TrainArguments(LearnerArguments, total=False):
     id_field: str | None
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None
-    """The field that becomes `Task.target`, for rewards."""
+    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them
+    does."""
     reference_field: str | None
     """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
     reply_field: str | None

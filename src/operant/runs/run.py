@@ -114,16 +114,20 @@ class Run:
         """
         start, learner = time.perf_counter(), self.learner
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.stateful))
+        notes: list[str] = []
         try:
             rollouts, judged = self._play_and_score()
-            for note in judged.notes:
+            notes = judged.notes
+            for note in notes:
                 self.folder.log_message(note)
             of_all = judged.padded(len(rollouts))
             metrics = learner.learn(rollouts, of_all.scores)
-        except OperantError:
+        except OperantError as error:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
                 self._save_before_error()
+            if notes and str(error).startswith("no reply is left"):
+                raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
             raise
         step = int(metrics["step"])
         metrics |= reward_metrics(judged, self.metrics[-1] if self.metrics else None)

@@ -195,6 +195,11 @@ class Learner(Saveable):
             warned(sampling)
         if self.policy.tokenizer is None and sampling.stop_strings:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
+        if isinstance(queries, (str, Task)) or (len(queries) and isinstance(queries[0], (int, float))):
+            raise OperantError(
+                f"generate takes a list of queries and returns a reply to each; {shown(queries)} is one query: put it "
+                "into brackets, generate([...])"
+            )
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
         attempts = deepcopy(self.attempts)  # if `play` fails, none of them counts
         attempts.first = distributed.rank() << 20  # equal queries on several ranks get different replies
@@ -273,6 +278,11 @@ class Learner(Saveable):
         Raises: OperantError for an error of the caller, with nothing changed.
         """
         name = self.named["algorithm"]
+        for given in (first, second, scores):
+            if isinstance(given, (str, int, float)):
+                raise OperantError(
+                    f"step takes lists with one entry a reply, and got {shown(given)}: put it into [...]"
+                )
         others = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
         if self.algorithm.source == "data":
             known = {"algorithm": name, "policy": self.policy, "sampling": self.sampling}
