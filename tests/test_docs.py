@@ -70,6 +70,7 @@ def generate() -> ModuleType:
         "recipes.md",
         "extending.md",
         "../README.md",
+        "../src/operant/keywords.py",
     ],
 )
 def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:

@@ -27,7 +27,8 @@ ELSEWHERE = {
     "benchmarks/report.py": "tests/test_bench.py",
     "benchmarks/learning.py": "tests/test_bench.py",
     "benchmarks/scale.py": "tests/test_bench.py",
-    "benchmarks/peak.py": "benchmarks/plan.py",
+    "benchmarks/memory_plan.py": "tests/test_plan.py",
+    "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/chaos.py": "tests/test_chaos.py",
     "benchmarks/soak.py": "tests/test_soak.py",
     "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
@@ -55,7 +56,6 @@ RUN = {
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
     "benchmarks/isolated.py": ["raises"],
     "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
-    "benchmarks/plan.py": ["--only", "one reply"],
     "benchmarks/replies.py": ["--steps", "3"],
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }

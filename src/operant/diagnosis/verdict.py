@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from operant.diagnosis.history import Finding, History, number
+from operant.diagnosis.history import RECENT, Finding, History, number
 from operant.diagnosis.progress import progress
 from operant.diagnosis.rewards import PATIENCE
 
@@ -24,7 +24,7 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         return f"Too early to say ({steps} step{'s' * (steps != 1)}).{also}"
     change = f"{score.label} {number(score.before)} -> {number(score.after)} in {steps} steps"
     kl = history.recent("kl/per_reply")
-    change += f" at {kl:.1f} nats of KL" if kl is not None else ""
+    change += f" at {kl:.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
     if score.learned:
         if worst is None:
             return f"It learned: {change}, and nothing looks wrong."

@@ -46,6 +46,7 @@ __all__ = [
     "judge",
     "minus_query",
     "name_of",
+    "parts_of",
     "resolve",
     "reward_metrics",
     "totals",
@@ -185,8 +186,13 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
 
 def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
     """The isolated rewards among its parts."""
+    return parts_of(reward, IsolatedReward)
+
+
+def parts_of(reward: Any, kind: type) -> list[Any]:
+    """The rewards of a class among its parts."""
     if isinstance(reward, Weighted):
-        return [inner for part, _ in reward.rewards.values() for inner in isolated_parts(part)]
+        return [inner for part, _ in reward.rewards.values() for inner in parts_of(part, kind)]
     if isinstance(reward, MinusQuery):
-        return isolated_parts(reward.reward)
-    return [reward] if isinstance(reward, IsolatedReward) else []
+        return parts_of(reward.reward, kind)
+    return [reward] if isinstance(reward, kind) else []
