@@ -87,15 +87,11 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if policy.tokenizer is None and env is None:
         task = next(iter(load_tasks(source, None, one_row, with_replies=supervised)))
         if not all(isinstance(token, int) for token in task.prompt):
-            name = (
-                shown(str(train.policy))
-                if isinstance(train.policy, (str, Path))
-                else f"the {type(train.policy).__name__}"
-            )
+            name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
             raise OperantError(
                 f"policy {name} has no tokenizer, and the tasks are texts: save the tokenizer into the model's folder "
-                "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or give "
-                "tasks of token ids"
+                "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or "
+                "give tasks of token ids"
             )
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
