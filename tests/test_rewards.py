@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +54,31 @@ def fixed(scores, name="fixed"):
 )
 def test_text_rewards_by_hand(spec, reply, num_tokens, expected):
     assert resolve(spec)([rollout_of(reply, ids=range(num_tokens))]) == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("target", "reply", "expected"),
+    [
+        ("music", " The MUSIC.", 1.0),
+        ("music", " musical, or unmusic", 0.0),
+        (["milk", "tea"], " milk, no coffee", 0.5),
+        ("a.m.", " at 9 a.m. sharp", 1.0),
+        ("", "", "must be a word"),
+        (7, " 7", "target of the task 't/0' is 7"),
+        (None, "", "--data.target-field"),
+    ],
+)
+def test_keyword_looks_for_whole_words_of_the_target(target, reply, expected):
+    rollout = replace(rollout_of(reply), task=Task("t/0", [1], target))
+    if isinstance(expected, str):
+        with pytest.raises(OperantError, match=expected):
+            resolve("keyword")([rollout])
+    else:
+        assert resolve("keyword")([rollout]) == [expected]
+
+
+def test_ended_asks_how_the_reply_ended():
+    assert resolve("ended")([rollout_of("x", end=end) for end in ("stop", "length", "cut")]) == [1.0, 0.0, 0.0]
 
 
 def test_they_read_the_reply_and_not_the_query():
@@ -328,6 +354,11 @@ def test_classifier_label_output_and_what_it_reads(bert):
     assert rewards.Classifier(str(bert), label=1, output="logit", text="reply")([rollout]) == pytest.approx(
         [reply[1].item()], abs=1e-4
     )
+    asked = [replace(rollout, task=Task("t", [1], mood)) for mood in ("positive", "negative", "Positive", 0)]
+    of_tasks = rewards.Classifier(str(bert), label="task.target", output="logit")
+    assert of_tasks(asked) == pytest.approx([both[i].item() for i in (1, 0, 1, 0)], abs=1e-4)
+    with pytest.raises(OperantError, match=r"has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
+        of_tasks([rollout])
     assert resolve(f"classifier:{bert}#0")([rollout]) == pytest.approx([both.softmax(-1)[0].item()], abs=1e-5)
 
 

@@ -5,7 +5,6 @@ options that their parsers do not know, and `operant.runs.config` checks them.
 """
 
 import difflib
-import math
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from operant.cli import help
 from operant.cli.parser import Parser
 from operant.options import compose, convert, defaults, read
-from operant.trackers.console import Console, before_after, plain
+from operant.trackers.console import plain
 from operant.types import OperantError
 
 REPLY_TOKENS = 60
@@ -132,63 +131,11 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     if resume and (message := finished_message(Path(resume), options, fresh_optimizer=fresh)) is not None:
         print(message)
         return 0
-    run, announced = None, False
     recipe = words[0] if words else None
     folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
-    for run in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, show=[Console()], **options):
-        if run.first and not announced:
-            announced = True
-            print(f"{run.path}: {_summary(run)}", flush=True)
-    if run.first:
-        _print_result(run)
+    for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
+        pass
     return 0
-
-
-def _summary(run: Any) -> str:
-    """One sentence on what the run does: algorithm, model, tasks, steps."""
-    train, policy = run.config.train, run.policy
-    size = sum(p.numel() for p in policy.model.parameters()) / 1e6
-    return (
-        f"{train.algorithm} trains {train.policy} ({size:.1f}M parameters) on {len(run.parts.tasks)} tasks, "
-        f"{train.steps} steps of {train.batch} replies; Ctrl-C stops after the current step and saves"
-    )
-
-
-def _print_result(run: Any) -> None:
-    """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
-    if run.interrupted:
-        step = run.learner.progress.step
-        print(f"stopped after step {step} and saved; resume with: operant train --resume {run.path}")
-        return
-    before, after = run.before, run.after
-    if before is not None and after is not None and after.loss is not None:
-        bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
-        count = len(after.losses)
-        print(f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}")
-    if before is not None and after is not None and after.rollouts:
-        pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
-        before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
-        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
-        if not math.isnan(after.mean):
-            print(f"mean reward on {len(pairs)} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}")
-        first, last = before.chosen(), after.chosen()
-        for name in (name for name in last if name in first):
-            print(f"{name} on {len(pairs)} held-out replies: {first[name]:.3f} -> {last[name]:.3f}")
-    _print_diagnosis(run.path)
-    print(f"report: {run.folder.report}   try the model: operant generate {run.path}")
-
-
-def _print_diagnosis(path: Any) -> None:
-    """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
-    from operant.diagnosis import diagnose, read_history, verdict
-
-    history = read_history(path)
-    findings = diagnose(history)
-    print(plain(verdict(history, findings)))
-    for finding in findings:
-        print(plain(f"  {finding.level}: {finding.message}"))
-        print(plain(f"    cause:  {finding.cause}"))
-        print(plain(f"    remedy: {finding.remedy}"))
 
 
 # --- sweep ------------------------------------------------------------------------------------------------------------
@@ -281,6 +228,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
 
     if len(words) > 1 or is_sweep(words[0]):
         return _compare(words, options)
+    from operant.report.display import print_diagnosis
     from operant.report.run_report import write_report
     from operant.report.server import Serving, serve
     from operant.runs.folder import read_config
@@ -292,7 +240,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
     if serving.serve:
         return serve(words[0], serving)
     path = write_report(words[0])
-    _print_diagnosis(words[0])
+    print_diagnosis(Path(words[0]))
     print(f"report: {path}")
     return 0
 

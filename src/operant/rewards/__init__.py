@@ -47,6 +47,7 @@ __all__ = [
     "judge",
     "minus_query",
     "name_of",
+    "parts_of",
     "resolve",
     "reward_metrics",
     "totals",
@@ -80,10 +81,12 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "NAME, as in builtin:sentiment",
     ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
+    "ended": (text.ended, ""),
     "isolated": (
         lambda spec: IsolatedReward(INSTALLED.place(spec)),
         "a function that runs in worker processes: isolated:my_rewards:politeness",
     ),
+    "keyword": (text.keyword, ""),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (
@@ -187,8 +190,13 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
 
 def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
     """The isolated rewards among its parts."""
+    return parts_of(reward, IsolatedReward)
+
+
+def parts_of(reward: Any, kind: type) -> list[Any]:
+    """The rewards of a class among its parts."""
     if isinstance(reward, Weighted):
-        return [inner for part, _ in reward.rewards.values() for inner in isolated_parts(part)]
+        return [inner for part, _ in reward.rewards.values() for inner in parts_of(part, kind)]
     if isinstance(reward, MinusQuery):
-        return isolated_parts(reward.reward)
-    return [reward] if isinstance(reward, IsolatedReward) else []
+        return parts_of(reward.reward, kind)
+    return [reward] if isinstance(reward, kind) else []

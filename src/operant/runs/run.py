@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
-from operant.runs.resume import measured_modes, set_modes, stateful_parts
 from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
+from operant.trackers.notebook import link
 from operant.trackers.trackers import Trackers
 from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
+from operant.training.saved_learner import measured_modes, set_modes, stateful_parts
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
@@ -84,6 +86,15 @@ class Run:
         self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.isolated_state)
         self._new_best = False
         self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
+
+    def __repr__(self) -> str:
+        train, step = self.config.train, self.learner.progress.step
+        rewards = [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
+        reward = f", reward {rewards[0]:.3g} -> {rewards[-1]:.3g}" if rewards else ""
+        return f"Run({str(self.path)!r}, {train.algorithm}, step {step} of {train.steps}{reward})"
+
+    def _repr_html_(self) -> str:  # in a notebook
+        return f"{escape(repr(self))} {link(self.folder.report)}"
 
     @property
     def policy(self) -> Any:
