@@ -262,14 +262,14 @@ def keywords() -> str:
         groups[group] |= {name: kind for name, kind in own.items() if every.count(name) == 1}
     optimizer = groups["optimizer"].pop("optimizer")
     learner = {name: kind for group in of_learner for name, kind in groups[group].items()}
-    page += _typed_dict("LearnerKeywords", "The options of a `Learner`.", learner)
+    page += _typed_dict("LearnerArguments", "The options of a `Learner`.", learner)
     explicit = ("policy", "tasks", "reward", "algorithm")
     of_run = {name: ("Any", said) for name, said in OBJECTS.items()}
     of_run |= {"recipe": ("str", OBJECTS["recipe"])} | {n: ("bool", OBJECTS[n]) for n in ("resume", "fresh_optimizer")}
     of_run |= {"optimizer": (f"{optimizer[0]} | Any", "Its options; or an optimizer of your own, or what makes one.")}
     of_run |= {name: kind for name, kind in run.items() if name not in explicit}
     of_run |= {name: kind for group in by_group if group not in of_learner for name, kind in groups[group].items()}
-    return page + _typed_dict("TrainKeywords", "The options of a run.", of_run, base="LearnerKeywords")
+    return page + _typed_dict("TrainArguments", "The options of a run.", of_run, base="LearnerArguments")
 
 
 def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], base: str = "TypedDict") -> str:

@@ -343,7 +343,7 @@ class ModelKeywords(TypedDict, total=False):
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
 
-class LearnerKeywords(TypedDict, total=False):
+class LearnerArguments(TypedDict, total=False):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords
@@ -545,7 +545,7 @@ class LearnerKeywords(TypedDict, total=False):
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
 
-class TrainKeywords(LearnerKeywords, total=False):
+class TrainArguments(LearnerArguments, total=False):
     """The options of a run."""
 
     tokenizer: Any

@@ -88,10 +88,9 @@ class Run:
         self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
     def __repr__(self) -> str:
-        train, step = self.config.train, self.learner.progress.step
-        rewards = [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
+        train, rewards = self.config.train, [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
         reward = f", reward {rewards[0]:.3g} -> {rewards[-1]:.3g}" if rewards else ""
-        return f"Run({str(self.path)!r}, {train.algorithm}, step {step} of {train.steps}{reward})"
+        return f"Run({str(self.path)!r}, {train.algorithm}, {len(self.metrics)} of {train.steps} steps{reward})"
 
     def _repr_html_(self) -> str:  # in a notebook
         return f"{escape(repr(self))} {link(self.folder.report)}"

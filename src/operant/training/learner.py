@@ -65,7 +65,7 @@ from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
 
 if TYPE_CHECKING:
-    from operant.keywords import LearnerKeywords, OptimizerKeywords
+    from operant.keywords import LearnerArguments, OptimizerKeywords
 
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
@@ -109,7 +109,7 @@ class Learner(Saveable):
         optimizer: "OptimizerKeywords | Any" = None,
         lr_scheduler: Any = None,
         composed: Mapping[str, Any] | None = None,
-        **options: "Unpack[LearnerKeywords]",
+        **options: "Unpack[LearnerArguments]",
     ):
         name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
         self.algorithm = find(name)
