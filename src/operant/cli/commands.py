@@ -223,7 +223,14 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     return generate(words, {"max_tokens": REPLY_TOKENS} | options)
 
 
-# --- report, replay, doctor -------------------------------------------------------------------------------------------
+# --- runs, report, replay, doctor --------------------------------------------------------------------------------------
+
+
+def runs(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant runs [FOLDER ...]` lists the runs below `runs`, or below the folders, with their verdicts."""
+    from operant.cli.runs import runs
+
+    return runs(words, options)
 
 
 def report(words: Sequence[str], options: dict[str, Any]) -> int:
@@ -354,6 +361,16 @@ All other options are those of `operant train`. The same command resumes a sweep
         },
         "operant.sampling:Sampling",
         {"max_tokens": REPLY_TOKENS},
+    ),
+    "runs": Command(
+        runs,
+        "list the runs, newest first, each with its state, its reward before and after, and its verdict",
+        """\
+  operant runs                                       the runs below ./runs
+  operant runs runs/letters-sweep ../other/runs      those below other folders
+  operant runs --json                                the same for a program""",
+        "[FOLDER ...]",
+        {"json": {"action": "store_true", "help": "print a list of objects"}},
     ),
     "report": Command(
         report,
