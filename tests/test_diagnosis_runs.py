@@ -192,7 +192,7 @@ def flat(fault: bool) -> TrainedLearner:
 
 @cache
 def signs(fault: bool) -> TrainedLearner:
-    return run(toy(), lambda r: float(r.reply.count("!" if fault else "d")), 11)
+    return run(toy(), lambda r: float(r.reply.count("!" if fault else "d")), 11 if fault else 8)
 
 
 REFRAIN, SENTENCE = "a b.c d.e ", "a b.c d.e f.g h."

@@ -223,7 +223,7 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     return generate(words, {"max_tokens": REPLY_TOKENS} | options)
 
 
-# --- runs, report, replay, doctor --------------------------------------------------------------------------------------
+# --- runs, report, replay, doctor -------------------------------------------------------------------------------------
 
 
 def runs(words: Sequence[str], options: dict[str, Any]) -> int:

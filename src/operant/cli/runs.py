@@ -106,10 +106,12 @@ def table(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
     for name in ("run", "verdict"):
         less = max(min(over, widths[name] - LEAST), 0)
         widths[name], over = widths[name] - less, over - less
-    return [
-        "  ".join(_cut(line[name], widths[name]).ljust(widths[name]) for name in columns).rstrip() for line in lines
-    ]
+    cells = [[_cut(line[name], widths[name], name).ljust(widths[name]) for name in columns] for line in lines]
+    return ["  ".join(line).rstrip() for line in cells]
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _cut(text: str, width: int, column: str) -> str:
+    """Return the text in at most `width` characters. Of a folder the end stays, which tells runs apart."""
+    if len(text) <= width:
+        return text
+    return f"…{text[len(text) - width + 1 :]}" if column == "run" else f"{text[: width - 1]}…"

@@ -10,7 +10,7 @@ HIGH = 10.0
 penalty ends at 200."""
 HIGH_PER_TOKEN = 0.05
 """Nats per token. A reply of 500 tokens exceeds 10 nats while each of its tokens is nearly as under the reference."""
-FAR = 15.0
+FAR = 13.0
 """Nats per reply at which a KL that is paid for is reported. The letters recipe rises to 12 and stays there, so a KL
 that has passed 10 and is still rising proves nothing."""
 CHEAP = 0.05
