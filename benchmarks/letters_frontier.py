@@ -34,9 +34,12 @@ def write() -> None:
     """Write the results of the runs."""
     rows = []
     for group in comparison([RUNS])["groups"]:
-        final = {name: value for name, value in group["final"].items() if name in ("before", "reward", "kl", "empty")}
+        held_out = group["held_out"]
+        final = {"before": held_out["reward"]["before"]}
+        final |= {name: held_out[name]["after"] for name in ("reward", "kl", "empty")}
         findings = [{"name": f["name"], "level": f["level"], "runs": f["runs"]} for f in group["findings"]]
-        rows.append({"kl.coef": group["number"], "runs": group["n"], "final": final, "findings": findings})
+        value = float(group["values"]["kl.coef"])
+        rows.append({"kl.coef": value, "runs": group["n"], "final": final, "findings": findings})
     result = {"command": "python -m benchmarks.letters_frontier", "groups": rows}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -40,7 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "built-in, 8 x 20": {"shape": _gpt2(256, 4, 8192), "replies": 8, "tokens": 20, "options": {}},
     "GPT-2 512 wide, 32 x 20": {"shape": _gpt2(512, 6, 8192), "replies": 32, "tokens": 20, "options": {"epochs": 1}},
 }
-BUSY = "while True:\n    sum(i * i for i in range(10000))"
+# A busy process ends with its parent, so that one that is killed leaves none behind.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(i * i for i in range(10000))"
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.cli import main
 from operant.report.compare import comparison, front, write_comparison
@@ -91,8 +90,39 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path):
     for coef, seed in itertools.product((10.0, 0.02, 2.0), (1, 2)):
         run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, keep=seed)  # `keep` does not change the training
     groups = grouped(read_runs(sorted(tmp_path.iterdir())))
-    assert [g.label for g in groups] == ["kl.coef 0.02", "kl.coef 2", "kl.coef 10"], "by size, not by text"
+    assert [g.name for g in groups] == ["0.02-*", "2.0-*", "10.0-*"], "by size, not by text"
     assert [len(g.runs) for g in groups] == [2, 2, 2]
+    assert [g.values for g in groups] == [{"kl.coef": 0.02}, {"kl.coef": 2.0}, {"kl.coef": 10.0}]
+
+
+def test_runs_with_the_same_seed_are_not_averaged(tmp_path):
+    """Two series of the same three seeds, such as before and after a change of the code, are two lines."""
+    for name, seed in itertools.product(("new", "old"), (1, 2, 3)):
+        run(tmp_path / f"{name}-{seed}", seed=seed)
+    assert [g.name for g in grouped(read_runs(sorted(tmp_path.iterdir())))] == ["new-*", "old-*"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["kl.coef=0,seed=1", "kl.coef=0,seed=12"], ["kl.coef=0"]),
+        (["lr=1e-5,seed=1,steps=3", "lr=1e-5,seed=2,steps=3"], ["lr=1e-5,steps=3"]),
+        (["seed=1", "seed=2"], ["seed=*"]),
+        (["x/long", "y/long"], ["*/long"]),
+        (["one", "two", "three"], ["one and 2 more"]),
+    ],
+)
+def test_a_group_goes_by_what_the_names_of_its_runs_share(folders, names, tmp_path):
+    for seed, folder in enumerate(folders):
+        run(tmp_path / folder, seed=seed)
+    assert [g.name for g in grouped(read_runs([tmp_path / folder for folder in folders]))] == names
+
+
+def test_equal_names_have_as_many_parents_as_tell_them_apart(tmp_path):
+    folders = ["a/x/run", "b/x/run", "other"]
+    for i, folder in enumerate(folders):
+        run(tmp_path / folder, coef=i)
+    assert [r.name for r in read_runs([tmp_path / folder for folder in [*folders, "other/../other"]])] == folders
 
 
 def test_means_and_intervals_over_seeds(tmp_path):
@@ -108,22 +138,92 @@ def test_means_and_intervals_over_seeds(tmp_path):
     )
     data = comparison([tmp_path / "a", tmp_path / "b"])
     (group,) = data["groups"]
-    assert data["held_out"] and group["n"] == 2
-    assert group["final"]["reward"] == {"mean": 5.0, "half": pytest.approx(12.7062, abs=1e-3), "n": 2}
-    assert group["final"]["empty"]["mean"] == 0.25
-    reward = next(c for c in data["curves"] if c["name"] == "reward/mean")["lines"][0]
+    assert data["rewards"][0]["held_out"] and group["n"] == 2
+    half = {"half": pytest.approx(12.7062, abs=1e-3), "n": 2}
+    before = {"mean": 1.0, "half": 0.0, "n": 2}
+    assert group["held_out"]["reward"] == {
+        "before": before,
+        "after": {"mean": 5.0} | half,
+        "change": {"mean": 4.0} | half,
+    }
+    assert group["training"]["reward"]["before"]["mean"] == 2.0, "that of the first step"
+    assert group["held_out"]["empty"]["after"]["mean"] == 0.25
+    curves = {c["name"]: c["lines"][0] for c in data["curves"]}
+    reward = curves["reward/mean"]
     assert reward["steps"] == [1, 2, 3] and reward["mean"] == [2.0, 2.0, 5.0] and reward["n"] == [1, 2]
-    assert reward["half"][1:] == [0.0, None], "equal values have no spread; one value has no interval"
-    assert "5 ± 12.7" in table(data)
-    assert data["verdict"].startswith("The reward on held-out tasks is 5 ± 12.7 at a KL of ")
+    assert (reward["low"], reward["high"]) == ([1.0, 2.0, 5.0], [3.0, 2.0, 5.0])
+    assert reward["runs"] == [[1.0, 2.0, None], [3.0, 2.0, 5.0]]
+    assert curves["evaluate/reward"]["steps"] == [0, 2, 3], "before training, and after it for runs of 2 and 3 steps"
+    assert "5 ± 13" in table(data)
 
 
 def test_without_held_out_tasks_the_last_steps_are_compared(tmp_path):
     run(tmp_path / "a", after=(4.0, 1.0), replies=["a"])
     run(tmp_path / "b", coef=0.0, rewards=[0.0] * 5 + [1.0, 2.0, 3.0, 4.0, 5.0], kls=range(10))
     data = comparison([tmp_path / "a", tmp_path / "b"])
-    assert not data["held_out"] and data["groups"][0]["label"] == "kl.coef 0, steps 10"
-    assert data["groups"][0]["final"]["reward"]["mean"] == statistics.fmean([1, 2, 3, 4, 5])
+    assert not data["rewards"][0]["held_out"] and data["options"] == ["kl.coef", "steps"]
+    assert [g["name"] for g in data["groups"]] == ["a", "b"], "in the order that was given"
+    assert data["groups"][1]["training"]["reward"]["after"]["mean"] == statistics.fmean([1, 2, 3, 4, 5])
+    assert "over the last 5 steps is 3, with b" in " ".join(data["rewards"][0]["verdict"])
+
+
+def test_an_unfinished_run_does_not_hide_the_held_out_results_of_the_others(tmp_path):
+    run(tmp_path / "done", after=(4.0, 1.0), replies=["a"])
+    run(tmp_path / "begun", coef=0.3, rewards=(9.0, 9.0), steps=50)
+    data = comparison([tmp_path / "done", tmp_path / "begun"])
+    assert data["rewards"][0]["held_out"] and "is 4, with done" in " ".join(data["rewards"][0]["verdict"])
+    assert data["notes"] == ["1 of 2 runs is unfinished."] and data["groups"][1]["held_out"] == {}
+
+
+def held_out_runs(folder, ends, before=7.88, steps=12):
+    """Write runs by (coefficient, reward after training); the seeds of a coefficient are counted."""
+    seeds = itertools.count(1)
+    for coef, after in ends:
+        seed = next(seeds)
+        made = run(folder / f"kl={coef},seed={seed}", coef=coef, seed=seed, rewards=[7.0] * steps, kls=[1.0] * steps)
+        judged = {
+            "before": {"mean": before, "kl": 0.0, "replies": []},
+            "after": {"mean": after, "kl": 2.0, "replies": []},
+        }
+        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (  # the headline that praised 6.08 where 7.88 stood before
+            [(0.1, 6.08), (2.0, 5.0)],
+            "No setting ended better than before training: the highest reward on held-out tasks is 6.08, with "
+            "kl=0.1,seed=1, at a KL of 2 nats, and was 7.88 before training. That is one run: another "
+            "seed may end elsewhere.",
+        ),
+        (
+            [(0.1, 9.08), (2.0, 5.0)],
+            "The highest reward on held-out tasks is 9.08, with kl=0.1,seed=1, at a KL of 2 nats; before training it "
+            "was 7.88 (+1.2). That is one run: another seed may end elsewhere.",
+        ),
+        (  # by hand: 7.9, 8.0, 8.2 have mean 8.0333 and t * s / sqrt(3) = 4.3027 * 0.15275 / 1.7321 = 0.3795
+            [(0.1, 7.9), (0.1, 8.0), (0.1, 8.2)],
+            "The reward on held-out tasks is 8.03 ± 0.38, with kl=0.1, at a KL of 2 ± 0 nats; before training it was "
+            "7.88 ± 0 (+0.153 ± 0.38, which is within noise).",
+        ),
+        (
+            [(0.1, 18.0), (0.1, 18.1), (0.1, 18.2), (2.0, 17.9), (2.0, 18.1), (5.0, 1.0), (5.0, 1.1)],
+            "The highest reward on held-out tasks is 18.1 ± 0.25, with kl=0.1, at a KL of 2 ± 0 nats; before training "
+            "it was 7.88 ± 0 (+10.2 ± 0.25). Its interval overlaps that of kl=2.0.",
+        ),
+    ],
+    ids=["worse", "one seed", "within noise", "better"],
+)
+def test_the_headline_knows_the_value_before_training(ends, told, tmp_path):
+    data = comparison(held_out_runs(tmp_path, ends))
+    assert " ".join(data["rewards"][0]["verdict"]) == told and told in table(data)
+
+
+def test_few_steps_are_too_early(tmp_path):
+    data = comparison(held_out_runs(tmp_path, [(0.1, 9.0)], steps=4))
+    assert data["rewards"][0]["verdict"][0] == "Too early to say (4 steps)."
 
 
 def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
@@ -131,20 +231,38 @@ def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
         for seed in (1, 2):
             run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward + seed, kl), replies=["a b c"])
     data = comparison(sorted(tmp_path.iterdir()))
-    assert [data["groups"][i]["label"] for i in data["frontier"]["front"]] == ["kl.coef 2", "kl.coef 0.1", "kl.coef 0"]
-    assert len(data["frontier"]["points"]) == 8 and data["frontier"]["start"] == 1.0
-    assert data["differs"]["kl.coef"][0] == "0" and set(data["differs"]) == {"kl.coef", "learner.seed"}
+    (reward,) = data["rewards"]
+    assert [data["groups"][i]["name"] for i in reward["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
+    assert len(reward["points"]) == 8 and reward["start"] == 1.0
+    assert data["groups"][0]["values"] == {"kl.coef": "0"} and data["options"] == ["kl.coef"]
 
 
-def test_different_rewards_are_not_ranked(tmp_path):
-    run(tmp_path / "a", after=(4.0, 1.0), replies=["a"])
-    run(tmp_path / "b", reward="letters:a", after=(5.0, 2.0), replies=["a"])
-    data = comparison([tmp_path / "a", tmp_path / "b"])
-    assert (
-        "rewards of the runs differ" in data["verdict"]
-        and data["frontier"]["front"] == []
-        and data["frontier"]["start"] is None
-    )
+def test_scores_of_different_rewards_share_no_axis(tmp_path):
+    metrics = {"distinct": {"n": 2}}
+    for i, (name, reward) in enumerate({"a": "letters:e", "b": "letters:a", "c": "letters:e"}.items()):
+        made = run(tmp_path / name, reward=reward, coef=i / 10, after=(4.0 + i, 1.0), replies=["a"])
+        options = {"evaluation": {"metrics": metrics if name != "c" else {"distinct": {"n": 1}}}}
+        config = yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8")) | options
+        (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
+        judged["after"]["metrics"] = {"distinct": 0.5 + i / 10}
+        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    data = comparison([tmp_path / name for name in "abc"])
+    drawn = {(c["name"], c["of"]): [line["group"] for line in c["lines"]] for c in data["curves"]}
+    assert drawn == {
+        ("reward/mean", "letters:e"): [0, 2],
+        ("reward/mean", "letters:a"): [1],
+        ("kl/per_reply", ""): [0, 1, 2],
+        ("evaluate/reward", "letters:e"): [0, 2],
+        ("evaluate/reward", "letters:a"): [1],
+        ("evaluate/distinct", "n: 2"): [0, 1],
+        ("evaluate/distinct", "n: 1"): [2],
+    }
+    assert [(r["name"], [p["run"] for p in r["points"]]) for r in data["rewards"]] == [
+        ("letters:e", ["a", "c"]),
+        ("letters:a", ["b"]),
+    ]
+    assert data["metrics"] == ["distinct"] and data["groups"][2]["held_out"]["distinct"]["after"]["mean"] == 0.7
 
 
 def test_a_damaged_file_of_replies_is_left_out(tmp_path):
@@ -168,10 +286,10 @@ def test_the_newest_probes_are_shown_side_by_side(tmp_path):
 
 def test_a_run_before_its_first_step_can_be_compared(tmp_path):
     run(tmp_path / "a", rewards=(), kls=(), steps=5)
-    assert "No run has finished a step" in comparison([tmp_path / "a"])["verdict"]
+    assert comparison([tmp_path / "a"])["rewards"][0]["verdict"] == ["No run has finished a step yet."]
     run(tmp_path / "b", coef=0.3, rewards=(1.0, None), kls=(None, None))
     data = comparison([tmp_path / "a", tmp_path / "b"])
-    assert len(data["runs"]) == 2 and data["frontier"]["points"] == []
+    assert len(data["runs"]) == 2 and data["rewards"][0]["points"] == []
     json.dumps(data, allow_nan=False)
 
 
@@ -193,7 +311,9 @@ def test_a_sweep_stands_for_its_runs(tmp_path, capsys):
     (tmp_path / "sweep" / "sweep.yaml").write_text("axes: {kl.coef: ['0', '1']}\n", encoding="utf-8")
     assert [p.name for p in expand([tmp_path / "sweep"])] == ["kl.coef=0", "kl.coef=1"]
     assert main(["report", str(tmp_path / "sweep")]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "sweep" / "report.html")
+    printed = capsys.readouterr().out
+    assert "kl.coef=1  1     1       1.5" in printed and "They differ in: kl.coef." in printed
+    assert printed.endswith(f"comparison: {tmp_path / 'sweep' / 'report.html'}\n")
     run(tmp_path / "alone")
     assert main(["report", str(tmp_path / "sweep"), str(tmp_path / "alone"), "--out", str(tmp_path / "c.html")]) == 0
     assert (tmp_path / "c.html").stat().st_size > 50_000
@@ -204,53 +324,3 @@ def test_texts_of_a_run_cannot_close_the_script_with_the_data(tmp_path):
     run(tmp_path / "a", after=(1.0, 1.0), replies=[evil], reward=evil)
     html = write_comparison([tmp_path / "a"], tmp_path / "c.html").read_text(encoding="utf-8")
     assert evil not in html and "<script>alert" not in html
-
-
-# --- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
-
-
-def sweep_page(folder):
-    """Write the page of three settings with two seeds each, whose replies name their run."""
-    for coef, seed in itertools.product((0.0, 0.1, 2.0), (1, 2)):
-        made = run(
-            folder / f"c{coef}-{seed}",
-            coef=coef,
-            seed=seed,
-            rewards=(1.0, 2.0, 5.0 - coef + seed),
-            kls=(0, 1, 3 - coef),
-        )
-        probes(
-            made,
-            "step-00003.parquet",
-            {f"q{i}": "" if coef == 2.0 else f"<b>reply {i} by {coef}-{seed}</b>" for i in range(5)},
-        )
-        probes(made, "reference.parquet", {f"q{i}": f"reference {i}" for i in range(5)})
-    return write_comparison(sorted(folder.iterdir()), folder / "comparison.html").as_uri()
-
-
-@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
-def test_the_page_in_a_browser(browser, size, tmp_path):
-    url = sweep_page(tmp_path)
-    with visit(browser, url, size) as page:
-        assert "6 runs: 3 settings, 2 runs of each" in page.inner_text(".status")
-        assert page.locator(".frontier .mean").count() == 3 and page.locator(".frontier .run").count() == 6
-        inside = "c => Math.abs(c.cx.baseVal.value) < innerWidth && c.cy.baseVal.value > 0"
-        assert page.eval_on_selector_all(".frontier circle", f"all => all.every({inside})")
-        drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"
-        assert page.eval_on_selector_all(".charts canvas", f"all => all.length >= 2 && all.every({drawn})")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off at the side"
-
-        block = page.locator(".query-block").first
-        assert block.locator(".answer").count() == 4, "the reference and three settings"
-        assert "<b>reply 0 by 0.0-1</b>" in block.inner_text() and "(empty)" in block.inner_text()
-        page.click("#later")
-        assert "reply 3 by 0.1-1" in page.inner_text("#replies") and page.locator(".query-block").count() == 2
-        page.click("button.seed:has-text('2')")
-        assert "reply 3 by 0.1-2" in page.inner_text("#replies")
-        assert page.locator(".runs tbody tr").count() == 6

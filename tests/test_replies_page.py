@@ -78,6 +78,8 @@ def page(request, browser, urls):
     """The page in a browser, once as a file and once live."""
     kind, size = request.param.split("-")
     with visit(browser, urls[kind], {"laptop": LAPTOP, "phone": PHONE}[size]) as page:
+        if size == "phone":
+            page.locator("#replies summary").click()  # folded at first
         page.wait_for_selector(".probes .line")
         yield page
 

@@ -8,9 +8,11 @@ import re
 import shutil
 import threading
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
+from pages import low_contrast, overflows, overlaps
 
 from operant.metrics.registry import METRICS
 from operant.report import downsample, run_report
@@ -186,19 +188,24 @@ def test_the_data_has_numbers_probes_and_distributions(run):
     assert data["histograms"]["reply_tokens"]["width"] == 1.0
     assert data["blocks"]["update"]["names"] == ["embedding", "block 0", "block 1", "final", "value"]
     numbers = {number["label"]: number for number in data["numbers"]}
-    assert numbers["KL per reply"] == {"label": "KL per reply", "unit": "nats", "after": 5.0}  # mean of 4 to 6
+    where = {"label": "KL per reply", "note": "mean of the last 5 steps", "unit": "nats"}
+    assert numbers["KL per reply"] == where | {"after": 5.0}  # mean of 4 to 6
     assert numbers["Training time"]["unit"] == "s"
     assert data["samples"] == {
         "before": "reference",
         "after": "policy, step 12",
+        "queries": "fixed queries",
         "of": 4,
+        "better": 4,
         "rows": [
             {
                 "query": f"Query {i}",
                 "before": {"reply": " reference", "reward": 0.2},
                 "after": {"reply": EVIL if i == 0 else " now", "reward": 0.7},
+                "gain": 0.5,
+                "pick": pick,
             }
-            for i in range(3)
+            for i, pick in ((1, "median"), (3, "best"), (0, "worst"))  # all gains are equal, so their order decides
         ],
     }
     kl = next(m for m in data["metrics"] if m["name"] == "kl/per_reply")
@@ -237,6 +244,104 @@ def test_without_probes_the_held_out_tasks_are_the_samples(tmp_path):
     folder.close()
 
 
+GAINS = [  # of each query; better; the chosen (pick, gain)
+    ([0.3, -0.2, 0.1, 0.4, 0.2], 4, [("median", 0.2), ("best", 0.4), ("worst", -0.2)]),
+    ([0.5, None, 0.25, 0.0], 2, [("median", 0.25), ("best", 0.5), ("worst", 0.0)]),  # one has no score
+    ([0.5, 0.25], 2, [("best", 0.5), ("worst", 0.25)]),
+    ([-0.5], 0, [("best", -0.5)]),
+]
+
+
+@pytest.mark.parametrize(("gains", "better", "chosen"), GAINS)
+def test_the_samples_are_the_median_the_best_and_the_worst_gain(tmp_path, gains, better, chosen):
+    folder = RunFolder.create(tmp_path / "x", {})
+    folder.probes(None, [row(i, reward=1.0) for i, _ in enumerate(gains)])
+    folder.probes(1, [row(i, reward=None if gain is None else 1.0 + gain) for i, gain in enumerate(gains)])
+    samples = run_report.page_data(folder.path)["samples"]
+    folder.close()
+    assert (samples["of"], samples["better"]) == (sum(gain is not None for gain in gains), better)
+    assert [(r["pick"], pytest.approx(r["gain"])) for r in samples["rows"]] == chosen
+
+
+SCALED = {  # raw scores 0.4 and 0.8 after a running mean of 0.5 and spread of 0.25, with 0.6 and 1.8 of KL penalty
+    "reward/mean": 0.6, "reward/std": 0.2, "reward/scaled_mean": 0.4, "reward/scaled_std": 0.8,
+    "reward/kl_penalty": 1.2, "reward/kl_penalty_std": 0.6, "reward/return": -0.8, "reward/return_std": 0.2,
+}  # fmt: skip
+
+
+def test_penalty_and_return_are_drawn_in_units_of_the_reward(tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {"score": {"normalise": True}})
+    folder.log(1, SCALED)
+    folder.log(2, SCALED | {"reward/std": 0.0, "reward/scaled_std": 0.0})  # equal scores do not tell their unit
+    folder.close()
+    values = run_report.page_data(folder.path)["curves"]["values"]
+    found = {name[7:]: values[f"{name}_in_reward_units"] for name in SCALED if name[7:11] in ("kl_p", "retu")}
+    # 0.25 * 1.2 and 0.25 * 0.6 of penalty leave 0.6 - 0.3 on average; 0.4 - 0.15 and 0.8 - 0.45 spread by 0.05
+    assert found == {
+        "kl_penalty": [0.3, None],
+        "kl_penalty_std": [0.15, None],
+        "return": [0.3, None],
+        "return_std": [0.05, None],
+    }
+    assert values["reward/return"] == [-0.8, -0.8]
+
+
+@pytest.mark.parametrize(
+    "score", [{"normalise": False}, {"normalise": True, "clip": 3.0}, {"scale": True, "missing_stop": -1.0}]
+)
+def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_path, score):
+    folder = RunFolder.create(tmp_path / "x", {"score": score})
+    folder.log(1, SCALED)
+    folder.close()
+    data = run_report.page_data(folder.path)
+    assert not [name for name in data["curves"]["values"] if name.endswith(run_report.IN_REWARD_UNITS)]
+    assert data["scaled"] == (True in score.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "metrics", "told"),
+    [
+        (
+            {"algorithm": "ppo", "policy": "builtin:lm", "reward": "builtin:mood", "tasks": "builtin:films/train",
+             "reference": "copy", "score": {"normalise": True}},
+            {"kl/coef": 0.1, "kl/per_reply": 6.0, "value/mean": 0.0, "reward/mean": 0.9, "rollout/count": 128.0},
+            ["PPO trains lm, a language model", "queries from films/train", "score high with the reward, mood, while",
+             "a frozen copy of it from before training.", "writes 128 replies", "gives each reply a number: 0.9",
+             "is 6 nats a reply", "The normalised score, minus 0.1 for each nat of KL, goes",
+             "than the critic expected"],
+        ),
+        (
+            {"algorithm": "grpo", "reward": "<function __main__:positive>", "tasks": ["a", "b"], "samples": 8,
+             "reference": "none"},
+            {"kl/coef": 0.1, "reward/mean": 0.9},
+            ["GRPO trains the policy", "to answer queries with replies that score high with the reward, positive.",
+             "There is no reference", "The score goes to the tokens: was each better than the other 7 replies"],
+        ),
+        (
+            {"algorithm": "rloo", "reward": {"mood": 1.0, "/home/me/length.py": 0.5}, "reference": "./base/lm"},
+            {},
+            ["the reward, mood + length.py, while it stays close to the reference, lm."],
+        ),
+        (
+            {"algorithm": "sft", "policy": "~/lm", "tasks": "pairs.jsonl", "batch": 32},
+            {"supervised/loss": 2.5},
+            ["teaches lm, a language model, to write replies like those given in pairs.jsonl. There is no reward.",
+             "32 given replies", "loss of the last step: 2.5 nats"],
+        ),
+    ],
+    ids=["ppo", "grpo", "rloo", "sft"],
+)  # fmt: skip
+def test_the_task_is_told_with_the_names_and_numbers_of_the_run(tmp_path, config, metrics, told):
+    folder = RunFolder.create(tmp_path / "x", config)
+    for step, seconds in ((1, 9.0), (2, 1.0), (3, 3.0), (4, 50.0)):
+        folder.log(step, metrics | {"time/update": seconds})
+    folder.close()
+    cycle = run_report.page_data(folder.path)["cycle"]
+    text = "\n".join([cycle["sentence"], *(part["text"] for part in cycle["parts"])])
+    assert [words for words in told if words not in text] == [], text
+    assert cycle["parts"][-1]["seconds"] == 3.0, "the first step warms up, and the median ignores a pause"
+
+
 def test_metrics_without_a_description_or_without_a_finite_value(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0, "reward/a/mean": 1.0})
@@ -258,7 +363,7 @@ def test_no_text_of_a_run_becomes_markup(run):
     assert html.count("</script") == 2 and html.count("<script") == 2  # those of the data and of the page
     assert "<title>a&lt;b</title>" in html and "<img" not in html
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
-    assert data["samples"]["rows"][0]["after"]["reply"] == EVIL
+    assert data["samples"]["rows"][2]["after"]["reply"] == EVIL
     assert data | {"replies": None} == json.loads(html_pages.as_json(run_report.page_data(run) | {"replies": None}))
 
 
@@ -309,7 +414,7 @@ def browser():
         yield running
 
 
-COLOURS = """() => [...document.querySelectorAll("figure.chart")].map((figure) => {
+COLOURS = """() => [...document.querySelectorAll("figure.chart:has(canvas)")].map((figure) => {
     const canvas = figure.querySelector("canvas"), colours = new Set();
     const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
     const context = copy.getContext("2d", { willReadFrequently: true });
@@ -367,6 +472,113 @@ def test_every_chart_is_drawn_and_fits(browser, url, size, scheme):
         )
 
 
+UNFOLD = "document.querySelectorAll('details').forEach((it) => (it.open = true))"
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, scheme):
+    with visit(browser, url, size, scheme) as page:
+        assert page.locator("section > details[open]").count() == (0 if size == PHONE else 9)
+        for _ in range(2):
+            assert overflows(page) == []
+            assert low_contrast(page) == []
+            for texts in ("#cycle text", "#overview > *, .number > *, #diagnosis, #samples", "summary > *"):
+                assert overlaps(page, texts) == []
+            assert overlaps(page, "figure h3, .readout, .key, .keys > span, figcaption, .words") == []
+            page.evaluate(UNFOLD)
+            page.wait_for_timeout(300)
+
+
+def test_a_phone_shows_the_verdict_first_and_a_link_unfolds_what_it_leads_to(browser, url):
+    with visit(browser, url, PHONE) as page:
+        assert page.evaluate("document.documentElement.scrollHeight") < 4000
+        top = {
+            name: page.locator(name).bounding_box()["y"]
+            for name in (".verdict", ".task", "#cycle", ".numbers", "#samples")
+        }
+        assert list(top) == sorted(top, key=top.get)
+        page.locator("nav a", has_text="Distance").click()
+        page.locator("#chart-kl-per_reply").wait_for()
+        box = page.locator("#chart-kl-per_reply .plot").bounding_box()
+        assert box["width"] > 300, "a chart that was folded fills the window"
+
+
+SAVED = """() => {
+    const saved = [];
+    URL.createObjectURL = (blob) => (saved.push(blob), "");
+    HTMLAnchorElement.prototype.click = function () { saved.push(this.download) };
+    document.querySelectorAll(".export button").forEach((it) => it.click());
+    return Promise.all(saved.map((it) => (it.text ? it.text() : it))).then((all) =>
+        Object.fromEntries(all.flatMap((text, i) => (i % 2 ? [] : [[all[i + 1], text]]))));
+}"""
+"""Presses all buttons that save a figure; returns the files by name. Chromium itself refuses so many at once."""
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_every_figure_is_saved_as_a_picture_that_stands_alone_and_as_a_table(browser, run, url, size):
+    with visit(browser, url, size) as page:
+        page.evaluate(UNFOLD)
+        page.wait_for_timeout(300)
+        files = page.evaluate(SAVED)
+        marks = page.locator("figure.chart").count()
+    assert len(files) == 2 * (len(EXPECTED) + 1) == 2 * (marks + 1)
+    rows = [line.split(",") for line in files["a-b-kl-per_reply.csv"].splitlines()]
+    assert rows[0] == ["step", "kl/per_reply", "kl/per_reply spread"]
+    assert [(int(step), float(kl)) for step, kl, _ in rows[1:]] == [(step, 0.5 * step) for step in range(1, 13)]
+    shares = [line.split(",") for line in files["a-b-heat-reply_tokens.csv"].splitlines()]
+    assert shares[0][:2] == ["step", "3 to 4"] and len(shares) == 13
+    assert sum(map(float, shares[1][1:])) == pytest.approx(1.0, abs=2e-3)
+    alone = browser.new_page(viewport={"width": 1500, "height": 900})
+    for name, text in files.items():
+        if not name.endswith(".svg"):
+            continue
+        picture = ElementTree.fromstring(text)
+        assert "var(" not in text and "http" not in text.replace("http://www.w3.org/2000/svg", ""), name
+        assert len(picture.findall(".//{*}path")) + len(picture.findall(".//{*}circle")) > 0, name
+        alone.set_content(text)
+        assert overlaps(alone, "text") == [], name
+        drawn = alone.locator("svg").bounding_box()
+        for box in alone.locator("text").all():
+            place = box.bounding_box()
+            assert drawn["x"] - 1 <= place["x"] and place["x"] + place["width"] <= drawn["x"] + drawn["width"] + 1, name
+    alone.close()
+
+
+def test_a_saved_file_arrives(browser, url):
+    with visit(browser, url) as page:
+        page.locator("#chart-reward-mean").hover()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Reward of the replies: save the numbers as CSV").click()
+        assert download.value.suggested_filename == "a-b-reward-mean.csv"
+        assert Path(download.value.path()).read_text().startswith("step,reward/mean,reward/mean spread\n1,")
+
+
+def test_what_never_changes_is_said_in_words_and_a_single_zero_starts_at_zero(browser, tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {})
+    same = Histogram.of([4.0, 4.0]).as_plain()
+    for step in (1, 2):
+        folder.log(step, {"kl/coef": 0.25, "text/empty": 0.0, "value/loss": 1.0 / step, "reward/mean": 1.0 * step})
+        folder.distributions(step, {"histograms": {"reply_tokens": same}, "blocks": {"update": {"a": 0.0, "b": 0.0}}})
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
+        for chart, text in (
+            ("kl-coef", "0.25 at every step."),
+            ("text-empty", "0 % at every step."),
+            ("heat-reply_tokens", "4: all replies of every step."),
+            ("blocks-update", "0 in every part at every step."),
+        ):
+            assert page.locator(f"#chart-{chart} .words").inner_text() == text
+            assert page.locator(f"#chart-{chart} canvas").count() == 0
+        assert [name for name, _ in page.evaluate(COLOURS)] == ["chart-reward-mean", "chart-value-loss"]
+    folder.close()
+    folder = RunFolder.create(tmp_path / "y", {})
+    folder.log(1, {"policy/clip_fraction": 0.0, "policy/approx_kl": 0.0})
+    folder.close()
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
+        texts = re.findall(">([^<>]+)<", page.evaluate(SAVED)["y-policy-approx_kl.svg"])
+        assert texts == ["Size of the update (nats)", "0", "0.2", "0.4", "0.6", "0.8", "1", "step 0", "1", "2"]
+
+
 def test_a_change_of_theme_redraws(browser, url):
     with visit(browser, url) as page:
         before = dict(page.evaluate(COLOURS))
@@ -416,7 +628,7 @@ def test_texts_are_escaped_and_a_finding_links_to_its_chart(browser, tmp_path):
     lines = [m | {"kl/per_reply": 20.0 * m["step"], "kl/coef": 0.1} for m in lines]
     (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines), encoding="utf-8")
     with visit(browser, run_report.write_report(path).as_uri()) as page:
-        assert page.locator("#samples td").nth(1).inner_text().endswith(EVIL)
+        assert page.locator("#samples td").last.inner_text().endswith(EVIL)
         assert page.locator("img").count() == 0
         page.evaluate("document.querySelectorAll('#diagnosis details').forEach((it) => (it.open = true))")
         chip = page.locator("#diagnosis button", has_text="kl/per_reply").first
@@ -448,7 +660,8 @@ def test_many_findings_are_folded(browser, tmp_path):
 def test_nan_leaves_a_gap_in_a_curve_and_a_step_without_the_metric_does_not(browser, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     for step in range(1, 12):
-        values = {"policy/entropy": None if step == 6 else 1.0, "policy/approx_kl": None if step in (5, 7) else 0.01}
+        entropy, change = None if step == 6 else 1.0 + step, None if step in (5, 7) else 0.01 * step
+        values = {"policy/entropy": entropy, "policy/approx_kl": change}
         clipped = {} if step == 6 else {"update/grad_norm_clipped": 1.0}
         folder.log(step, values | {"update/grad_norm": 2.0} | clipped)
     folder.close()

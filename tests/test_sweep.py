@@ -162,8 +162,8 @@ def test_a_sweep_that_was_recorded_with_old_names_is_continued_and_compared(tmp_
     old = "recipe: letters\naxes: {guests.timeout: ['5', '6']}\nfixed: {guests.workers: 2, steps: 2}\n"
     (folder / "sweep.yaml").write_text(old, encoding="utf-8")
     assert swept([folder]) == ["isolation.timeout"]
-    labels = [group.label for group in grouped(read_runs([folder]), swept([folder]))]
-    assert labels == ["isolation.timeout 5", "isolation.timeout 6"]
+    groups = grouped(read_runs([folder]), swept([folder]))
+    assert [group.values for group in groups] == [{"isolation.timeout": 5.0}, {"isolation.timeout": 6.0}]
 
     with pytest.raises(OperantError, match=r"isolation\.workers 2, now 3"):
         remember(folder, make_plan({"isolation.timeout": "5,6,7", "isolation.workers": "3", "steps": "2"}, "letters"))
@@ -272,7 +272,7 @@ def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, cap
     assert f"{broken.name} failed: it ended with exit code 2" in printed and "the sensor is dirty" in printed
     assert f"1/2 {fine.name}" in printed and "1 of 2 runs failed" in printed
     assert steps_of(broken) == [1] and steps_of(fine) == [1, 2, 3]
-    assert (place / "sweep/report.html").exists() and "rewards.py:fine" in printed.split("\n\n")[1]
+    assert (place / "sweep/report.html").exists() and fine.name in printed.split("\n\n")[1]
 
     (place / "mended").touch()
     written = (fine / "metrics.jsonl").stat().st_mtime_ns

@@ -172,7 +172,7 @@ def _print_result(run: Any) -> None:
     if before is not None and after is not None and after.rollouts:
         pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
         before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
-        kl = f", KL {after.kl:.1f} nats per reply" if after.kl is not None else ""
+        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
         if not math.isnan(after.mean):
             print(f"mean reward on {len(pairs)} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}")
         first, last = before.chosen(), after.chosen()
@@ -261,13 +261,14 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
 
 
 def _compare(folders: Sequence[str], options: dict[str, Any]) -> int:
-    """Write the page that compares several runs, and print its path."""
+    """Write the page that compares several runs; print their results and its path."""
     from operant.report.compare import write_comparison
 
     out = options.pop("out", None)
     if options:
         raise OperantError(f"--{next(iter(options))} is for one run: a comparison of several takes only --out FILE")
-    print(write_comparison(folders, out))
+    path = write_comparison(folders, out, say=lambda text: print(f"{text}\n"))
+    print(f"comparison: {path}")
     return 0
 
 

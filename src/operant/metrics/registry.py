@@ -17,15 +17,17 @@ reward/mean | score | rises | env/reward_mean | mean score of the judged replies
 reward/std | score | above 0: nothing is learned from equal scores | env/reward_std | spread of those scores
 reward/min | score | | | lowest of those scores
 reward/max | score | | | highest of those scores
-reward/scaled_mean | | | ppo/mean_scores, objective/scores | mean score after scaling, normalising and clipping,
-    rewards of the environment included: the score that is trained on
-reward/scaled_std | | | ppo/std_scores | spread of the scores that are trained on
-reward/kl_penalty | score | small beside the reward | ppo/mean_non_score_reward, objective/non_score_reward (negative
-    there) | KL penalty subtracted from the reward of a reply, mean over replies: coefficient times kl/paid
-reward/return | score | rises | objective/rlhf_reward | scaled score minus KL penalty, mean over replies: the quantity
-    that PPO maximises
-reward/kl_penalty_std | score | | | spread of that penalty over the replies
-reward/return_std | score | | | spread of the returns over the replies
+reward/scaled_mean | scaled score | | ppo/mean_scores, objective/scores | mean score after scaling, normalising and
+    clipping, rewards of the environment included: the score that is trained on
+reward/scaled_std | scaled score | | ppo/std_scores | spread of the scores that are trained on
+reward/kl_penalty | scaled score | small beside the spread of the scaled scores | ppo/mean_non_score_reward,
+    objective/non_score_reward (negative there) | KL penalty subtracted from the reward of a reply, mean over replies:
+    coefficient times kl/paid
+reward/return | scaled score | may fall while the reward rises: KL is paid for, and a normalised score is
+    measured against the mean of all scores so far | objective/rlhf_reward | scaled score minus KL penalty, mean over
+    replies: the quantity that PPO maximises
+reward/kl_penalty_std | scaled score | | | spread of that penalty over the replies
+reward/return_std | scaled score | | | spread of the returns over the replies
 reward/query_share | share | ..0.8 | | share of the judged scores' variance that the query explains (their intraclass
     correlation, at least 0), where 8 queries or more have several judged replies: near 1, the reply hardly matters
 reward/abstained | share | ..0.1 | | share of all replies on which the reward abstained; they are not trained on
@@ -50,8 +52,8 @@ kl/paid | nats | | | KL penalty of a reply before its coefficient, mean over rep
 kl/k3 | nats | close to kl/per_reply | | a second estimate of the same KL, never negative: exp(-d) - 1 + d for a
     difference d, summed over a reply
 kl/in_loss | nats | | | the KL term of the loss before its coefficient, mean over tokens
-kl/coef | score per nat | steady; a climb comes before numerical trouble | objective/kl_coef | penalty in the reward
-    for one nat of KL in this step; the adaptive controller changes it
+kl/coef | scaled score per nat | steady; a climb comes before numerical trouble | objective/kl_coef | penalty in the
+    reward for one nat of KL in this step; the adaptive controller changes it
 kl/loss_coef | | | | weight of the KL term in the loss
 # Policy
 policy/loss | | noise around 0 | ppo/loss/policy, loss/policy_avg | the clipped objective, mean over tokens

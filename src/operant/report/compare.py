@@ -1,28 +1,32 @@
 """Compares several runs on one page: curves, reward against KL, differing options, and replies side by side.
 
     write_comparison(["runs/a", "runs/b"], "comparison.html")
-    print(table(comparison(["runs/letters-sweep"])))
+    write_comparison(["runs/letters-sweep"], say=print)     # and a table on the console
 
-Runs that differ only in their seed share one line: their mean, and a 95 % interval of Student's t over the seeds.
+Runs that differ only in their seed are a group: a curve shows their mean in a band from the lowest to the highest, and
+a number has a 95 % interval of Student's t over the seeds. Scores of different rewards never share an axis.
 `page/compare.js` lays the page out.
 """
 
+import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from operant.metrics import evaluation
 from operant.metrics.registry import describe
 from operant.report import html, parquet
 from operant.report.downsample import POINTS, short
-from operant.report.runs import SEED, Group, RunRecord, as_text, differing, grouped, is_sweep, read_runs, swept
-from operant.report.summary import Finals, finals, group_row, interval, run_row, sentence
+from operant.report.runs import Group, RunRecord, as_text, grouped, is_sweep, read_runs, swept
+from operant.report.summary import group_row, interval, results, run_row, sentences, table
 from operant.storage import atomic_io
 from operant.types import OperantError
 
-SCRIPTS = ("charts.js", "compare.js")
+SCRIPTS = ("charts.js", "export.js", "compare.js")
 STYLES = ("style.css", "compare.css")
 CURVES = {
     "reward/mean": "Reward",
@@ -31,6 +35,8 @@ CURVES = {
     "rollout/reply_tokens": "Reply length",
     "probe/reward": "Reward on the probe queries",
     "evaluate/reward": "Reward on held-out tasks",
+    "supervised/loss": "Loss on demonstrations",
+    "evaluate/loss": "Loss on held-out demonstrations",
     "text/empty": "Empty replies",
     "text/top_word": "Share of the most common word",
     "text/repeated": "Repeated trigrams",
@@ -40,14 +46,21 @@ CURVES = {
 }
 _FLOOR = {"value/explained_variance": -1.0}
 """Smallest value drawn: an untrained critic starts far below, which would flatten the rest of the curve."""
+_SCORES = ("reward/mean", "probe/reward", "evaluate/reward")
+"""Metrics in the unit of the reward."""
+_MOST_POINTS = 6000
+"""Points of a chart of all runs: many runs have fewer each."""
 MOST_REPLIES = 4000
 LONGEST = 1500
 """Characters of a reply on the page."""
 
 
-def write_comparison(places: Sequence[str | Path], out: str | Path | None = None) -> Path:
+def write_comparison(
+    places: Sequence[str | Path], out: str | Path | None = None, say: Callable[[str], None] | None = None
+) -> Path:
     """Write the page of run folders and sweep folders; returns its path, which is `report_path` unless `out` is set.
 
+    say: is called with a table of the results as text.
     Raises: OperantError for a folder that is not a run, or that cannot be read or written.
     """
     path = Path(out) if out is not None else report_path(places)
@@ -55,6 +68,8 @@ def write_comparison(places: Sequence[str | Path], out: str | Path | None = None
         data = comparison(places, path.parent)
         text = html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
     atomic_io.write(path, text)
+    if say is not None:
+        say(table(data))
     return path
 
 
@@ -72,45 +87,89 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
     base: the folder that links are relative to.
     Raises: OperantError for a folder that is not a run, or that cannot be read.
     """
-    runs = read_runs(places)
+    groups = grouped(read_runs(places), swept(places))
+    runs = [run for group in groups for run in group.runs]  # from here on in the order of the groups
     if not runs:
         raise OperantError("there is nothing to compare: operant report runs/a runs/b ...")
-    groups = grouped(runs, [name for name in swept(places) if name != SEED])
-    runs = [run for group in groups for run in group.runs]  # from here on in the order of the groups
-    held_out = all("reward" in run.held_out for run in runs if run.history.metrics)
-    ends, options = [finals(group, held_out) for group in groups], differing(runs)
-    same_reward = "reward" not in options
-    verdict = "The rewards of the runs differ, so their scores are not comparable."
+    rewards = _divided(range(len(groups)), groups, "reward/mean")
+    rows = [group_row(group) for group in groups]
+    for place, members in enumerate(rewards.values()):
+        for i in members:
+            rows[i]["reward"] = place
+    unfinished = sum(not run.finished for run in runs)
+    notes = [f"{unfinished} of {len(runs)} runs {'is' if unfinished == 1 else 'are'} unfinished."] if unfinished else []
+    if len(rewards) > 1:
+        notes.append("Scores of different rewards are not comparable, so each reward has its own verdict and charts.")
     return {
         "name": Path(places[0]).resolve().name if len(places) == 1 else f"{len(runs)} runs",
-        "verdict": sentence(groups, ends, held_out) if same_reward else verdict,
-        "held_out": held_out,
-        "runs": [run_row(run, number, held_out, base) for number, g in enumerate(groups) for run in g.runs],
-        "groups": [group_row(group, end) for group, end in zip(groups, ends)],
-        "frontier": _frontier(groups, ends, held_out, same_reward),
-        "curves": [curve for name in CURVES if (curve := _curve(name, groups))],
-        "differs": {n: [as_text(run.config.get(n, "–")) for run in runs] for n in options},
+        "rewards": [_reward(name, [groups[i] for i in members], members) for name, members in rewards.items()],
+        "notes": notes,
+        "options": list(dict.fromkeys(name for group in groups for name in group.values)),
+        "runs": [run_row(run, number, base) for number, group in enumerate(groups) for run in group.runs],
+        "groups": rows,
+        "metrics": list(dict.fromkeys(name for run in runs for name in _chosen(run))),
+        "curves": _curves(groups),
         "replies": _replies(runs),
     }
 
 
-# --- reward against KL ------------------------------------------------------------------------------------------------
+# --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-def _frontier(groups: Sequence[Group], ends: Sequence[Finals], held_out: bool, same_reward: bool) -> dict[str, Any]:
-    """Collect the points of the runs and, if rewards are comparable, the groups on the front and the initial reward."""
-    points = []
-    for number, group in enumerate(groups):
+def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
+    """Return the options that fix what a metric measures: only its values under the same ones share an axis."""
+    options = {}
+    if metric in _SCORES:
+        options = {name: run.config[name] for name in run.config if name.partition(".")[0] in ("reward", "env")}
+    if metric.startswith("evaluate/"):
+        options |= {"evaluate": run.config.get("evaluate"), "options": _chosen(run).get(metric[len("evaluate/") :])}
+    return options
+
+
+def _chosen(run: RunRecord) -> dict[str, Any]:
+    """Return the run's own metrics of the held-out tasks, each with its options."""
+    given = run.config.get("evaluation.metrics")
+    options = evaluation.chosen(given)
+    return {name: options[full] for name, full in evaluation.metric_names(given).items()}
+
+
+def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> dict[str, list[int]]:
+    """Divide groups by what the metric measures in them; each part is named by the options that tell it apart."""
+    scales = {i: {name: as_text(x) for name, x in _scale(groups[i].runs[0], metric).items()} for i in members}
+    names = dict.fromkeys(itertools.chain.from_iterable(scales.values()))
+    apart = [name for name in names if len({scale.get(name) for scale in scales.values()}) > 1]
+    parts: dict[str, list[int]] = {}
+    for i, scale in scales.items():
+        parts.setdefault(", ".join(scale.get(name) or "none" for name in apart), []).append(i)
+    return parts
+
+
+def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, Any]:
+    """Collect the verdict on the groups with one reward, and their points of reward against KL.
+
+    name: empty if there is no other reward. members: the places of the groups on the page.
+    """
+    runs = [run for group in groups for run in group.runs]
+    judged = [run for run in runs if run.result("reward", held_out=True) is not None]
+    same_tasks = len({as_text(run.config.get("evaluate")) for run in judged}) == 1
+    held_out = same_tasks and all(run in judged for run in runs if run.finished and run.history.metrics)
+    points, means = [], []
+    for i, group in zip(members, groups):
+        own = results(group.runs, held_out)
+        if "kl" in own and "reward" in own and (kl := own["kl"].after) and (reward := own["reward"].after):
+            means.append((i, kl.mean, reward.mean))
         for run in group.runs:
-            kl, reward = run.final("kl", held_out), run.final("reward", held_out)
-            if kl is not None and reward is not None:
-                points.append({"run": run.name, "group": number, "kl": short(kl), "reward": short(reward)})
-    known = [(i, kl.mean, reward.mean) for i, end in enumerate(ends) if (kl := end["kl"]) and (reward := end["reward"])]
-    before = interval([run.before for group in groups for run in group.runs])
+            x, y = (run.result(name, held_out) for name in ("kl", "reward"))
+            if x is not None and y is not None:
+                points.append({"run": run.name, "group": i, "kl": short(x), "reward": short(y)})
+    before = interval([run.result("reward", held_out, "before") for run in runs])
     return {
+        "name": name,
+        "held_out": held_out,
+        "verdict": sentences(groups, held_out),
         "points": points,
-        "front": [known[place][0] for place in front([(kl, reward) for _, kl, reward in known])] if same_reward else [],
-        "start": short(before.mean) if before and same_reward else None,
+        "front": [means[place][0] for place in front([(kl, reward) for _, kl, reward in means])],
+        "start": short(before.mean) if before else None,
     }
 
 
@@ -127,36 +186,48 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-def _curve(name: str, groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Collect a metric over the steps with one line per group; None where no run has it."""
-    lines = [_line(name, group) for group in groups]
-    if not any(lines):
-        return None
-    curve = {"name": name, "title": CURVES[name], "lines": lines, "floor": _FLOOR.get(name)}
-    if metric := describe(name):
-        curve |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
-    return curve
+def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Collect the charts: a metric over the steps, with a line for each group that has it and the same scale."""
+    chosen = {f"evaluate/{name}": name for group in groups for run in group.runs for name in _chosen(run)}
+    charts, points = [], max(60, min(POINTS, _MOST_POINTS // sum(len(group.runs) for group in groups)))
+    for name, title in {**CURVES, **{full: f"{own} on held-out tasks" for full, own in chosen.items()}}.items():
+        lines = {i: line for i, group in enumerate(groups) if (line := _line(name, group, points))}
+        for part, members in _divided(lines, groups, name).items():
+            chart = {"name": name, "title": title, "of": part, "lines": [{"group": i} | lines[i] for i in members]}
+            if metric := describe(name):
+                chart |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
+            charts.append(chart | {"floor": _FLOOR.get(name)})
+    return sorted(charts, key=lambda chart: not chart["name"].startswith(("reward/", "kl/", "probe/", "evaluate/")))
 
 
-def _line(name: str, group: Group) -> dict[str, Any] | None:
-    """Average a metric over the runs that reached each step, with half its interval, at up to `POINTS` steps."""
-    values: dict[int, list[float | None]] = {}
-    for run in group.runs:
-        for m in run.history.metrics:
-            if m.get(name) is not None:
-                values.setdefault(int(m["step"]), []).append(m[name])
-    steps = sorted(values)
-    steps = steps[::-1][:: math.ceil(len(steps) / POINTS) or 1][::-1]
-    intervals = {step: found for step in steps if (found := interval(values[step]))}
-    if not intervals:
+def _line(name: str, group: Group, points: int) -> dict[str, Any] | None:
+    """Average a metric over the runs that reached each step, with the lowest and the highest, at up to `points` steps.
+
+    Runs of several seeds are also listed one by one.
+    """
+    found = [_values(name, run) for run in group.runs]
+    steps = sorted(set(itertools.chain.from_iterable(found)))
+    steps = steps[::-1][:: math.ceil(len(steps) / points) or 1][::-1]
+    if not steps:
         return None
-    counts = [found.n for found in intervals.values()]
-    return {
-        "steps": list(intervals),
-        "mean": [short(found.mean) for found in intervals.values()],
-        "half": [short(found.half) for found in intervals.values()],
-        "n": [min(counts), max(counts)],
-    }
+    known = [[values[step] for values in found if step in values] for step in steps]
+    line: dict[str, Any] = {"steps": steps, "mean": [short(statistics.fmean(values)) for values in known]}
+    if len(group.runs) > 1:
+        line["low"], line["high"] = ([short(end(values)) for values in known] for end in (min, max))
+        line["n"] = [min(map(len, known)), max(map(len, known))]
+        line["runs"] = [[short(values.get(step)) for step in steps] for values in found]
+    return line
+
+
+def _values(name: str, run: RunRecord) -> dict[int, float]:
+    """Return the finite values of a metric by step; one of the held-out tasks has those before and after training."""
+    values = {int(m["step"]): float(m[name]) for m in run.history.metrics if m.get(name) is not None}
+    kind, _, of = name.partition("/")
+    if kind == "evaluate":
+        for when, step in (("before", 0), ("after", run.history.step)):
+            if (value := run.result(of, held_out=True, when=when)) is not None:
+                values.setdefault(step, float(value))
+    return values
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------

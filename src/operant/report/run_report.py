@@ -7,27 +7,30 @@
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from operant.diagnosis import History, diagnose, read_history, verdict
+from operant.diagnosis.history import RECENT
 from operant.diagnosis.progress import progress
 from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.report import html
+from operant.report.cycle import cycle
 from operant.report.downsample import Heatmaps, curves, short, steps_per_interval
 from operant.report.parquet import reading_run
 from operant.report.replies import Reader, embedded, probes
 from operant.storage import atomic_io
 
-SCRIPTS = ("charts.js", "heat.js", "figures.js", "replies.js", "app.js")
+SCRIPTS = ("charts.js", "heat.js", "export.js", "figures.js", "cycle.js", "replies.js", "app.js")
 STYLES = ("style.css", "replies.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _CONTROLLERS = ("adaptive", "per_token")
 """Values of `kl.control` that steer KL towards `kl.target`."""
-_SAMPLES = 3
-"""Fixed queries shown beside the diagnosis."""
+IN_REWARD_UNITS = "_in_reward_units"
+"""Ends the names of the curves that `in_reward_units` adds."""
 
 
 def write_report(run_folder: str | Path) -> Path:
@@ -63,9 +66,11 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "steps": [history.step, history.option("steps")],
         "verdict": verdict(history, findings),
         "findings": [asdict(finding) for finding in findings] if metrics else [],
+        "cycle": cycle(history),
         "numbers": key_numbers(history),
         "samples": _probe_samples(found_probes) if found_probes else _held_out_samples(history.evaluation),
-        "curves": _with_first_probe(curves(metrics), found_probes),
+        "curves": _with_first_probe(curves(in_reward_units(history)), found_probes),
+        "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
         "steps_per_interval": steps_per_interval(len(metrics)),
         "histograms": {name: found for name in _HISTOGRAMS if (found := heatmaps.histogram(name))},
         "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},
@@ -92,22 +97,52 @@ def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | No
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def key_numbers(history: History) -> list[dict[str, Any]]:
-    """List the few numbers below the verdict: label, unit, before and after; only after where a start means nothing.
+def in_reward_units(history: History) -> Sequence[Mapping[str, Any]]:
+    """Return the metrics, with KL penalty and return also in units of the reward where the scores are scaled.
 
-    Like the verdict, they average noisy metrics over the newest few steps.
+    A step trains on (score - mean) / spread of all scores so far, so the ratio of the two recorded spreads is that
+    divisor: one unit of the scaled score. Where scores are also clipped or replaced there is no such ratio, and where
+    they are not scaled at all the metrics have the reward's units already.
+    """
+    altered = [history.option(f"score.{name}") for name in ("clip", "missing_stop", "truncate_token")]
+    if any(x is not None for x in altered) or not (history.option("score.normalise") or history.option("score.scale")):
+        return history.metrics
+    rows = []
+    for m in history.metrics:
+        unit = (m.get("reward/std") or 0.0) / (m.get("reward/scaled_std") or math.inf) or None
+        found = {name: m.get(name) for name in ("reward/kl_penalty", "reward/return") if name in m}
+        found |= {f"{name}_std": m.get(f"{name}_std") for name in found}
+        if (total := found.get("reward/return")) is not None:  # minus the running mean, which the reward's mean has not
+            found["reward/return"] = total - m["reward/scaled_mean"] + m["reward/mean"] / unit if unit else None
+        rows.append({**m, **{name + IN_REWARD_UNITS: unit and x and unit * x for name, x in found.items()}})
+    return rows
+
+
+def key_numbers(history: History) -> list[dict[str, Any]]:
+    """List the few numbers below the verdict: label, note on where it was measured, unit, before and after.
+
+    Numbers whose start means nothing have only `after`. Like the verdict, they average noisy metrics over the newest
+    few steps; those on held-out tasks were measured once, after training.
     """
     score, seconds = progress(history), sum(history.values("time/step"))
     first, entropy = history.first("policy/entropy"), history.recent("policy/entropy")
     label = score.label[0].upper() + score.label[1:] if score else ""
+    steps = min(RECENT, len(history.metrics))
+    last = f"mean of the last {steps} steps" if steps > 1 else "step 1"
+    known = "before and after training" if label.startswith("Held-out") else f"start, {last}"
+    ends = [history.evaluation.get(key) or {} for key in ("before", "after")]
     numbers = [
-        {"label": label, "unit": "", "before": score and score.before, "after": score and score.after},
-        {"label": "KL per reply", "unit": "nats", "after": history.recent("kl/per_reply")},
-        {"label": "Entropy", "unit": "nats", "before": first, "after": entropy},
-        {"label": "Training time", "unit": "s", "after": seconds or None},
+        {"label": label, "note": known, "unit": "", "before": score and score.before, "after": score and score.after},
+        {"label": "KL per reply", "note": last, "unit": "nats", "after": history.recent("kl/per_reply")},
+        {"label": "KL per held-out reply", "note": "after training", "unit": "nats", "after": ends[1].get("kl")},
+        {"label": "Entropy per token", "note": f"step 1, {last}", "unit": "nats", "before": first, "after": entropy},
+        {"label": "Training time", "note": f"{history.step} steps", "unit": "s", "after": seconds or None},
     ]
-    ends = [(history.evaluation.get(key) or {}).get("metrics", {}) for key in ("before", "after")]
-    numbers += [{"label": name, "unit": "", "before": ends[0].get(name), "after": x} for name, x in ends[1].items()]
+    chosen = [end.get("metrics", {}) for end in ends]
+    numbers += [
+        {"label": name, "note": "held-out tasks", "unit": "", "before": chosen[0].get(name), "after": x}
+        for name, x in chosen[1].items()
+    ]
     return [{name: short(value) for name, value in number.items()} for number in numbers if number["after"] is not None]
 
 
@@ -138,24 +173,44 @@ def chosen_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect the first few fixed queries with the newest answers beside those of the reference, or else the oldest."""
+    """Collect fixed queries with the newest answers beside those of the reference, or else the oldest."""
     steps, sides, reference = found_probes["steps"], found_probes["policy"], found_probes["reference"]
     before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
     queries = [row["query"] for row in found_probes["queries"]]
     replies = [[_answer(*pair) for pair in zip(side["reply"], side["reward"])] for side in (before, sides[-1])]
     rows = [{"query": query, "before": old, "after": new} for query, old, new in zip(queries, *replies) if new]
-    return {"before": label, "after": f"policy, step {steps[-1]}", "of": len(rows), "rows": rows[:_SAMPLES]}
+    return {"before": label, "after": f"policy, step {steps[-1]}", "queries": "fixed queries", **_showcase(rows)}
 
 
 def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Collect the first few held-out tasks with their replies before and after training, in a run without probes."""
+    """Collect held-out tasks with their replies before and after training, in a run without probes."""
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
     earlier = {row["task"]: _answer(row["reply"], row["score"]) for row in reversed(before)}
     rows = [
         {"query": row["query"], "before": earlier.get(row["task"]), "after": _answer(row["reply"], row["score"])}
-        for row in after[:_SAMPLES]
+        for row in after
     ]
-    return {"before": "before", "after": "after", "of": len(after), "rows": rows} if rows else None
+    return {"before": "before", "after": "after", "queries": "held-out tasks", **_showcase(rows)} if rows else None
+
+
+def _showcase(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Choose the median, the best and the worst gain: the first queries alone may be exceptions.
+
+    Returns them, or the first three without scores; the number of all; and how many improved, None without scores.
+    """
+    gains = [
+        (row["after"]["reward"] - row["before"]["reward"], i)
+        for i, row in enumerate(rows)
+        if row["before"] and None not in (row["before"]["reward"], row["after"]["reward"])
+    ]
+    if not gains:
+        return {"of": len(rows), "better": None, "rows": list(rows[:3])}
+    gains.sort()
+    places = {"median": (len(gains) - 1) // 2, "best": -1, "worst": 0}
+    picks = list(places) if len(gains) > 2 else ["best", "worst"][: len(gains)]
+    chosen = [(pick, *gains[places[pick]]) for pick in picks]
+    picked = [{**rows[i], "gain": short(gain), "pick": pick} for pick, gain, i in chosen]
+    return {"of": len(gains), "better": sum(gain > 0 for gain, _ in gains), "rows": picked}
 
 
 def _answer(reply: str | None, reward: float | None) -> dict[str, Any] | None:

@@ -1,17 +1,17 @@
 """Reads runs from their folders and groups those that differ only in the seed.
 
 runs = read_runs(["runs/letters-sweep"])
-groups = grouped(runs)        # [Group("kl.coef 0", [run, run, run]), Group("kl.coef 0.02", ...), ...]
+groups = grouped(runs)        # [Group("kl.coef=0", {...}, [run, run, run]), Group("kl.coef=0.02", ...), ...]
 """
 
-import os
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from operant.diagnosis import Finding, History, diagnose, read_history
-from operant.diagnosis.history import RECENT
 from operant.metrics import collect
 from operant.options import read_mapping
 from operant.storage import old_names
@@ -22,7 +22,6 @@ FILE = "sweep.yaml"
 SEED = "learner.seed"
 UNIMPORTANT = frozenset({"checkpoint_minutes", "keep", "samples_every", "trackers", "learner.device"})
 """Options that do not change the training."""
-_ABSENT = "–"
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,9 @@ class RunRecord:
     folder: Path
     history: History
     findings: Sequence[Finding]
-    held_out: Mapping[str, Any]
-    """Results on held-out tasks after training: reward, kl, empty, top_word; empty without held-out tasks."""
+    held_out: Mapping[str, Mapping[str, Any]]
+    """Results on the held-out tasks `before` and `after` training, as far as there are any: reward, kl, empty, top_word
+    and the chosen metrics by name."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -42,26 +42,29 @@ class RunRecord:
         return self.history.config
 
     @property
-    def before(self) -> float | None:
-        """Mean reward on held-out tasks before training; else that of the first step."""
-        mean = (self.history.evaluation.get("before") or {}).get("mean")
-        return mean if mean is not None else self.history.first("reward/mean")
+    def finished(self) -> bool:
+        """Whether every step has been made."""
+        return self.history.step >= (self.config.get("steps") or 0)
 
-    def final(self, name: str, held_out: bool) -> Any:
-        """Return a result after training, from the held-out tasks or as the mean of the last steps."""
+    def result(self, name: str, held_out: bool, when: str = "after") -> Any:
+        """Return a result on the held-out tasks; else that of the first step (`before`) or the mean of the last ones.
+
+        The replies of the first step are those of the policy before training.
+        """
         if held_out:
-            return self.held_out.get(name)
+            return self.held_out.get(when, {}).get(name)
         metric = {"reward": "reward/mean", "kl": "kl/per_reply"}.get(name, f"text/{name}")
-        return self.history.recent(metric, RECENT)
+        return self.history.recent(metric) if when == "after" else self.history.first(metric)
 
 
 @dataclass(frozen=True)
 class Group:
     """Runs that differ only in the seed."""
 
-    label: str
-    """The options that distinguish it from the other groups: `kl.coef 0.1`."""
+    name: str
+    """What the names of its runs have in common: `kl.coef=0.1`, `control-*`."""
     values: Mapping[str, Any]
+    """The options that distinguish it from the other groups; one that its runs lack is absent."""
     runs: Sequence[RunRecord]
 
 
@@ -87,37 +90,42 @@ def expand(places: Sequence[str | Path]) -> list[Path]:
         else:
             hint = f"; the runs in it: {', '.join(p.name for p in inner[:5])}" if inner else ""
             raise OperantError(f"{place} is not a run folder: it has no config.yaml{hint}")
-    return list(dict.fromkeys(found))
+    return list({folder.resolve(): folder for folder in reversed(found)}.values())[::-1]
 
 
 def read_run(folder: Path, name: str | None = None) -> RunRecord:
     """Read one run folder. Raises: OperantError where one of its files cannot be read."""
     history = read_history(folder)
     findings = diagnose(history) if history.metrics else []
-    after, held_out = history.evaluation.get("after"), {}
-    if after and after.get("mean") is not None:
-        held_out = {"reward": after["mean"], "kl": after.get("kl")}
-        if texts := [str(reply.get("reply") or "") for reply in after.get("replies", [])]:
-            statistics = collect.of_texts(texts).result()
-            held_out |= {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
+    held_out = {when: _judged(judged) for when in ("before", "after") if (judged := history.evaluation.get(when))}
     return RunRecord(name or folder.name, folder, history, findings, held_out)
 
 
+def _judged(judged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of one evaluation of the held-out tasks, by name."""
+    texts = [str(reply.get("reply") or "") for reply in judged.get("replies", [])]
+    statistics = collect.of_texts(texts).result() if texts else {}
+    found = {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
+    return {"reward": judged.get("mean"), "kl": judged.get("kl")} | found | judged.get("metrics", {})
+
+
 def read_runs(places: Sequence[str | Path]) -> list[RunRecord]:
-    """Read every run, named by its folder or, where folders share a name, by as much of its path as is needed."""
+    """Read every run, named by its folder; where folders share a name, with as many parents as tell them apart."""
     folders = expand(places)
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        base = os.path.commonpath([folder.resolve().parent for folder in folders])
-        names = [folder.resolve().relative_to(base).as_posix() for folder in folders]
-    return [read_run(folder, name) for folder, name in zip(folders, names)]
+    parts = [folder.resolve().parts for folder in folders]
+    depth = [1] * len(parts)
+    while True:
+        names = ["/".join(path[-count:]) for path, count in zip(parts, depth)]
+        if len(set(names)) == len(names):
+            return [read_run(folder, name) for folder, name in zip(folders, names)]
+        depth = [count + (names.count(name) > 1) for count, name in zip(depth, names)]
 
 
 def swept(places: Sequence[str | Path]) -> list[str]:
     """List the swept options where the only folder is a sweep, else none."""
     if len(places) != 1 or not is_sweep(places[0]):
         return []
-    return list(read_sweep(Path(places[0]))["axes"])
+    return [name for name in read_sweep(Path(places[0]))["axes"] if name != SEED]
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
@@ -150,26 +158,57 @@ def differing(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def grouped(runs: Sequence[RunRecord], known: Sequence[str] = ()) -> list[Group]:
-    """Group runs by the options that differ, in the order of their values, numbers by size.
+def grouped(runs: Sequence[RunRecord], axes: Sequence[str] = ()) -> list[Group]:
+    """Group runs by the options that differ; of two that have the same seed too, the second is in a group of its own.
 
-    known: options that label the groups even where they are equal in all runs.
+    axes: options by whose values the groups are ordered, numbers by size. Without any, groups that differ in one option
+    are ordered by it, and others are in the order of the runs.
     """
-    names = [name for name in dict.fromkeys([*known, *differing(runs)]) if name != SEED]
-    if not names and len(runs) == 1:
-        return [Group(runs[0].name, {}, runs)]
-    members: dict[str, list[RunRecord]] = {}
+    names = [name for name in differing(runs) if name != SEED]
+    members: dict[tuple, list[RunRecord]] = {}
     for run in runs:
-        label = ", ".join(f"{name} {as_text(run.config.get(name, _ABSENT))}" for name in names)
-        members.setdefault(label or "all runs", []).append(run)
-    groups = [Group(label, {name: same[0].config.get(name) for name in names}, same) for label, same in members.items()]
-    return sorted(groups, key=lambda group: [_order(value) for value in group.values.values()])
+        setting = tuple((name, as_text(run.config[name])) for name in names if name in run.config)
+        again = 0
+        while any(run.config.get(SEED) == other.config.get(SEED) for other in members.get((setting, again), [])):
+            again += 1
+        members.setdefault((setting, again), []).append(run)
+    shared = [_shared(same) for same in members.values()]
+    groups = [
+        Group(
+            name if shared.count(name) == 1 else f"{same[0].name} and {len(same) - 1} more",
+            {name: same[0].config[name] for name in names if name in same[0].config},
+            same,
+        )
+        for name, same in zip(shared, members.values())
+    ]
+    order = axes or (names if len(names) == 1 else ())
+    return sorted(groups, key=lambda group: [_order(group.values.get(name)) for name in order])
+
+
+def _shared(runs: Sequence[RunRecord]) -> str:
+    """Return what the names of runs have in common, with * for the rest; a sweep's `seed=*` is left out."""
+    if len(runs) == 1:
+        return runs[0].name
+    words = [re.split(r"(\W|_)", run.name) for run in runs]
+    head = _common(words)
+    tail = _common([name[len(head) :][::-1] for name in words])[::-1]
+    name = "".join(head) + "*" + "".join(tail)
+    if name == "*":
+        return f"{runs[0].name} and {len(runs) - 1} more"
+    return re.sub(r"(^|,)seed=\*", "", name).lstrip(",") or name
+
+
+def _common(lists: Sequence[Sequence[str]]) -> list[str]:
+    """Return the items that all lists begin with."""
+    return [same[0] for same in itertools.takewhile(lambda items: len(set(items)) == 1, zip(*lists))]
 
 
 def as_text(value: Any) -> str:
     """Write the value of an option as in a sentence: `2` for 2.0, `none`, `true`, `[1, 2]`."""
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {as_text(inner)}" for name, inner in value.items())
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(as_text, value)) + "]"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

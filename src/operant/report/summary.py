@@ -1,8 +1,8 @@
 """Summarises runs: a mean and a 95 % interval over the seeds of each group, as numbers, tables and sentences.
 
 interval([7.1, 7.4, 6.9])                # Interval(mean=7.13, half=0.625, n=3)
-final = finals(group, held_out=True)     # {"reward": Interval(18.1, 0.4, 3), "kl": ..., "empty": ..., "top_word": ...}
-brief("runs/letters")                    # "reward 7.52 -> 18.1 on held-out tasks, KL 8.3"
+results(runs, held_out=True)["reward"]   # Result(before=Interval(7.88, ...), after=Interval(18.1, ...), change=...)
+brief("runs/letters")                    # "reward 7.52 -> 18.1 and KL 8.3 on held-out tasks"
 
 The interval is that of Student's t: one run has none, and that of two runs is wide.
 """
@@ -11,15 +11,18 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.diagnosis.history import RECENT
 from operant.diagnosis.intervals import t_quantile
+from operant.diagnosis.progress import EARLY
 from operant.report.downsample import short
 from operant.report.runs import SEED, Group, RunRecord, as_text, read_run
 
-FINALS = ("reward", "kl", "empty", "top_word")
+_LISTED = 8
+"""Most options that the console names as different."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,14 @@ class Interval:
     n: int
 
 
-Finals = Mapping[str, Interval | None]
+@dataclass(frozen=True)
+class Result:
+    """A number of several runs before and after training, and its change within each run; None where it is unknown."""
+
+    before: Interval | None
+    after: Interval | None
+    change: Interval | None
+
 
 # --- intervals --------------------------------------------------------------------------------------------------------
 
@@ -49,12 +59,32 @@ def interval(values: Sequence[float | None]) -> Interval | None:
 # --- results of runs and groups ---------------------------------------------------------------------------------------
 
 
-def finals(group: Group, held_out: bool) -> Finals:
-    """Summarise a group's results after training, from the held-out tasks or from the last steps."""
-    return {name: interval([run.final(name, held_out) for run in group.runs]) for name in FINALS}
+def results(runs: Sequence[RunRecord], held_out: bool) -> dict[str, Result]:
+    """Summarise what runs reached on the held-out tasks, or else in the first step and the last ones, by name."""
+    names = ["reward", "kl", "empty", "top_word"]
+    if held_out:
+        names = list(dict.fromkeys(name for run in runs for judged in run.held_out.values() for name in judged))
+    found = {}
+    for name in names:
+        pairs = [[run.result(name, held_out, when) for when in ("before", "after")] for run in runs]
+        changes = [after - before for before, after in pairs if before is not None and after is not None]
+        found[name] = Result(*(interval(values) for values in (*zip(*pairs), changes)))
+    return {name: result for name, result in found.items() if result.before or result.after}
 
 
-def run_row(run: RunRecord, group: int, held_out: bool, base: str | Path) -> dict[str, Any]:
+def row(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the results of runs as a row of a table, as JSON can hold it: `held_out` and `training`, by name."""
+    return {
+        where: {name: _plain(asdict(result)) for name, result in results(runs, where == "held_out").items()}
+        for where in ("held_out", "training")
+    }
+
+
+def _plain(value: Any) -> Any:
+    return {name: _plain(inner) for name, inner in value.items()} if isinstance(value, Mapping) else short(value)
+
+
+def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
     """Return one run as a row of a table. base: the folder that the link to its report is relative to."""
     report = run.folder / "report.html"
     return {
@@ -62,28 +92,19 @@ def run_row(run: RunRecord, group: int, held_out: bool, base: str | Path) -> dic
         "group": group,
         "seed": run.config.get(SEED),
         "steps": [run.history.step, run.config.get("steps")],
-        "before": short(run.before),
         "findings": [{"name": f.name, "level": f.level, "message": f.message} for f in run.findings],
         "report": Path(os.path.relpath(report, base)).as_posix() if report.is_file() else None,
-    } | {name: short(run.final(name, held_out)) for name in FINALS}
+    } | row([run])
 
 
-def group_row(group: Group, final: Finals) -> dict[str, Any]:
-    """Return one group as a row of a table; `number`, the value of its only option if numeric, orders the colours."""
-    intervals = {"before": interval([run.before for run in group.runs]), **final}
-    values = list(group.values.values())
-    numeric = len(values) == 1 and isinstance(values[0], (int, float)) and not isinstance(values[0], bool)
+def group_row(group: Group) -> dict[str, Any]:
+    """Return one group as a row of a table."""
     return {
-        "label": group.label,
+        "name": group.name,
         "values": {name: as_text(value) for name, value in group.values.items()},
-        "number": float(values[0]) if numeric else None,
         "n": len(group.runs),
-        "final": {
-            name: found and {"mean": short(found.mean), "half": short(found.half), "n": found.n}
-            for name, found in intervals.items()
-        },
         "findings": _counted_findings(group),
-    }
+    } | row(group.runs)
 
 
 def _counted_findings(group: Group) -> list[dict[str, Any]]:
@@ -100,34 +121,78 @@ def _counted_findings(group: Group) -> list[dict[str, Any]]:
 # --- sentences --------------------------------------------------------------------------------------------------------
 
 
-def sentence(groups: Sequence[Group], ends: Sequence[Finals], held_out: bool) -> str:
-    """Name the setting with the highest reward and, if the diagnosis found problems in it, the best without any."""
-    known = [(found.mean, i) for i, final in enumerate(ends) if (found := final["reward"])]
+def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
+    """Say which group reached the highest reward, whether that is more than before training, and how sure that is.
+
+    The first sentence is the headline. groups: with one reward. held_out: judge by the held-out tasks, else by the
+    first step and the last ones.
+    """
+    found = [(group, results(group.runs, held_out)) for group in groups]
+    known = [(group, own, own["reward"]) for group, own in found if "reward" in own and own["reward"].after]
     if not known:
-        return "No run has finished a step yet."
-    problems = [[f["name"] for f in _counted_findings(g) if f["level"] == "problem"] for g in groups]
-    best = max(known)[1]
-    where = "on held-out tasks" if held_out else "over the last steps"
-    text = f"The highest reward {where} is {_reward_and_kl(groups[best], ends[best])}"
-    if len(groups) == 1:
-        text = f"The reward {where} is {_plus_minus(ends[0]['reward'])}{_at_kl(ends[0])}"
-    if problems[best]:
-        text += f", but the diagnosis reports {' and '.join(problems[best][:2]).replace('_', ' ')}"
-        sound = [(mean, i) for mean, i in known if not problems[i]]
+        return ["No run has finished a step yet."]
+    where = "on held-out tasks" if held_out else f"over the last {RECENT} steps"
+    best = max(known, key=_height)
+    told = _told(best, known, where, "before training" if held_out else "in the first step")
+    longest = max(run.history.step for group, *_ in known for run in group.runs)
+    if longest < EARLY:
+        told.insert(0, f"Too early to say ({longest} step{'s' * (longest != 1)}).")
+    if troubles := _problems(best[0]):
+        told.append(f"Do not trust it: the diagnosis reports {' and '.join(troubles[:2]).replace('_', ' ')}.")
+        sound = [one for one in known if not _problems(one[0])]
         if sound:
-            best = max(sound)[1]
-            text += f". The highest without problems is {_reward_and_kl(groups[best], ends[best])}"
-        elif len(groups) > 1:
-            text += "; every setting has problems"
-    return text + "."
+            group, own, reward = max(sound, key=_height)
+            told.append(f"The highest without problems is {_plus_minus(reward.after)}{_with(group, own)}.")
+        elif len(known) > 1:
+            told.append("Every setting has problems.")
+    return told
 
 
-def _reward_and_kl(group: Group, final: Finals) -> str:
-    return f"{_plus_minus(final['reward'])}, with {group.label}{_at_kl(final)}"
+_Known = tuple[Group, Mapping[str, Result], Result]
 
 
-def _at_kl(final: Finals) -> str:
-    return f" at a KL of {_plus_minus(final['kl'])} nats" if final["kl"] else ""
+def _height(one: _Known) -> float:
+    return one[2].after.mean if one[2].after else -math.inf
+
+
+def _problems(group: Group) -> list[str]:
+    return [f["name"] for f in _counted_findings(group) if f["level"] == "problem"]
+
+
+def _told(best: _Known, known: Sequence[_Known], where: str, start: str) -> list[str]:
+    """Compare the best group with its value before training, and with the other groups."""
+    group, own, reward = best
+    change, alone = reward.change, len(known) == 1
+    after = _plus_minus(reward.after)
+    if change is None or reward.before is None:
+        first = f"The {'' if alone else 'highest '}reward {where} is {after}{_with(group, own)}"
+    elif all(other.change and other.change.mean <= 0 for *_, other in known):
+        none = "Not better" if alone else "No setting ended better"
+        first = f"{none} than {start}: the {'' if alone else 'highest '}reward {where} is {after}"
+        first += f"{_with(group, own)}, and was {_plus_minus(reward.before)} {start}"
+    else:
+        first = f"The {'' if alone else 'highest '}reward {where} is {after}{_with(group, own)}; "
+        by = f"{change.mean:+.3g}" + ("" if change.half is None else f" ± {change.half:.2g}")
+        first += f"{start} it was {_plus_minus(reward.before)} ({by}"
+        if change.half is not None and abs(change.mean) <= change.half:
+            first += ", which is within noise"
+        first += ")"
+    if reward.after and reward.after.half is None:
+        return [f"{first}.", "That is one run: another seed may end elsewhere."]
+    near = [other for other in known if other is not best and _overlap(other[2].after, reward.after)]
+    if not near:
+        return [f"{first}."]
+    others = f"those of {len(near)} other settings" if len(near) > 1 else f"that of {near[0][0].name}"
+    return [f"{first}.", f"Its interval overlaps {others}."]
+
+
+def _overlap(one: Interval | None, other: Interval | None) -> bool:
+    return bool(one and other) and abs(one.mean - other.mean) <= (one.half or 0.0) + (other.half or 0.0)
+
+
+def _with(group: Group, own: Mapping[str, Result]) -> str:
+    kl = own["kl"].after if "kl" in own else None
+    return f", with {group.name}" + (f", at a KL of {_plus_minus(kl)} nats" if kl else "")
 
 
 def _plus_minus(found: Interval | None, percent: bool = False) -> str:
@@ -136,28 +201,39 @@ def _plus_minus(found: Interval | None, percent: bool = False) -> str:
         return "–"
     if percent:
         return f"{found.mean * 100:.3g} %"
-    return f"{found.mean:.3g}" + ("" if found.half is None else f" ± {found.half:.3g}")
+    return f"{found.mean:.3g}" + ("" if found.half is None else f" ± {found.half:.2g}")
 
 
 def table(data: Mapping[str, Any]) -> str:
-    """Format the groups of a comparison as lines of text: differing options, number of runs, results, findings."""
-    names = list(data["groups"][0]["values"])
-    lines = [[*names, "runs", "before", "reward", "KL", "empty", "findings"]]
+    """Format a comparison as lines of text: a row for each group, the options that differ, and the verdicts."""
+    lines = [["", "runs", "before", "reward", "KL", "empty", "findings"]]
     for group in data["groups"]:
-        final = {name: Interval(**found) if found else None for name, found in group["final"].items()}
-        numbers = [_plus_minus(final[name], name == "empty") for name in ("before", "reward", "kl", "empty")]
+        where = group["held_out" if data["rewards"][group["reward"]]["held_out"] else "training"]
+        ends = {
+            (name, when): Interval(**found) if (found := where.get(name, {}).get(when)) else None
+            for name in ("reward", "kl", "empty")
+            for when in ("before", "after")
+        }
+        cells = [ends["reward", "before"], ends["reward", "after"], ends["kl", "after"]]
         findings = ", ".join(f"{f['name']} ({f['runs']})" for f in group["findings"] if f["level"] != "note")
-        values = [group["values"][name] for name in names]
-        lines.append([*values, str(group["n"]), *numbers, findings or "none"])
+        numbers = [*map(_plus_minus, cells), _plus_minus(ends["empty", "after"], percent=True)]
+        lines.append([group["name"], str(group["n"]), *numbers, findings or "none"])
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    differ, more = ", ".join(data["options"][:_LISTED]), len(data["options"]) - _LISTED
+    told = [f"They differ in: {differ}{f' and {more} more options' if more > 0 else ''}."] if differ else []
+    told += [""] + [(f"{r['name']}: " if r["name"] else "") + " ".join(r["verdict"]) for r in data["rewards"]]
+    return "\n".join([text, *told, *data["notes"]])
 
 
 def brief(folder: str | Path) -> str:
     """Summarise the result of a run in a few words."""
     run = read_run(Path(folder))
-    held_out = "reward" in run.held_out
-    before, reward, kl = map(interval, ([run.before], [run.final("reward", held_out)], [run.final("kl", held_out)]))
-    text = f"reward {_plus_minus(before)} -> {_plus_minus(reward)}{' on held-out tasks' if held_out else ''}"
+    held_out = "after" in run.held_out
+    own = results([run], held_out)
+    reward, kl = (own.get(name, Result(None, None, None)) for name in ("reward", "kl"))
+    text = f"reward {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
+    text += f" and KL {_plus_minus(kl.after)}" if kl.after else ""
     findings = ", ".join(finding.name for finding in run.findings if finding.level != "note")
-    return text + (f", KL {_plus_minus(kl)}" if kl else "") + (f" ({findings})" if findings else "")
+    where = "on held-out tasks" if held_out else f"in the last {RECENT} steps"
+    return f"{text} {where}" + (f" ({findings})" if findings else "")

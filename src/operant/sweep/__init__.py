@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.report.compare import comparison, write_comparison
-from operant.report.summary import brief, table
+from operant.report.compare import write_comparison
+from operant.report.summary import brief
 from operant.sweep.grid import Point
 from operant.sweep.processes import Exit, RunCommand, run_all
 from operant.sweep.state import SweepPlan, make_plan, progress, remember, steps_done
@@ -60,8 +60,8 @@ def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: Sw
     print(_headline(folder, Counter(states.values()), options.at_once), flush=True)
     ended, interrupted = run_all(commands, options.at_once, folder / "logs", printer.ended, printer.waiting)
     if any(folder.glob("*/config.yaml")):
-        print(f"\n{table(comparison([folder]))}\n")
-        print(f"comparison: {write_comparison([folder])}", flush=True)
+        path = write_comparison([folder], say=lambda text: print(f"\n{text}\n"))
+        print(f"comparison: {path}", flush=True)
     if interrupted:
         print(f"stopped with {printer.done} of {printer.total} runs done; the same command resumes the sweep")
         return 0

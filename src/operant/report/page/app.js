@@ -24,14 +24,21 @@
 
   // --- drawing ------------------------------------------------------------------------------------------------------
 
-  function section({ id, title }, specs) {
+  function section({ id }, specs) {
     const host = $(`#${id}`);
     host.hidden = !specs.length;
-    if (!specs.length) return;
-    const grid = host.querySelector(".charts") ?? host.appendChild(make("div", { class: "charts" }));
-    if (!host.querySelector("h2")) host.prepend(make("h2", {}, title));
+    const grid = host.querySelector(".charts") ?? host.firstChild.appendChild(make("div", { class: "charts" }));
     specs.forEach((spec) => figure(spec.small ? panel(grid) : grid, spec));
   }
+
+  /** A section that folds; on a phone it is folded at first, because all of them would be twenty screens. */
+  function folding({ id, title, about }) {
+    const details = make("details", {}, make("summary", {}, make("h2", {}, title), make("span", {}, about)));
+    details.open = !matchMedia("(max-width: 40rem)").matches;
+    return make("section", { id }, details);
+  }
+
+  const unfold = (host) => host?.querySelectorAll(":scope > details").forEach((it) => (it.open = true));
 
   /** The frame around the small charts. */
   function panel(grid) {
@@ -57,11 +64,13 @@
   function figure(grid, spec) {
     for (const metric of spec.metrics) figureOf.set(metric, `chart-${spec.id}`);
     const known = drawn.get(spec.id);
-    if (known) return known.update(spec);
-    const host = grid.appendChild(
-      make("figure", { id: `chart-${spec.id}`, class: spec.class ?? "", ...(spec.hint ? { title: spec.hint } : {}) }),
-    );
-    drawn.set(spec.id, Charts[spec.kind](host, spec));
+    if (known?.kind === spec.kind) return known.chart.update(spec);
+    known?.chart.remove(); // what stayed the same for a while is a chart from its first change on
+    const host =
+      document.getElementById(`chart-${spec.id}`) ??
+      grid.appendChild(make("figure", { id: `chart-${spec.id}`, ...(spec.hint ? { title: spec.hint } : {}) }));
+    host.className = spec.class ?? "";
+    drawn.set(spec.id, { kind: spec.kind, chart: Charts[spec.kind](host, spec) });
   }
 
   function overview() {
@@ -87,6 +96,8 @@
         live ? " · live" : "",
       ),
       make("p", { class: "verdict" }, arrows(data.verdict)),
+      data.cycle ? make("p", { class: "task" }, data.cycle.sentence) : "",
+      $("#cycle") ?? make("figure", { id: "cycle" }),
       step
         ? ""
         : make(
@@ -99,13 +110,14 @@
       data.numbers.length ? make("dl", { class: "numbers" }, data.numbers.map(keyNumber)) : "",
       make("div", { class: data.findings.length ? "overview" : "overview calm" }, step ? findings() : null, samples()),
     );
+    if (data.cycle) Cycle.show($("#cycle"), data.cycle);
     document.title = `${data.name} · step ${step}`;
     host.dataset.worst = worst ?? "";
   }
 
   const arrows = (text) => text.replaceAll("->", "→");
 
-  function keyNumber({ label, unit, before, after }) {
+  function keyNumber({ label, note, unit, before, after }) {
     const value =
       unit === "s"
         ? duration(after)
@@ -114,7 +126,7 @@
             number(after),
             unit ? make("small", {}, ` ${unit}`) : null,
           ];
-    return make("div", { class: "number" }, make("dt", {}, label), make("dd", {}, value));
+    return make("div", { class: "number" }, make("dt", {}, label), make("dd", {}, value), make("dd", { class: "note" }, note));
   }
 
   function duration(seconds) {
@@ -162,6 +174,7 @@
   function scrollTo(metric) {
     const host = document.getElementById(figureOf.get(metric) ?? "metrics");
     if (host.tagName === "DETAILS") host.open = true;
+    unfold(host.closest("section"));
     host.scrollIntoView({ block: "center" });
     host.classList.remove("highlighted");
     requestAnimationFrame(() => host.classList.add("highlighted"));
@@ -169,12 +182,17 @@
 
   function samples() {
     if (!data.samples?.rows.length) return null;
-    const { before, after, of, rows } = data.samples;
+    const { before, after, of, better, queries, rows } = data.samples;
     const scored = rows.some((row) => [row.before, row.after].some((answer) => typeof answer?.reward === "number"));
-    const cell = (label, query, answer) =>
+    const signed = (gain) => (gain > 0 ? "+" : "") + number(gain);
+    const picked = better === null
+      ? `the first ${rows.length} of ${of} ${queries}`
+      : `of ${of} ${queries}, ${better} score higher than before; here are the ${rows.map((row) => row.pick).join(", ")} gain`;
+    const cell = (label, query, answer, pick) =>
       make(
         "td",
         { "data-label": label },
+        pick ?? null,
         answer
           ? [
               scored ? make("b", {}, answer.reward === null ? "no score" : number(answer.reward)) : null,
@@ -182,27 +200,30 @@
             ]
           : "–",
       );
+    const gain = ({ pick, gain: by }) => pick ? make("p", { class: "pick" }, `${pick} gain `, make("b", { class: by > 0 ? "fine" : by < 0 ? "problem" : "" }, signed(by))) : null;
     return make(
       "div",
       { id: "samples" },
       make(
         "h2",
         {},
-        "Sample replies ",
-        make("span", {}, `the first ${rows.length} of ${of} fixed queries${scored ? ", with their scores" : ""}`),
+        "Replies ",
+        make("span", {}, picked),
       ),
       make(
         "table",
         { class: "samples" },
-        make("thead", {}, make("tr", {}, make("th", {}, before), make("th", {}, after))),
+        make("thead", {}, make("tr", {}, make("th", { class: "picked" }), make("th", {}, before), make("th", {}, after))),
         make(
           "tbody",
           {},
-          rows.map((row) => make("tr", {}, cell(before, row.query, row.before), cell(after, row.query, row.after))),
+          rows.map((row) =>
+            make("tr", {}, make("td", { class: "picked" }, gain(row)), cell(before, row.query, row.before), cell(after, row.query, row.after)),
+          ),
         ),
       ),
       data.replies || live
-        ? make("a", { class: "more", href: "#replies" }, "All replies, with the log-prob and value of every token")
+        ? make("a", { class: "more", href: "#replies", onclick: () => unfold($("#replies")) }, "All replies, with the log-prob and value of every token")
         : null,
     );
   }
@@ -264,7 +285,9 @@
     const heatmaps = Object.values(data.histograms)
       .map((h) => h.steps)
       .filter((s) => s.length > 1);
-    const texts = drawn.size ? ["Drag over a chart to zoom, double-click for all steps."] : [];
+    const texts = drawn.size
+      ? ["Drag over a chart to zoom, double-click for all steps. SVG and CSV below a figure save it and its numbers."]
+      : [];
     if (data.steps_per_interval > 1)
       texts.push(`The curves show the lowest and the highest value of every ${data.steps_per_interval} steps.`);
     if (heatmaps.some((s) => s[1] - s[0] > 1)) texts.push("The heatmaps show evenly spaced steps, not all of them.");
@@ -290,11 +313,11 @@
         "nav",
         { "aria-label": "Sections" },
         make("a", { class: "run", href: "#page" }, data.name),
-        links.map(({ id, short }) => make("a", { href: `#${id}` }, short)),
+        links.map(({ id, short }) => make("a", { href: `#${id}`, onclick: () => unfold($(`#${id}`)) }, short)),
       ),
       make("div", { id: "overview" }),
-      ...Figures.SECTIONS.map(({ id }) => make("section", { id })),
-      make("section", { id: "replies" }),
+      ...Figures.SECTIONS.map(folding),
+      folding({ id: "replies", title: "Replies", about: "what the policy wrote, token by token" }),
       make("div", { id: "details", class: "details" }),
       make("p", { id: "footnote", class: "footnote" }),
     );
@@ -312,7 +335,8 @@
   function replies() {
     const host = $("#replies");
     host.hidden = !live && !data.replies?.available.replies && !data.replies?.probes;
-    if (!host.hidden) Replies.mount(host, data.replies ?? null, live ? { base: "" } : null);
+    const page = host.firstChild.appendChild(make("div"));
+    if (!host.hidden) Replies.mount(page, data.replies ?? null, live ? { base: "" } : null);
   }
 
   async function poll() {
@@ -333,6 +357,7 @@
   skeleton();
   replies();
   render();
+  addEventListener("beforeprint", () => document.querySelectorAll("section").forEach(unfold));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Charts.refresh());
   if (live) setTimeout(poll, POLL_INTERVAL);
 })();

@@ -1,6 +1,8 @@
 // Draws lines over the steps of a run, and the frame of every chart, with uPlot. The only global is `Charts`.
+// export.js, where a page has it, adds the buttons that save a chart.
 //
 //   const chart = Charts.line(element, spec)    draws into `element`; heat.js adds Charts.heat
+//   Charts.words(element, spec)                 the same frame around spec.text, for what needs no picture
 //   chart.update(spec)                          new data in place; zoom and cursor stay
 //   Charts.refresh()                            redraw all charts after the colours have changed
 //   Charts.zoom([10, 40]) / Charts.zoom(null)   all charts that share the cursor show these steps / all steps
@@ -11,21 +13,23 @@
 //   title, unit, caption   texts
 //   height                 in pixels
 //   group                  charts of one group share cursor and zoom; "steps" by default
-//   axis                   name of x in the readout; "step" by default
+//   axis                   name of x; "step" by default
 // The spec of a line chart:
-//   series    [{label, x, values, colour, spread, width, dash, points}]: x ascends; null, from NaN or infinity, leaves
-//             a gap; colour is a CSS variable, "--blue"; spread is half the height of the shade around the line;
-//             points: dots without a line
+//   series    [{label, name, x, values, colour, spread, width, dash, points}]: x ascends; null, from NaN or infinity,
+//             leaves a gap; colour is a CSS variable, "--blue"; spread is half the height of the shade around the line;
+//             points: dots without a line; name: that of the column in a saved table, the label by default;
+//             low, high: the edges of the shade, instead of spread
+//   shared    the page has one legend for all charts: the readout names the line under the pointer
 //   band      [low, high] shades a healthy range; null leaves a side open
 //   target    a dashed line at this value
 //   gap       shade where the first of two series, without spread, lies above the second
 //   include   values that the y axis must cover; floor: lower values are drawn at this one
 //   log       a logarithmic y axis; percent: the values are shares
-//   stacked   stacked areas, the first at the bottom
-//   small     a sparkline without axes; whole: the x axis has whole numbers (true by default)
+//   stacked   stacked areas, the first at the bottom; most: the y axis ends there
+//   small     a low chart; whole: the x axis has whole numbers (true by default)
 const Charts = (() => {
   const charts = new Set();
-  const api = { line, refresh, zoom, number, onzoom: null };
+  const api = { line, words, refresh, zoom, number, onzoom: null, buttons: () => "" };
   let zoomed = null;
   let theme = {};
 
@@ -60,20 +64,15 @@ const Charts = (() => {
 
   /** Title, readout, plot and caption; `kind` turns a spec into uPlot's options and data. */
   function chart(host, spec, kind) {
-    const self = { group: spec.group ?? "steps", spec, hovered: false };
-    host.classList.add("chart");
-    host.classList.toggle("small", Boolean(spec.small));
-    const head = element("header");
-    const title = element("h3", "", spec.title);
-    self.unit = title.appendChild(element("span", "unit", spec.unit || ""));
-    self.readout = element("output", "readout");
+    const self = { group: spec.group ?? "steps", spec, kind, hovered: false, readout: element("output", "readout") };
     self.keys = element("div", "keys");
     self.plot = element("div", "plot");
     self.plot.setAttribute("role", "img");
     self.plot.setAttribute("aria-label", spec.title);
-    self.caption = element("figcaption", "", spec.caption || "");
-    head.append(title, self.readout);
-    host.replaceChildren(head, self.keys, self.plot, self.caption);
+    self.caption = element("span", "", spec.caption || "");
+    const caption = element("figcaption");
+    caption.append(self.caption, " ", api.buttons(self));
+    host.replaceChildren(header(host, spec, self.readout), self.keys, self.plot, caption);
 
     const build = () => {
       self.uplot?.destroy();
@@ -120,12 +119,31 @@ const Charts = (() => {
     return self;
   }
 
+  function header(host, spec, readout) {
+    host.classList.add("chart");
+    host.classList.toggle("small", Boolean(spec.small));
+    const head = element("header");
+    const title = element("h3", "", spec.title);
+    title.append(" ", element("span", "unit", spec.unit || ""));
+    head.append(title, readout);
+    return head;
+  }
+
+  function words(host, spec) {
+    const update = (next) => {
+      const text = element("p", "words", next.text);
+      host.replaceChildren(header(host, next, ""), text, element("figcaption", "", next.caption || ""));
+    };
+    update(spec);
+    return { update, remove: () => {} };
+  }
+
   function frame(self) {
     const { spec } = self;
     return {
       width: Math.max(200, Math.floor(self.plot.clientWidth)),
-      height: spec.height ?? (spec.small ? 56 : 190),
-      padding: spec.small ? [4, 2, 4, 2] : [8, 16, 0, 0],
+      height: spec.height ?? (spec.small ? 100 : 190),
+      padding: [8, 16, 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
@@ -167,14 +185,13 @@ const Charts = (() => {
       space: 56,
       grid: { show: false },
       ...(spec.whole === false ? {} : { incrs: WHOLE }),
-      values: (u, splits) => splits.map((x) => x.toLocaleString("en")),
+      values: (u, splits) => splits.map((x, i) => (i ? "" : `${spec.axis ?? "step"} `) + x.toLocaleString("en")),
     });
 
   function put(self, step, text) {
-    const { spec } = self;
     self.readout.replaceChildren();
-    if (step !== null && !spec.small)
-      self.readout.append(element("span", "at", `${spec.axis ?? "step"} ${number(step)} `));
+    if (step !== null && step !== undefined)
+      self.readout.append(element("span", "at", `${self.spec.axis ?? "step"} ${number(step)} `));
     if (text) self.readout.append(element("b", "", text));
   }
 
@@ -186,7 +203,7 @@ const Charts = (() => {
 
   const lines = {
     shape: (spec) =>
-      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread), s.points]), spec.log, spec.stacked]),
+      JSON.stringify([spec.series.map((s) => [s.label, Boolean(s.spread ?? s.low), s.points]), spec.log, spec.stacked]),
 
     /** uPlot's columns: x, then for each series its values and, with a spread, the upper and lower edges of the shade. */
     data(self) {
@@ -204,12 +221,7 @@ const Charts = (() => {
       return [
         xs,
         ...spec.series.flatMap((s, n) => {
-          const edge = (sign) =>
-            place(
-              s,
-              s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0))),
-            ).map(scaled);
-          return [self.values[n].map(scaled), ...(s.spread ? [edge(1), edge(-1)] : [])];
+          return [self.values[n].map(scaled), ...edges(s).map((values) => place(s, values).map(scaled))];
         }),
       ];
     },
@@ -229,7 +241,7 @@ const Charts = (() => {
           fill: spec.stacked ? colour : undefined,
           points: { show: Boolean(s.points), size: s.points ? 5 : 7, fill: colour, width: 0, filter: lonely },
         });
-        if (!s.spread || spec.stacked) continue;
+        if (!(s.spread ?? s.low) || spec.stacked) continue;
         const hidden = { stroke: () => "transparent", width: 0, points: { show: false } };
         series.push({ ...hidden }, { ...hidden });
         bands.push({
@@ -238,19 +250,17 @@ const Charts = (() => {
         });
       }
       if (spec.gap) bands.push({ series: [1, 2], fill: () => css("--gap") });
-      const y = spec.small
-        ? { show: false }
-        : axis({
-            size: 46,
-            space: 32,
-            splits: spec.log ? logSplits : undefined,
-            values: (u, splits) => splits.map((v) => format(spec, spec.log ? 10 ** v : round(v))),
-          });
+      const y = axis({
+        size: 50,
+        space: spec.small ? 26 : 32,
+        splits: spec.log ? logSplits : undefined,
+        values: (u, splits) => splits.map((v) => tick(spec, spec.log ? 10 ** v : round(v))),
+      });
       return {
         series,
         bands,
         scales: { x: { time: false }, y: { range: (u, low, high) => vertical(spec, low, high) } },
-        axes: [spec.small ? { show: false } : bottom(spec), y],
+        axes: [bottom(spec), y],
         hooks: { drawClear: [(u) => band(u, spec)], draw: [(u) => target(u, spec)] },
       };
     },
@@ -264,17 +274,102 @@ const Charts = (() => {
     /** The value under the cursor, or the newest. */
     read(self, index) {
       const { spec } = self;
-      const newest = (values) => values.findLast((v) => v !== null && v !== undefined);
+      if (spec.shared) return name(self, index);
+      const known = (v) => v !== null && v !== undefined;
+      const newest = (values) => values.findLast(known);
+      const last = self.uplot.data[0][Math.max(...self.values.map((values) => values.findLastIndex(known)))];
       const texts = self.values.map((values) => format(spec, index === null ? newest(values) : values[index]));
       const alone = spec.series.length === 1;
-      put(self, index === null ? null : self.uplot.data[0][index], alone ? texts[0] : "");
+      put(self, index === null ? last : self.uplot.data[0][index], alone ? texts[0] : "");
       if (!alone) self.keys.replaceChildren(...spec.series.map((s, n) => key(s, texts[n])));
     },
+
+    /** The columns of a saved table: x, then each series, with its spread. */
+    table(self) {
+      const { series } = self.spec;
+      const at = series.map((s) => new Map(s.x.map((x, i) => [x, i])));
+      const names = series.map((s) => s.name ?? s.label);
+      return [
+        [self.spec.axis ?? "step", ...series.flatMap((s, n) => [names[n], ...shades(s).map((shade) => `${names[n]} ${shade}`)])],
+        ...self.uplot.data[0].map((x) => [
+          x,
+          ...series.flatMap((s, n) => [s.values, ...shades(s).map((shade) => s[shade])].map((column) => column[at[n].get(x)])),
+        ]),
+      ];
+    },
+
+    /** The marks of a saved picture: {tag, attributes}, in pixels of the plot. */
+    marks(self) {
+      const { spec, uplot } = self, { series } = spec;
+      const x = (v) => uplot.valToPos(v, "x").toFixed(1), y = (v) => uplot.valToPos(v, "y").toFixed(1);
+      const right = uplot.over.clientWidth, floor = uplot.over.clientHeight;
+      const path = (points) => points.map(([a, b], i) => `${i ? "L" : "M"}${x(a)} ${y(b)}`).join("");
+      const area = (upper, lower, fill, opacity) =>
+        ({ tag: "path", d: `${path([...upper, ...lower.reverse()])}Z`, fill, "fill-opacity": opacity });
+      const found = [];
+      if (spec.band) {
+        const [low, high] = [spec.band[0] ?? -Infinity, spec.band[1] ?? Infinity].map((v, i) =>
+          Number.isFinite(v) ? Math.min(floor, Math.max(0, y(scale(spec, v)))) : i ? 0 : floor);
+        found.push({ tag: "rect", x: 0, y: high, width: right, height: low - high, fill: css("--green"), "fill-opacity": 0.09 });
+      }
+      if (spec.stacked) {
+        [...series].reverse().forEach((s, n) => {
+          const points = uplot.data[0].map((v, i) => [v, uplot.data[n + 1][i]]).filter(([, v]) => v !== null);
+          found.push(area(points, points.map(([v]) => [v, 0]), css(s.colour), 1));
+        });
+        return found;
+      }
+      const pieces = (s, values) => {  // the stretches between two gaps
+        const all = [[]];
+        s.x.forEach((v, i) => (values[i] === null ? all.push([]) : all.at(-1).push([v, scale(spec, values[i])])));
+        return all.filter((piece) => piece.length);
+      };
+      for (const s of series) {
+        const [upper, lower] = edges(s).map((values) => pieces(s, values));
+        upper?.forEach((piece, i) => found.push(area(piece, lower[i], css(`${s.colour ?? "--blue"}-shade`), 1)));
+      }
+      for (const s of series)
+        for (const piece of pieces(s, s.values)) {
+          const colour = css(s.colour ?? "--blue");
+          if (s.points || piece.length === 1)
+            found.push(...piece.map(([a, b]) => ({ tag: "circle", cx: x(a), cy: y(b), r: 3, fill: colour })));
+          else
+            found.push({ tag: "path", d: path(piece), fill: "none", stroke: colour, "stroke-width": s.width ?? 2,
+              "stroke-dasharray": s.dash?.join(" ") ?? "none" });
+        }
+      if (typeof spec.target === "number") {
+        const at = y(scale(spec, spec.target));
+        found.push({ tag: "path", d: `M0 ${at}H${right}`, stroke: css("--soft"), "stroke-dasharray": "4 4" });
+      }
+      return found;
+    },
   };
+
+  /** What the shade of a series is given by: its fields. */
+  const shades = (s) => ["spread", "low", "high"].filter((field) => s[field]);
+
+  /** The upper and the lower edge of the shade of a series, if it has one. */
+  function edges(s) {
+    if (s.low) return [s.high, s.low];
+    return s.spread ? [1, -1].map((sign) => s.values.map((v, i) => (v === null ? null : v + sign * (s.spread[i] ?? 0)))) : [];
+  }
+
+  /** Name the line that is nearest to the pointer. */
+  function name(self, index) {
+    const { spec, uplot } = self;
+    if (index === null || !self.hovered) return put(self, index === null ? null : uplot.data[0][index], "");
+    const y = uplot.posToVal(uplot.cursor.top, "y");
+    const away = self.values.map((values) => Math.abs(scale(spec, values[index] ?? NaN) - y));
+    const nearest = away.indexOf(Math.min(...away.filter((distance) => !Number.isNaN(distance))));
+    const text = nearest < 0 ? "" : `${spec.series[nearest].label}: ${format(spec, self.values[nearest][index])}`;
+    put(self, uplot.data[0][index], text);
+  }
 
   const percent = (share) =>
     share && share < 0.001 ? "<0.1 %" : `${number(Number(((share ?? 0) * 100).toPrecision(2)))} %`;
   const format = (spec, value) => (spec.percent && Number.isFinite(value) ? percent(value) : number(value));
+
+  const tick = (spec, value) => (spec.percent ? `${number(round(100 * value))} %` : number(value));
 
   function key(s, value) {
     const made = element("span", "key");
@@ -315,9 +410,10 @@ const Charts = (() => {
     );
     if (!edges.length) return [0, 1];
     [low, high] = [Math.min(...edges), Math.max(...edges)];
-    if (spec.stacked) return [0, high || 1];
-    const margin = high > low ? (high - low) * 0.06 : Math.abs(low) * 0.1 || 1;
-    const fixed = spec.small ? [] : (spec.include ?? []); // an edge from `include` gets no margin
+    if (spec.stacked) return [0, Math.min(high, spec.most ?? high) || 1];
+    if (low === high && !low) return [0, 1];
+    const margin = high > low ? (high - low) * 0.06 : Math.abs(low) * 0.1;
+    const fixed = spec.include ?? []; // an edge from `include` gets no margin
     return [fixed.includes(low) ? low : low - margin, fixed.includes(high) ? high : high + margin];
   }
 
@@ -364,6 +460,6 @@ const Charts = (() => {
     u.ctx.restore();
   }
 
-  api.parts = { chart, element, css, axis, bottom, put, number, percent, round };
+  api.parts = { chart, element, css, axis, bottom, put, number, percent, round, header };
   return api;
 })();

@@ -1,10 +1,12 @@
-// Lays out the page of several runs from the data of compare.py: reward against KL, replies to the same queries, curves,
-// a table. Texts from a run are set as text, never as HTML.
+// Lays out the page of several runs from the data of compare.py: verdicts, one table, reward against KL, curves, replies.
+// A run keeps its colour, dash and marker in all charts. Texts from a run are set as text, never as HTML.
 (() => {
   const data = JSON.parse(document.querySelector("#data").textContent);
   const main = document.querySelector("#page");
   const number = Charts.number;
   const { groups, runs } = data;
+  const seeded = groups.some((group) => group.n > 1); // else every group is one run
+  const narrow = matchMedia("(max-width: 40rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
 
   function fill(made, attributes, children) {
     for (const [key, value] of Object.entries(attributes)) {
@@ -18,81 +20,167 @@
   }
   const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
   const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-  const colour = (group) => ({ "--group": `var(--g${group})` });
-  const swatch = (group) => make("i", { class: "swatch", ...(group === null ? {} : colour(group)) });
   const share = (value) => (value === null || value === undefined ? "–" : `${number(100 * value)} %`);
+  /** A text that may break after its signs: a path, or the name of a run. */
+  const breakable = (text) => text.split(/(?<=[/:._=,-])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
+  const known = (values) => values.filter((value) => value !== null && value !== undefined);
 
-  // --- colours ------------------------------------------------------------------------------------------------------
+  // --- how a run is drawn -------------------------------------------------------------------------------------------
 
-  const DISTINCT = ["#1f6fb5", "#d17a00", "#0b8a6a", "#b8568f", "#63b2de", "#c4460f", "#c9a90c", "#7a5ba6"];
-  const DISTINCT_DARK = ["#6bb1ee", "#f2a33c", "#3cc49d", "#dc8fbd", "#3d7fab", "#ef7c4b", "#e3c94a", "#b79af0"];
-  const ORDERED = ["#43308f", "#1f6fb5", "#0b8a6a", "#c09000", "#c4460f", "#8f1d3c"];
-  const ORDERED_DARK = ["#a99bf5", "#6bb1ee", "#3cc49d", "#e3c94a", "#ef7c4b", "#f27596"];
-  const dark = matchMedia("(prefers-color-scheme: dark)");
+  // Eight colours whose contrast to the paper is at least 3, and that stay apart with any colour vision; the next eight
+  // runs have the same colours with another dash and marker.
+  const COLOURS = ["#2277bb", "#889900", "#770066", "#cc7788", "#0044aa", "#776600", "#aa4477", "#444411"];
+  const COLOURS_DARK = ["#66aaee", "#eeaa44", "#ee6699", "#00dddd", "#885599", "#aa8800", "#bb3344", "#2277dd"];
+  const DASHES = [null, [7, 4], [2, 3], [9, 3, 2, 3]];
+  const MARKS = [
+    (r) => `M${-r},0a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0`,
+    (r) => `M${-0.9 * r},${-0.9 * r}h${1.8 * r}v${1.8 * r}h${-1.8 * r}z`,
+    (r) => `M0,${-1.2 * r}l${1.15 * r},${2.1 * r}h${-2.3 * r}z`,
+    (r) => `M0,${-1.3 * r}l${1.3 * r},${1.3 * r}l${-1.3 * r},${1.3 * r}l${-1.3 * r},${-1.3 * r}z`,
+  ];
+  const round = (group) => Math.floor(group / COLOURS.length) % DASHES.length;
+  const colour = (group) => ({ "--group": `var(--g${group})` });
+  const mark = (group, x, y, r, attributes) =>
+    draw("path", { ...colour(group), transform: `translate(${x},${y})`, d: MARKS[round(group)](r), ...attributes });
 
-  const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-  function between(stops, at) {
-    const place = at * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
-    const [a, b] = [rgb(stops[low]), rgb(stops[low + 1])];
-    return a.map((c, i) => Math.round(c + (b[i] - c) * (place - low)));
-  }
+  let pinned = null, shown = null; // the group that stands out: by a click, and now
 
-  /** Settings that differ in one number get the colours of a ramp, others get distinct colours. */
+  /** Set the colours of all groups; those beside the one that stands out are faint. */
   function paint() {
-    const ordered = groups.every((g) => g.number !== null) || groups.length > DISTINCT.length;
     groups.forEach((_, i) => {
-      const found = ordered
-        ? between(dark.matches ? ORDERED_DARK : ORDERED, groups.length > 1 ? i / (groups.length - 1) : 0.2)
-        : rgb((dark.matches ? DISTINCT_DARK : DISTINCT)[i]);
-      document.documentElement.style.setProperty(`--g${i}`, `rgb(${found})`);
-      document.documentElement.style.setProperty(`--g${i}-shade`, `rgba(${found}, .16)`);
+      const hex = (dark.matches ? COLOURS_DARK : COLOURS)[i % COLOURS.length];
+      const [solid, shade] = shown === i ? [1, 0.25] : shown === null ? [1, Math.max(0.05, 0.3 / groups.length)] : [0.13, 0.02];
+      const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+      document.documentElement.style.setProperty(`--g${i}`, `rgba(${r}, ${g}, ${b}, ${solid})`);
+      document.documentElement.style.setProperty(`--g${i}-shade`, `rgba(${r}, ${g}, ${b}, ${shade})`);
     });
     Charts.refresh();
   }
 
-  // --- the overview -------------------------------------------------------------------------------------------------
-
-  function status() {
-    const seeds = [...new Set(groups.map((g) => g.n))];
-    const each = seeds.length === 1 ? `${seeds[0]} run${seeds[0] > 1 ? "s" : ""} of each` : `${Math.min(...seeds)} to ${Math.max(...seeds)} runs of each`;
-    const many = groups.length > 1 ? `${groups.length} settings, ${each}` : "all of one setting";
-    return make("p", { class: "status" }, make("b", {}, `${runs.length} runs`), `: ${many}`);
+  function point(group) {
+    if (group === shown) return;
+    shown = group;
+    paint();
   }
 
-  function plusMinus(interval, percent = false) {
-    if (!interval) return ["–"];
-    const { mean, half } = interval;
-    return percent ? [share(mean)] : [number(mean), half === null ? null : make("small", {}, ` ± ${number(half)}`)];
+  const swatch = (group) => group === null ? make("i", { class: "swatch" })
+    : draw("svg", { class: "swatch", width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true" },
+      draw("line", { ...colour(group), x1: 1, x2: 29, y1: 6, y2: 6, "stroke-dasharray": DASHES[round(group)]?.join(" ") }),
+      mark(group, 15, 6, 4));
+
+  function legend() {
+    const entries = groups.map((group, i) => make("button", {
+      type: "button", class: "entry", "aria-pressed": "false",
+      onmouseenter: () => point(i), onmouseleave: () => point(pinned), onfocus: () => point(i), onblur: () => point(pinned),
+      onclick: () => {
+        pinned = pinned === i ? null : i;
+        entries.forEach((entry, k) => entry.setAttribute("aria-pressed", String(k === pinned)));
+        point(pinned);
+      },
+    }, swatch(i), make("span", {}, ...breakable(group.name), group.n > 1 ? make("small", {}, ` ${group.n} runs`) : null)));
+    const single = make("input", { type: "checkbox", id: "single", onchange: () => update(single.checked) });
+    return make("div", { class: "legend" },
+      make("div", { class: "entries", role: "group", "aria-label": "Runs; a click makes one stand out" }, ...entries),
+      seeded ? make("label", { class: "single" }, single, " single runs") : null);
+  }
+
+  // --- the table ----------------------------------------------------------------------------------------------------
+
+  const ACROSS = 6; // more groups are the rows instead of the columns
+  const FEW = 3; // more options stand after the results
+
+  const precise = (half) => number(Number(half.toPrecision(2)));
+  const plusMinus = ({ mean, half }) => `${number(mean)}${half === null ? "" : `\u00a0±\u00a0${precise(half)}`}`;
+  const signed = ({ mean, half }) => `${mean > 0 ? "+" : ""}${plusMinus({ mean, half })}`;
+
+  /** A number before and after training, with its change. */
+  function change(result) {
+    if (!result) return ["–"];
+    const mean = result.before && number(result.before.mean), after = result.after ? plusMinus(result.after) : "–";
+    return [make("span", {}, mean ? `${mean} → ${after}` : after), " ", result.change && make("small", {}, `(${signed(result.change)})`)];
   }
 
   function findingNames(findings, many) {
-    if (!findings.length) return [make("span", { class: "fine" }, "none")];
-    return findings.map((f) => make("span", { class: f.level, title: f.message },
-      f.name.replaceAll("_", " ") + (many > 1 && f.runs < many ? ` (${f.runs} of ${many})` : "")));
+    const found = findings.filter((f) => f.level !== "note");
+    if (!found.length) return [make("span", { class: "fine" }, "none")];
+    return found.flatMap((f, i) => [i ? ", " : "", make("span", { class: f.level, title: f.message },
+      f.name.replaceAll("_", " ") + (many > 1 && f.runs < many ? ` (${f.runs} of ${many})` : ""))]);
   }
 
-  const withoutNotes = (findings) => findings.filter((f) => f.level !== "note");
+  const members = (i) => runs.filter((run) => run.group === i);
+  const linked = (run) => run.report ? make("a", { href: run.report.split("/").map(encodeURIComponent).join("/") }, ...breakable(run.name)) : make("span", {}, ...breakable(run.name));
+  const length = ([made, wanted]) => made === wanted ? number(made) : `${made} of ${wanted ?? "?"}`;
+  const distinct = (values) => [...new Set(values)].join(", ");
+
+  /** The fields of a table of groups or runs: [label, row => what is in its cell, whether that is a number]. */
+  function fields(rows, more) {
+    const where = (row) => row[data.rewards[groups[row.group].reward].held_out ? "held_out" : "training"];
+    const after = (name, percent) => (row) => {
+      const found = where(row)[name]?.after;
+      return [found ? (percent ? share(found.mean) : plusMinus(found)) : "–"];
+    };
+    const own = data.metrics.filter((name) => rows.some((row) => row.held_out[name]));
+    const judged = rows.some((row) => row.held_out.reward);
+    return [
+      ...more,
+      judged && ["reward on held-out tasks", (row) => change(row.held_out.reward), true],
+      rows.some((row) => row.training.reward) && ["reward in training", (row) => change(row.training.reward), true],
+      ["KL per reply, nats", after("kl"), true],
+      ...own.map((name) => [`${name}, held out`, (row) => change(row.held_out[name]), true]),
+      ["empty replies", after("empty", true), true],
+      ["most common word", after("top_word", true), true],
+      ["findings", (row) => row.steps?.[0] === 0 ? ["–"] : findingNames(row.findings, row.n ?? 1), false],
+    ].filter(Boolean);
+  }
+
+  /** A table with a row for each run, or a column where there are few; on a phone a block for each. */
+  function listing(rows, columns, title) {
+    if (rows.length <= ACROSS && !narrow.matches)
+      return make("div", { class: "scroll", tabindex: 0 }, make("table", { class: "across" },
+        make("thead", {}, make("tr", {}, make("td"), ...rows.map((row) => make("th", { scope: "col" }, ...title(row))))),
+        make("tbody", {}, ...columns.map(([label, cell, numeric]) => make("tr", {}, make("th", { scope: "row" }, ...breakable(label)),
+          ...rows.map((row) => make("td", { class: numeric ? "n" : null }, ...cell(row))))))));
+    return make("div", { class: "scroll", tabindex: 0 }, make("table", { class: "down" },
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "run"),
+        ...columns.map(([label, , numeric]) => make("th", { scope: "col", class: numeric ? "n" : null }, ...breakable(label))))),
+      make("tbody", {}, ...rows.map((row) => make("tr", {}, make("th", { scope: "row" }, ...title(row)),
+        ...columns.map(([label, cell, numeric]) => {
+          const made = make("td", { class: numeric ? "n" : "", "data-label": label }, ...cell(row));
+          made.classList.toggle("absent", made.textContent.trim() === "–");
+          return made;
+        }))))));
+  }
+
+  const seedsDiffer = new Set(runs.map((run) => run.seed)).size > 1;
 
   function settings() {
-    const head = ["setting", "reward", "KL", "empty", "top word", "findings"];
-    const rows = groups.map((g, i) => make("tr", {},
-      make("td", {}, swatch(i), g.label),
-      [["reward", false], ["kl", false], ["empty", true], ["top_word", true]].map(([name, percent], k) =>
-        make("td", { class: "n", "data-label": head[k + 1] }, ...plusMinus(g.final[name], percent))),
-      make("td", { class: "finding-names" }, ...findingNames(withoutNotes(g.findings), g.n))));
-    const where = data.held_out ? "On held-out tasks, after training" : "Means over the last steps";
-    const spread = groups.some((g) => g.n > 1) ? "; ± is half a 95 % interval of Student's t over the seeds" : "";
-    return make("div", {},
-      make("table", { class: "groups" },
-        make("thead", {}, make("tr", {}, ...head.map((h, i) => make("th", { class: i > 0 && i < 5 ? "n" : null }, h)))),
-        make("tbody", {}, ...rows)),
-      make("p", { class: "footnote", style: "margin-top:.6rem" },
-        `${where}${spread}. Empty: share of the replies; top word: share of the most common word among all words.`));
+    const rows = groups.map((group, i) => ({ ...group, group: i, steps: members(i)[0].steps }));
+    const options = data.options.filter((name) => name !== "steps").map((name) => [name, (row) => breakable(row.values[name] ?? "–"), false]);
+    const first = [
+      seedsDiffer && ["seeds", ({ group }) => [distinct(known(members(group).map((run) => run.seed))) || "–"], false],
+      ["steps", ({ group }) => [distinct(members(group).map((run) => length(run.steps)))], true],
+    ];
+    const title = ({ group, name }) => [swatch(group), groups[group].n > 1 ? make("span", {}, ...breakable(name)) : linked(members(group)[0])];
+    const found = fields(rows, first);
+    return listing(rows, options.length > FEW ? [...found, ...options] : [...options, ...found], title);
+  }
+
+  function everyRun() {
+    const first = [["seed", (row) => [String(row.seed ?? "–")], true], ["steps", (row) => [length(row.steps)], true]];
+    return listing(runs, fields(runs, first), (row) => [swatch(row.group), linked(row)]);
+  }
+
+  function explanation() {
+    const held = data.rewards.map((reward) => reward.held_out);
+    const where = held.every(Boolean) ? "on the held-out tasks after training" : held.some(Boolean)
+      ? "on the held-out tasks, or in the last steps where a run has none" : "the means of the last 5 steps";
+    const spread = seeded ? " ± is half a 95 % interval of Student's t over the seeds." : "";
+    return `Options that are equal in all runs are left out. Reward in training: first step → mean of the last 5; KL, empty replies and the share of the most common word: ${where}.${spread}`;
   }
 
   // --- reward against KL --------------------------------------------------------------------------------------------
 
-  const LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 42;
+  const LEFT = 46, RIGHT = 12, TOP = 26, BOTTOM = 42;
   let WIDE = 640, HIGH = 400; // pixels, so that texts keep their size on a phone
   const root = (x) => Math.sign(x) * Math.sqrt(Math.abs(x));
 
@@ -112,53 +200,58 @@
     return {
       x: (kl) => LEFT + ((root(kl) - left) / (right - left || 1)) * (WIDE - LEFT - RIGHT),
       y: (reward) => HIGH - BOTTOM - ((reward - low) / (high - low)) * (HIGH - TOP - BOTTOM),
-      across: [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].filter((t) => root(t) <= right && (right < 5 || ![1, 5, 50, 500].includes(t))),
+      across: [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].filter((t) => root(t) <= right),
       up: ticks(low, high, 6),
     };
   }
 
-  function frontier(host) {
+  /** Reward against KL of the runs with one reward. */
+  function frontier(host, reward, place) {
     const show = () => {
       const width = Math.floor(host.clientWidth) || 640;
       if (width === host.drawn) return;
       host.drawn = WIDE = width;
       HIGH = Math.min(400, Math.max(300, Math.round(width * 0.65)));
-      host.replaceChildren(plane());
+      host.replaceChildren(plane(reward, place));
     };
     new ResizeObserver(show).observe(host);
     show();
   }
 
-  function plane() {
-    const { points, front, start } = data.frontier;
-    if (!points.length) return make("p", { class: "soft" }, "No run has recorded both a reward and a KL.");
-    const known = groups.map((g, i) => ({ ...g, place: i })).filter((g) => g.final.kl && g.final.reward);
+  function plane({ points, front, start, held_out: held }, place) {
+    const ends = groups.map((g, i) => ({ name: g.name, n: g.n, reward: g.reward, place: i, final: g[held ? "held_out" : "training"] }))
+      .filter((g) => g.reward === place && g.final.kl?.after && g.final.reward?.after)
+      .map((g) => ({ ...g, kl: g.final.kl.after, score: g.final.reward.after }));
     const begin = start === null ? [] : [{ kl: 0, reward: start }];
     const to = axes([...points, ...begin]);
-    const mean = (g) => [to.x(g.final.kl.mean), to.y(g.final.reward.mean)];
-    const path = front.map((i) => mean(groups[i]).map((v) => v.toFixed(1)).join(",")).join(" ");
-    const taken = known.map((g) => mean(g)).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
-    const intervals = known.flatMap((g) => bars(g, to));
+    const mean = (g) => [to.x(g.kl.mean), to.y(g.score.mean)];
+    const path = front.map((i) => mean(ends.find((g) => g.place === i)).map((v) => v.toFixed(1)).join(",")).join(" ");
+    const taken = ends.map(mean).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
+    const intervals = ends.flatMap((g) => bars(g, to));
     const crossed = intervals.map((bar) => ["x1", "y2", "x2", "y1"].map((name) => Number(bar.getAttribute(name))));
     return draw("svg", { class: "frontier", width: WIDE, height: HIGH, viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "Reward against KL" },
-      draw("clipPath", { id: "inside" }, draw("rect", { x: LEFT, y: 0, width: WIDE - LEFT, height: HIGH - BOTTOM })),
+      draw("clipPath", { id: `inside-${place}` }, draw("rect", { x: LEFT, y: 0, width: WIDE - LEFT, height: HIGH - BOTTOM })),
       ...to.up.flatMap((t) => [draw("line", { class: "rule", x1: LEFT, x2: WIDE - RIGHT, y1: to.y(t), y2: to.y(t) }),
         draw("text", { x: LEFT - 8, y: to.y(t) + 4, "text-anchor": "end" }, number(t))]),
-      ...to.across.map((t) => draw("text", { x: to.x(t), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, number(t))),
+      ...to.across.filter((t, i, all) => !i || to.x(t) - to.x(all[i - 1]) > 32).map((t) => draw("text", { x: to.x(t), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, number(t))),
       draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "KL, nats per reply (square-root scale)"),
+      draw("text", { x: 2, y: 10 }, "reward"),
       front.length > 1 ? draw("polyline", { class: "front", points: path }) : null,
-      ...points.map((p) => draw("circle", { class: "run", ...colour(p.group), cx: to.x(p.kl), cy: to.y(p.reward), r: 3.5 },
-        draw("title", {}, `${p.run}: reward ${number(p.reward)}, KL ${number(p.kl)}`))),
+      ...points.filter((p) => groups[p.group].n > 1).map((p) => {
+        const made = mark(p.group, to.x(p.kl), to.y(p.reward), 3.5, { class: "run" });
+        made.append(draw("title", {}, `${p.run}: reward ${number(p.reward)}, KL ${number(p.kl)}`));
+        return made;
+      }),
       begin.length ? draw("circle", { class: "start", cx: to.x(0), cy: to.y(start), r: 5 }, draw("title", {}, "before training")) : null,
-      draw("g", { "clip-path": "url(#inside)" }, ...intervals),
-      ...known.map((g) => draw("circle", { class: "mean", ...colour(g.place), cx: mean(g)[0], cy: mean(g)[1], r: 6.5 },
-        draw("title", {}, `${g.label}: mean of ${g.n}`))),
-      ...[...known].sort((a, b) => mean(a)[1] - mean(b)[1]).map((g) => label(g.label, ...mean(g), taken, crossed)),
+      draw("g", { "clip-path": `url(#inside-${place})` }, ...intervals),
+      ...ends.map((g) => mark(g.place, ...mean(g), 6.5, { class: "mean", onmouseenter: () => point(g.place), onmouseleave: () => point(pinned) }))
+        .map((made, i) => (made.append(draw("title", {}, `${ends[i].name}: reward ${plusMinus(ends[i].score)}, KL ${plusMinus(ends[i].kl)}`)), made)),
+      ...[...ends].sort((a, b) => mean(a)[1] - mean(b)[1]).map((g) => label(g.name, ...mean(g), taken, crossed)),
       begin.length ? label("before training", to.x(0), to.y(start), taken, crossed) : null);
   }
 
   function bars(g, to) {
-    const { kl, reward } = g.final, line = (x1, y1, x2, y2) => draw("line", { class: "bar", ...colour(g.place), x1, y1, x2, y2 });
+    const { kl, score: reward } = g, line = (x1, y1, x2, y2) => draw("line", { class: "bar", ...colour(g.place), x1, y1, x2, y2 });
     const [x, y] = [to.x(kl.mean), to.y(reward.mean)];
     return [
       kl.half === null ? null : line(to.x(kl.mean - kl.half), y, to.x(kl.mean + kl.half), y),
@@ -166,11 +259,19 @@
     ].filter(Boolean);
   }
 
+  const LONGEST = 30; // characters of a label in the figure; longer names are in the legend only
+  const pen = document.createElement("canvas").getContext("2d");
+  function wide(text) {
+    pen.font = "600 12px system-ui, sans-serif";
+    return pen.measureText(text).width + 4;
+  }
+
   /** A label beside its point where it covers nothing, if need be across an interval; null where there is no space. */
   function label(text, x, y, taken, crossed) {
-    const width = 6.6 * text.length, tries = [[11, 4], [-11 - width, 4], [11, -10], [11, 18], [-11 - width, -10], [-11 - width, 18], [11, -24], [11, 32]];
+    if (text.length > LONGEST) return null;
+    const width = wide(text), tries = [[11, 4], [-11 - width, 4], [11, -10], [11, 18], [-11 - width, -10], [-11 - width, 18], [11, -24], [11, 32]];
     const box = ([dx, dy]) => [x + dx, y + dy - 11, x + dx + width, y + dy + 3];
-    const inside = (b) => b[0] >= LEFT && b[2] <= WIDE && b[1] >= 0 && b[3] <= HIGH - BOTTOM;
+    const inside = (b) => b[0] >= LEFT && b[2] <= WIDE && b[1] >= 14 && b[3] <= HIGH - BOTTOM;
     const free = (b, boxes) => boxes.every((t) => b[0] > t[2] || b[2] < t[0] || b[1] > t[3] || b[3] < t[1]);
     const fits = (boxes) => tries.find((t) => inside(box(t)) && free(box(t), boxes));
     const best = fits([...taken, ...crossed]) ?? fits(taken);
@@ -179,9 +280,37 @@
     return draw("text", { class: "label", x: x + best[0], y: y + best[1] }, text);
   }
 
+  const ROW = 18; // pixels of a line of the legend in a saved picture
+
+  /** The figure as a picture that stands alone: with the styles of this page, its title, and a legend below. */
+  function drawing(svg, title, place) {
+    const copy = svg.cloneNode(true), parts = [svg, ...svg.querySelectorAll("*")];
+    [copy, ...copy.querySelectorAll("*")].forEach((node, i) => {
+      const style = getComputedStyle(parts[i]);
+      for (const name of LOOKS) node.style.setProperty(name, style.getPropertyValue(name));
+    });
+    const names = groups.map((group, i) => ({ ...group, i })).filter((group) => group.reward === place);
+    const text = (x, y, content) => draw("text", { x, y, style: `font: 12px system-ui, sans-serif; fill: ${Charts.parts.css("--ink")}` }, content);
+    const high = HIGH + ROW * (names.length + 2.5), top = -ROW - 4;
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    copy.setAttribute("viewBox", `0 ${top} ${WIDE} ${high}`);
+    copy.setAttribute("height", high);
+    copy.prepend(draw("rect", { y: top, width: WIDE, height: high, fill: Charts.parts.css("--paper") }));
+    copy.append(text(2, -8, title), ...names.flatMap(({ i, name }, k) => {
+      const y = HIGH + ROW * (k + 1), sign = mark(i, 12, y - 4, 5);
+      sign.style.fill = getComputedStyle(document.documentElement).getPropertyValue(`--g${i}`);
+      return [sign, text(26, y, name)];
+    }));
+    return new XMLSerializer().serializeToString(copy);
+  }
+  const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font", "paint-order"];
+
+  /** The numbers of the figure: those of the single runs. */
+  const numbers = ({ points }) => [["run", "kl", "reward"], ...points.map((p) => [p.run, p.kl, p.reward])];
+
   // --- the replies --------------------------------------------------------------------------------------------------
 
-  const QUERIES_SHOWN = 3;
+  const QUERIES_SHOWN = groups.length > ACROSS ? 1 : 3;
   const seeds = [...new Set(runs.map((r) => r.seed))].filter((s) => s !== null && s !== undefined);
   const chosen = { first: 0, seed: seeds[0] ?? null };
 
@@ -209,69 +338,98 @@
     const end = Math.min(chosen.first + QUERIES_SHOWN, queries.length);
     const choose = make("div", { class: "choose" },
       make("button", { type: "button", id: "earlier", onclick: () => go(chosen.first - QUERIES_SHOWN), ...(chosen.first ? {} : { disabled: "" }) }, "‹ earlier"),
-      make("span", {}, `queries ${chosen.first + 1} to ${end} of ${queries.length}`),
+      make("span", {}, `${end > chosen.first + 1 ? `queries ${chosen.first + 1} to` : "query"} ${end} of ${queries.length}`),
       make("button", { type: "button", id: "later", onclick: () => go(chosen.first + QUERIES_SHOWN), ...(end < queries.length ? {} : { disabled: "" }) }, "later ›"),
       ...(seeds.length > 1 ? [make("span", { class: "soft" }, "seed"), ...seeds.map((seed) => make("button", { type: "button", class: "seed",
         "aria-pressed": String(seed === chosen.seed), onclick: () => { chosen.seed = seed; replies(host); } }, String(seed)))] : []));
     const blocks = queries.slice(chosen.first, end).map((query, k) => make("div", { class: "query-block" },
       make("p", { class: "text" }, query),
       reference ? answer(data.replies.reference_label, reference[chosen.first + k], null) : null,
-      ...chosenRuns().map(({ group, place }) => answer(groups[group].label, columns[place].answers[chosen.first + k], group))));
+      ...chosenRuns().map(({ group, place }) => answer(groups[group].name, columns[place].answers[chosen.first + k], group))));
     host.replaceChildren(choose, ...blocks);
   }
 
   // --- curves -------------------------------------------------------------------------------------------------------
 
+  const drawn = [];
+
+  function spec(c, single) {
+    const series = c.lines.flatMap(({ group, steps, mean, low, high, runs: each }) => {
+      const look = { colour: `--g${group}`, dash: DASHES[round(group)] ?? undefined, x: steps };
+      return single && each
+        ? each.map((values, k) => ({ ...look, label: members(group)[k].name, values, width: 1.3 }))
+        : [{ ...look, label: groups[group].name, values: mean, low, high }];
+    });
+    const many = c.lines.map((line) => line.n ?? [1, 1]), most = Math.max(...many.map((n) => n[1]));
+    const few = Math.min(...many.map((n) => n[0])), count = few < most ? `${few} to ${most}` : most;
+    return {
+      title: c.of ? `${c.title}: ${c.of}` : c.title, unit: c.unit, band: c.band ?? undefined, floor: c.floor ?? undefined,
+      caption: [c.meaning ? `${c.meaning[0].toUpperCase()}${c.meaning.slice(1)}.` : "",
+        most > 1 ? (single ? "Every run." : `Mean of ${count} seeds; band: lowest to highest.`) : ""].join(" "),
+      series, height: 220, shared: true,
+    };
+  }
+
   function curves(host) {
     for (const c of data.curves) {
-      const figure = host.appendChild(make("figure", { id: c.name.replaceAll("/", "-") }));
-      const lines = c.lines.map((line, i) => line && { label: groups[i].label, colour: `--g${i}`, x: line.steps, values: line.mean,
-        spread: line.half.some((h) => h !== null) ? line.half.map((h) => h ?? 0) : undefined }).filter(Boolean);
-      const many = Math.max(...c.lines.map((line) => line?.n[1] ?? 1)), few = Math.min(...c.lines.map((line) => line?.n[0] ?? many));
-      const shade = many > 1 ? ` Shade: 95 % interval over ${few < many ? `${few} to ` : ""}${many} runs.` : "";
-      const meaning = c.meaning ? c.meaning[0].toUpperCase() + c.meaning.slice(1) + "." : "";
-      Charts.line(figure, { title: c.title, unit: c.unit, caption: meaning + shade, band: c.band ?? undefined, series: lines, height: 210,
-        floor: c.floor ?? undefined });
+      const figure = host.appendChild(make("figure", { id: `${c.name}${c.of && ` ${c.of}`}`.replaceAll(/\W+/g, "-") }));
+      const values = new Set(c.lines.flatMap((line) => (line.runs ?? [line.mean]).flat()).filter((value) => value !== null));
+      if (values.size === 1) Charts.words(figure, { ...spec(c, false), text: `${number([...values][0])} in every step of every run.` });
+      else drawn.push([c, Charts.line(figure, spec(c, false))]);
     }
   }
 
-  // --- all runs -----------------------------------------------------------------------------------------------------
-
-  function table() {
-    const options = Object.keys(data.differs);
-    const head = ["run", ...options, "steps", "before", "after", "KL", "empty", "findings"];
-    const rows = runs.map((run, i) => make("tr", {},
-      make("td", {}, swatch(run.group), run.report ? make("a", { href: run.report.split("/").map(encodeURIComponent).join("/") }, run.name) : run.name),
-      ...options.map((name) => make("td", {}, data.differs[name][i])),
-      make("td", { class: "n" }, run.steps[0] === run.steps[1] ? number(run.steps[0]) : `${run.steps[0]} of ${run.steps[1] ?? "?"}`),
-      ...[run.before, run.reward, run.kl].map((v) => make("td", { class: "n" }, number(v))),
-      make("td", { class: "n" }, share(run.empty)),
-      make("td", { class: "finding-names groups" }, ...findingNames(withoutNotes(run.findings).map((f) => ({ ...f, runs: 1 })), 1))));
-    const numeric = new Set(["steps", "before", "after", "KL", "empty"]);
-    return make("div", { class: "scroll" }, make("table", { class: "all runs" },
-      make("thead", {}, make("tr", {}, ...head.map((h) => make("th", { class: numeric.has(h) ? "n" : null }, h)))),
-      make("tbody", {}, ...rows)));
-  }
+  const update = (single) => drawn.forEach(([c, chart]) => chart.update(spec(c, single)));
 
   // --- the page -----------------------------------------------------------------------------------------------------
 
-  const section = (id, title, text, ...content) => make("section", { id }, make("h2", {}, title), text ? make("p", {}, text) : null, ...content);
-  const chart = make("div"), answers = make("div"), drawn = make("div", { class: "charts" });
+  function status() {
+    const seeds = groups.map((g) => g.n), few = Math.min(...seeds), most = Math.max(...seeds);
+    const each = few === most ? `${most} seeds each` : `${few} to ${most} seeds each`;
+    return make("p", { class: "status" }, make("b", {}, `${runs.length} runs`),
+      seeded ? ` in ${groups.length} setting${groups.length > 1 ? "s" : ""}, ${each}` : "");
+  }
+
+  const tied = (text) => text.replaceAll(" ± ", "\u00a0±\u00a0");
+  const verdict = ({ name, verdict: [first, ...more] }) => make("div", { class: "judgement" },
+    name ? make("p", { class: "soft" }, "Reward ", ...breakable(name)) : null,
+    make("p", { class: "verdict" }, tied(first)), make("p", {}, tied(more.join(" "))));
+  /** A section that folds; on a phone only the first is open at first. */
+  const section = (id, title, text, ...content) => make("section", { id },
+    make("details", id === "runs" || !narrow.matches ? { open: "" } : {}, make("summary", {}, make("h2", {}, title)), make("p", { class: "soft" }, text), ...content));
+  const unfold = (id) => main.querySelectorAll(`${id ? `#${id}` : "section"} > details`).forEach((details) => (details.open = true));
+  const planes = data.rewards.map((reward) => reward.points.length ? make("div", { class: "plane" }) : null);
+  function plot(reward, i) {
+    if (!planes[i]) return null;
+    const title = `Reward${reward.held_out ? " on held-out tasks" : " in the last steps"}${reward.name && `: ${reward.name}`}`;
+    const saved = { spec: { title: `${title} against KL` }, drawing: () => drawing(planes[i].firstChild, title, i), table: () => numbers(reward) };
+    return make("figure", {}, make("h3", {}, title), planes[i], make("figcaption", {}, Charts.buttons(saved)));
+  }
+  const answers = make("div"), charts = make("div", { class: "charts compared" }), table = make("div"), all = make("div");
+  const links = [["runs", "Runs"], ["frontier", "Reward and KL"], ["curves", "Curves"], ["replies", "Replies"]];
+  if (seeded) links.push(["all", "All runs"]);
+  const drawTables = () => { table.replaceChildren(settings()); if (seeded) all.replaceChildren(everyRun()); };
+
   main.replaceChildren(
-    make("nav", {}, make("a", { class: "run", href: "#page" }, data.name),
-      ...[["frontier", "Reward and KL"], ["replies", "Replies"], ["curves", "Curves"], ["runs", "Runs"]].map(([id, text]) => make("a", { href: `#${id}` }, text))),
+    make("nav", {}, make("a", { class: "run", href: "#page" }, data.name), ...links.map(([id, text]) => make("a", { href: `#${id}`, onclick: () => unfold(id) }, text))),
     status(),
-    make("p", { class: "verdict" }, data.verdict.replaceAll(" ± ", "\u00a0±\u00a0")),
-    make("div", { class: "overview compare", id: "frontier" },
-      make("div", {}, make("h2", {}, "Reward against KL ", make("span", {}, "up and to the left is better")), chart,
-        make("p", { class: "footnote", style: "margin-top:.4rem" }, "Large points: mean of a setting, with 95 % intervals, cut off at the edge of the figure; small points: single runs; dashed line: the settings that no other beats in both reward and KL.")),
-      make("div", {}, make("h2", {}, "Settings"), settings())),
+    make("div", { class: "judgements" }, ...data.rewards.map(verdict)),
+    ...data.notes.map((note) => make("p", { class: "soft" }, note)),
+    legend(),
+    section("runs", seeded ? "Settings" : "Runs", explanation(), table),
+    section("frontier", "Reward against KL", data.rewards.some((reward) => reward.points.length)
+      ? `Up and to the left is better; dashed: the runs that no other beats in both.${seeded ? " Large: means over the seeds with 95 % intervals, cut off at the edge; small: single runs." : ""}`
+      : "No run has recorded both a reward and a KL.",
+      make("div", { class: "planes" }, ...data.rewards.map(plot).filter(Boolean))),
+    section("curves", "Curves", "Point at a line for its name and value; drag to zoom.", charts),
     section("replies", "Replies", "The same queries, answered by every setting.", answers),
-    section("curves", "Curves", "", drawn),
-    section("runs", "All runs", "Each name links to the report of the run.", table()));
+    ...(seeded ? [section("all", "All runs", "Each name links to the report of the run.", all)] : []));
   paint();
-  frontier(chart);
+  drawTables();
+  data.rewards.forEach((reward, i) => planes[i] && frontier(planes[i], reward, i));
   replies(answers);
-  curves(drawn);
+  curves(charts);
   dark.addEventListener("change", paint);
+  narrow.addEventListener("change", drawTables);
+  addEventListener("beforeprint", () => unfold());
 })();

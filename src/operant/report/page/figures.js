@@ -3,7 +3,8 @@
 //   Figures.SECTIONS      [{id, title, short}, ...]
 //   Figures.of(data)      {reward: [spec, ...], distance: [...], ...}, without the figures whose data is absent
 //
-// A spec is one of Charts with `kind` ("line" or "heat"), `id`, `class`, and `metrics`: the names of those it shows.
+// A spec is one of Charts with `kind` ("line", "heat" or "words"), `id`, `class`, and `metrics`: those it shows.
+// What is the same at every step is said in words.
 const Figures = (() => {
   const number = Charts.number;
   let data; // from run_report.py
@@ -27,7 +28,7 @@ const Figures = (() => {
         ? curve(name.endsWith("/mean") ? name.replace(/mean$/, "std") : `${name}_std`)
         : more.spread;
     const fits = spread && spread.values.length === found.values.length;
-    return { label, colour, ...found, ...more, spread: fits ? spread.values : undefined };
+    return { label, name, colour, ...found, ...more, spread: fits ? spread.values : undefined };
   }
 
   function explained(name) {
@@ -42,6 +43,12 @@ const Figures = (() => {
     if (!known.length) return null;
     const names = more.metrics ?? [];
     const { unit = "", band } = metrics.get(names[0]) ?? {};
+    const [{ values, spread }] = known;
+    if (known.length === 1 && !more.stacked && values.length > 1 && alike(values) && !spread?.some(Boolean)) {
+      const value = more.percent ? `${number(values[0] * 100)} %` : number(values[0]);
+      const { caption = explained(names[0]), small } = more;
+      return { id, title, unit, caption, small, ...more, kind: "words", text: `${value} at every step.`, class: "", metrics: names };
+    }
     return {
       id,
       title,
@@ -55,6 +62,8 @@ const Figures = (() => {
     };
   }
 
+  const alike = (values) => values.every((v) => v === values[0]);
+
   const single = (name, title, more = {}) =>
     lines(name.replaceAll("/", "-"), title, [series(name, title, "--blue", more.of)], { metrics: [name], ...more });
 
@@ -62,40 +71,38 @@ const Figures = (() => {
     const found = data.histograms[name];
     if (!found) return null;
     const { steps, ...grid } = found;
-    return { id: `heat-${name}`, title, caption, kind: "heat", x: steps, ...grid, metrics: [], ...more };
+    const base = { id: `heat-${name}`, title, caption, metrics: [], ...more };
+    if (steps.length > 1 && found.columns.every((column) => column.length === 2) && alike(found.columns.map((c) => c[0]))) {
+      const low = (found.start + found.columns[0][0]) * found.width;
+      const [from, to] = [low, more.whole && found.width === 1 ? low : low + found.width].map(number);
+      const range = from === to ? from : `from ${from} to ${to}`;
+      return { ...base, kind: "words", text: `${range}: all ${more.of ?? "replies"} of every step.`, class: "" };
+    }
+    return { ...base, kind: "heat", x: steps, ...grid };
   }
 
   function blocks(kind, title, caption) {
     const found = data.blocks[kind];
     if (!found) return null;
     const height = Math.max(120, Math.min(300, 40 + 18 * found.names.length));
-    return {
-      id: `blocks-${kind}`,
-      class: "wide",
-      title,
-      caption,
-      kind: "heat",
-      x: found.steps,
-      names: found.names,
-      columns: found.columns,
-      ramp: "--ramp-size",
-      height,
-      metrics: [],
-    };
+    const base = { id: `blocks-${kind}`, title, unit: "norm", caption, class: "wide", height, metrics: [] };
+    const values = found.columns.flat();
+    if (alike(values)) return { ...base, kind: "words", text: `${number(values[0])} in every part at every step.` };
+    return { ...base, kind: "heat", x: found.steps, names: found.names, columns: found.columns, ramp: "--ramp-size" };
   }
 
   // --- the figures of each section ----------------------------------------------------------------------------------
 
   const MAKERS = { supervised, reward, distance, update, lengths, gradients, parts, time };
   const SECTIONS = [
-    { id: "supervised", title: "Supervised loss", short: "Loss" },
-    { id: "reward", title: "Reward", short: "Reward" },
-    { id: "distance", title: "Distance from the reference", short: "Distance" },
-    { id: "update", title: "Policy update", short: "Update" },
-    { id: "lengths", title: "Lengths and text", short: "Text" },
-    { id: "gradients", title: "Gradients and weights", short: "Gradients" },
-    { id: "parts", title: "Parts of the reward", short: "Parts" },
-    { id: "time", title: "Time and memory", short: "Time" },
+    { id: "supervised", title: "Loss", short: "Loss", about: "how well the policy predicts the given replies" },
+    { id: "reward", title: "Reward", short: "Reward", about: "what the replies earn, and what is left of it" },
+    { id: "distance", title: "Distance from the reference", short: "Distance", about: "how far the policy has moved" },
+    { id: "update", title: "Update", short: "Update", about: "how much each step changes, and what the critic knows" },
+    { id: "lengths", title: "Lengths and text", short: "Text", about: "how long the replies are, and their words" },
+    { id: "gradients", title: "Gradients and weights", short: "Gradients", about: "which part of the model changes" },
+    { id: "parts", title: "Parts of the reward", short: "Parts", about: "the scores that the reward is made of" },
+    { id: "time", title: "Time and memory", short: "Time", about: "where the seconds go" },
   ];
 
   function supervised() {
@@ -116,20 +123,20 @@ const Figures = (() => {
       score = curve("probe/reference_reward")?.values.findLast((v) => v !== null);
     const known = scored === "probe/reward" && x && score !== undefined;
     const reference = known ? { x, values: x.map(() => score) } : null; // the reference answers only once
-    const title = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed probe queries";
+    const title = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed queries";
     return [
-      single("reward/mean", "Reward", {
+      single("reward/mean", "Reward of the replies", {
         caption: `${explained("reward/mean")} Shade: one standard deviation over the replies.`,
       }),
-      single("reward/kl_penalty", "KL penalty", { include: [0] }),
-      single("reward/return", "Reward after KL penalty"),
+      paid("reward/kl_penalty", "What KL costs", { include: [0], caption: COST }),
+      paid("reward/return", "Reward minus KL penalty", { caption: NET }),
       heat(
         "reward",
-        "Reward distribution",
+        "All rewards of each step",
         "Each column shows the replies of one step; a stronger colour means that more of them got this reward.",
-        { class: "full", metrics: ["reward/std", "reward/min", "reward/max"] },
+        { class: "full", unit: "score", metrics: ["reward/std", "reward/min", "reward/max"] },
       ),
-      lines("outcomes", "Outcomes", outcomes(), { percent: true, caption: OUTCOMES }),
+      lines("outcomes", "What became of the replies", outcomes(), { percent: true, unit: "share", caption: OUTCOMES }),
       lines(
         "held-out",
         title,
@@ -137,10 +144,36 @@ const Figures = (() => {
           series(scored, "policy", "--blue"),
           reference && { label: "reference", colour: "--orange", ...reference, dash: [5, 4] },
         ],
-        { metrics: [scored, "probe/reward", "probe/reference_reward"], band: undefined },
+        {
+          metrics: [scored, "probe/reward", "probe/reference_reward"],
+          band: undefined,
+          ...(scored === "probe/reward" ? { caption: PROBES } : {}),
+        },
       ),
       ...data.chosen.map((name) => single(name, `${name.slice(9).replaceAll("_", " ")} on held-out tasks`)),
     ];
+  }
+
+  const PROBES =
+    "Mean score of the replies to the same (probe) queries, sampled with the same random numbers each time. Dashed: that " +
+    "of the reference. Healthy: rises.";
+  const COST =
+    "The KL penalty: its coefficient times KL, subtracted from the reward of a reply. Healthy: small beside the spread " +
+    "of the rewards.";
+  const NET =
+    "The mean reward minus the mean KL penalty: what training maximises. Healthy: rises while the reward gains more than " +
+    "KL costs, then stays level. It may fall while KL is paid for.";
+
+  /** A metric in units of the reward, where run_report.py could bring it there, else in those of the scaled score. */
+  function paid(name, title, { caption, ...more }) {
+    const own = `${name}_in_reward_units`;
+    if (!data.curves.values[own]) {
+      const unit = data.scaled ? metrics.get(name)?.unit : "score";
+      return single(name, title, { ...more, unit, caption: data.scaled ? explained(name) : caption });
+    }
+    const scaled = " In units of the reward; the steps train on scaled scores.";
+    return lines(name.replaceAll("/", "-"), title, [series(own, title, "--blue", { spread: curve(`${name}_std_in_reward_units`) })],
+      { metrics: [name, `${name}_std`], unit: "score", band: undefined, ...more, caption: caption + scaled });
   }
 
   const COLOURS = ["--blue", "--orange", "--green", "--pink", "--sky", "--yellow", "--red"];
@@ -163,7 +196,7 @@ const Figures = (() => {
       "reference's line falls away, the policy earns its reward with text that is unlikely under the reference.";
     const target = data.target === null ? "" : ` Dashed: the target, ${number(data.target)}.`;
     return [
-      single("kl/per_reply", "KL per reply", {
+      single("kl/per_reply", "KL per reply: how far the policy has moved", {
         class: "full",
         include: [0, 10],
         target: data.target ?? undefined,
@@ -172,14 +205,14 @@ const Figures = (() => {
       }),
       heat(
         "kl_per_reply",
-        "KL distribution",
+        "KL of all replies",
         "Each column shows the replies of one step. Read those that are far above the others.",
         { class: "tall", height: 330, unit: "nats", metrics: ["kl/per_reply_std"] },
       ),
-      single("kl/coef", "KL coefficient", { class: "full", height: 110, include: [0] }),
+      single("kl/coef", "Price of KL (coefficient)", { include: [0] }),
       lines(
         "logprobs",
-        "Mean log-prob per token",
+        "How likely a token is, on average",
         [
           series("rollout/logprob_mean", "under the policy", "--blue", { spread: null }),
           series("rollout/ref_logprob_mean", "under the reference", "--orange", { spread: null }),
@@ -198,27 +231,33 @@ const Figures = (() => {
   /** The two heatmaps side by side. */
   function logprobs() {
     return [
-      heat("logprobs", "Token log-probs under the policy", "Distribution of the sampled tokens' log-probs at each step.", {
+      heat("logprobs", "Log-probs of all tokens, by the policy", "Each column shows the tokens of one step.", {
+        class: "wide",
         unit: "nats",
+        of: "tokens",
       }),
       heat(
         "ref_logprobs",
-        "The same tokens under the reference",
+        "The same tokens, by the reference",
         "If this heatmap sinks while the left one does not, the policy exploits text that is likely only under itself.",
-        { unit: "nats", ramp: "--ramp-reference" },
+        { class: "wide", unit: "nats", of: "tokens", ramp: "--ramp-reference" },
       ),
     ];
   }
+
+  const CRITIC =
+    "Explained variance of the returns. 1: the critic predicts each of them; 0: it only knows their mean; below 0: it is " +
+    "worse than that. Healthy: rises towards 1.";
 
   function update() {
     const floor = (curve("value/explained_variance")?.values.findLast((v) => v !== null) ?? 0) < -1 ? undefined : -1;
     const low = floor !== undefined && curve("value/explained_variance")?.values.some((v) => v < floor);
     return [
-      single("policy/entropy", "Entropy", { include: [0] }),
-      single("policy/clip_fraction", "Clip fraction", { include: [0] }),
+      single("policy/entropy", "Indecision (entropy)", { include: [0] }),
+      single("policy/clip_fraction", "Clipped tokens", { include: [0], percent: true }),
       lines(
         "ratio",
-        "Ratio of new to old probability",
+        "New over old probability",
         [
           series("policy/ratio_max", "largest", "--orange"),
           series("policy/ratio_mean", "mean", "--blue", { spread: null }),
@@ -226,6 +265,7 @@ const Figures = (() => {
         ],
         {
           log: true,
+          unit: "ratio",
           band: undefined,
           include: [0.9, 1.1],
           metrics: ["policy/ratio_max", "policy/ratio_min", "policy/ratio_mean", "policy/ratio_std"],
@@ -235,12 +275,13 @@ const Figures = (() => {
         },
       ),
       single("policy/approx_kl", "Size of the update"),
-      single("value/explained_variance", "Critic: explained variance", {
+      single("value/explained_variance", "Accuracy of the critic", {
+        unit: "explained variance",
         floor,
         include: [0, 1],
-        caption: explained("value/explained_variance") + (low ? " Values below −1 are drawn at −1." : ""),
+        caption: CRITIC + (low ? " Values below −1 are drawn at −1." : ""),
       }),
-      single("value/loss", "Critic: loss", { include: [0] }),
+      single("value/loss", "Error of the critic", { include: [0], unit: "squared score" }),
     ];
   }
 
@@ -250,13 +291,14 @@ const Figures = (() => {
         include: [0],
         caption: `${explained("rollout/reply_tokens")} Shade: one standard deviation.`,
       }),
-      heat("reply_tokens", "Length distribution", "Each column shows the replies of one step.", {
+      heat("reply_tokens", "Lengths of all replies", "Each column shows the replies of one step.", {
         unit: "tokens",
+        whole: true,
         metrics: ["rollout/reply_tokens_std"],
       }),
       lines(
         "ends",
-        "Ends of the replies",
+        "How the replies end",
         [
           series("rollout/ended_stop", "stopped", "--blue"),
           series("rollout/ended_length", "at the length limit", "--sky"),
@@ -265,7 +307,7 @@ const Figures = (() => {
         {
           stacked: true,
           percent: true,
-          unit: "",
+          unit: "share",
           band: undefined,
           metrics: ["rollout/ended_stop", "rollout/ended_length", "rollout/ended_cut"],
           caption:
@@ -275,10 +317,10 @@ const Figures = (() => {
       ),
       ...[
         ["text/empty", "Empty replies"],
-        ["text/top_word", "Most common word"],
-        ["text/distinct_1", "Distinct words"],
-        ["text/distinct_2", "Distinct word pairs"],
-        ["text/repeated", "Repeated trigrams"],
+        ["text/top_word", "The most common word"],
+        ["text/distinct_1", "Different words"],
+        ["text/distinct_2", "Different word pairs"],
+        ["text/repeated", "Word triples said twice"],
         ["text/exclamations", "Exclamations"],
         ["text/emojis", "Emojis"],
         ["text/non_letters", "Unusual characters"],
@@ -300,20 +342,20 @@ const Figures = (() => {
     return [
       lines(
         "grad-norm",
-        "Gradient norm",
+        "Size of the gradient",
         [
           series("update/grad_norm", "before clipping", "--orange"),
           series("update/grad_norm_clipped", "after clipping", "--blue"),
         ],
-        { class: "wide", metrics: ["update/grad_norm", "update/grad_norm_clipped", "update/refused"], include: [0] },
+        { class: "wide", unit: "norm", metrics: ["update/grad_norm", "update/grad_norm_clipped", "update/refused"], include: [0] },
       ),
       blocks(
         "gradient",
-        "Gradient by block",
+        "Gradient in each part of the model",
         "Gradient norm in each part of the model, first layers on top; colours are logarithmic.",
       ),
-      blocks("update", "Weight change by block", "Norm of the change that the update made."),
-      blocks("weight", "Weights by block", "Norm of the weights."),
+      blocks("update", "Change of the weights in each part", "How much the update changed them; colours are logarithmic."),
+      blocks("weight", "Size of the weights in each part", "The weights themselves; colours are logarithmic."),
     ];
   }
 
@@ -336,6 +378,11 @@ const Figures = (() => {
       ["probe", "--red"],
       ["track", "--grey"],
     ];
+    const known = phases.map(([name]) => series(`time/${name}`, name, "")).filter(Boolean);
+    const total = new Map();
+    for (const { x, values } of known) x.forEach((step, i) => total.set(step, (total.get(step) ?? 0) + (values[i] ?? 0)));
+    const sorted = [...total.values()].sort((a, b) => a - b), usual = sorted[Math.floor(0.9 * sorted.length)];
+    const most = sorted.at(-1) > 5 * usual ? 2 * usual : undefined; // a machine that was paused would flatten the others
     return [
       lines(
         "phases",
@@ -346,10 +393,12 @@ const Figures = (() => {
           class: "full tall",
           height: 330,
           unit: "s",
+          most,
           metrics: ["time/step", ...phases.map(([name]) => `time/${name}`)],
           caption:
             "generate: sampling replies; reward: scoring them; observe: values and reference log-probs; update: the " +
-            "optimizer; evaluate and probe: evaluations during training; track: writing the records.",
+            "optimizer; evaluate and probe: evaluations during training; track: writing the records." +
+            (most ? ` The longest step, ${number(sorted.at(-1))} s, reaches beyond the picture.` : ""),
         },
       ),
       single("tokens/per_second", "Tokens per second", { include: [0], height: 110 }),

@@ -3,7 +3,7 @@
 // The spec of a heatmap has x, the steps of the columns, and either
 //     columns: [[first row, share, share, ...], ...] with start, width, rows: row i begins at (start+i)*width, or
 //     columns: [[value, ...], ...] with names, one per row, drawn in colours of a logarithmic scale;
-//   ramp: the CSS variable with the colours, "--ramp" by default.
+//   ramp: the CSS variable with the colours, "--ramp" by default; of: what the shares are of, "replies".
 Charts.heat = (() => {
   const { chart, element, css, axis, bottom, put, number, percent, round } = Charts.parts;
 
@@ -64,6 +64,32 @@ Charts.heat = (() => {
       }
       put(self, spec.x[index], text);
     },
+
+    table({ spec }) {
+      const edge = (i) => round((spec.start + i) * spec.width);
+      const rows = spec.names ?? Array.from({ length: spec.rows }, (_, i) => `${edge(i)} to ${edge(i + 1)}`);
+      return [
+        [spec.axis ?? "step", ...rows],
+        ...spec.columns.map((column, i) => [spec.x[i], ...rows.map((_, row) => cell(spec, column, row) ?? (spec.names ? "" : 0))]),
+      ];
+    },
+
+    /** One path for the cells of each colour. */
+    marks(self) {
+      const { spec, uplot } = self, paths = new Map();
+      const edges = borders(spec.x).map((x) => uplot.valToPos(x, "x").toFixed(1));
+      const y = (row) => uplot.valToPos(spec.names ? row : (spec.start + row) * spec.width, "y");
+      spec.columns.forEach((column, i) => {
+        for (let row = 0; row < (spec.names?.length ?? spec.rows); row++) {
+          const value = cell(spec, column, row);
+          if (!(value > 0)) continue;
+          const [a, b] = [y(row), y(row + 1)].sort((p, q) => p - q).map((v) => v.toFixed(1));
+          const fill = `rgb(${self.shade(value).slice(0, 3)})`;
+          paths.set(fill, `${paths.get(fill) ?? ""}M${edges[i]} ${a}H${edges[i + 1]}V${b}H${edges[i]}Z`);
+        }
+      });
+      return [...paths].map(([fill, d]) => ({ tag: "path", d, fill, "shape-rendering": "crispEdges" }));
+    },
   };
 
   const cell = (spec, column, row) =>
@@ -84,6 +110,7 @@ Charts.heat = (() => {
     self.most = highest[spec.names ? last : Math.floor(0.95 * last)];
     const span = Math.log(self.most / self.least) || 1;
     const height = (v) => (spec.names ? 0.06 + (0.94 * Math.log(v / self.least)) / span : Math.sqrt(v / self.most));
+    self.shade = (v) => colours[Math.round(Math.min(1, height(v)) * 255)];
     const picture = (self.picture ??= document.createElement("canvas"));
     picture.width = spec.columns.length;
     picture.height = rows;
@@ -94,7 +121,7 @@ Charts.heat = (() => {
         const value = cell(spec, column, row);
         if (!(value > 0)) continue;
         const y = spec.names ? row : rows - 1 - row;
-        image.data.set(colours[Math.round(Math.min(1, height(value)) * 255)], 4 * (y * picture.width + x));
+        image.data.set(self.shade(value), 4 * (y * picture.width + x));
       }
     });
     context.putImageData(image, 0, 0);
@@ -134,7 +161,7 @@ Charts.heat = (() => {
     bar.style.background = `linear-gradient(to right, ${css(spec.ramp ?? "--ramp")
       .split(/\s+/)
       .join(", ")})`;
-    const [low, high] = spec.names ? [number(self.least), number(self.most)] : ["0", percent(self.most)];
+    const [low, high] = spec.names ? [number(self.least), number(self.most)] : ["0", `${percent(self.most)} of the ${spec.of ?? "replies"}`];
     self.keys.replaceChildren(element("span", "", low), bar, element("span", "", high));
   }
 

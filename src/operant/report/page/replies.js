@@ -477,7 +477,7 @@ const Replies = (() => {
     const [probes, replies] = [probeView(source), replyView(source)];
     const { bar, panels, show } = tabs([{ label: "Fixed queries", host: probes.host }, { label: "All replies", host: replies.host }]);
     element.classList.add("replies-section");
-    element.replaceChildren(make("h2", {}, "Replies"), bar, ...panels);
+    element.replaceChildren(bar, ...panels);
     bar.hidden = true;
     show(1);
 

@@ -1,0 +1,88 @@
+"""Explains the task of a run: one sentence, and the parts of its training cycle with their names, numbers and seconds.
+
+    cycle(history)["sentence"]     "PPO trains reviews-lm to finish queries from openings/train with replies that ..."
+    cycle(history)["parts"][0]     {"name": "Generate", "phase": "generate", "seconds": 1.3, "text": "The policy ..."}
+
+It is written for a reader who has not seen the run's command, and knows neither its policy nor its reward.
+"""
+
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from operant.diagnosis.history import History, number
+from operant.report.downsample import short
+
+
+def cycle(history: History) -> dict[str, Any]:
+    """Return the sentence and the parts; `seconds` is the median over the steps after the first, which warms up."""
+    sentence, parts = _demonstrated(history) if history.option("algorithm") == "sft" else _rewarded(history)
+    for part in parts:
+        seconds = history.values(f"time/{part['phase']}")[1:]
+        part["seconds"] = short(statistics.median(seconds)) if seconds else None
+    return {"sentence": sentence, "parts": parts}
+
+
+def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
+    policy, reward, tasks = (_named(history.option(name)) for name in ("policy", "reward", "tasks"))
+    reference, coef = history.option("reference", "copy"), history.recent("kl/coef", 1)
+    mean, kl = history.recent("reward/mean", 1), history.recent("kl/per_reply", 1)
+    count = history.recent("rollout/count", 1) or history.option("batch")
+    judge = f"the reward, {reward}," if reward else "the reward"
+    if reference in (None, "none"):
+        close, near = "", "There is no reference: how far the policy moves is not measured."
+    else:
+        model = "a frozen copy of it from before training" if reference in ("copy", "given") else _named(reference)
+        close = f", while it stays close to the reference, {model}"
+        measured = f"is {number(kl)} nats a reply in the last step" if kl is not None else "is measured"
+        near = f"The reference rates the same tokens. KL, the distance of the two models, {measured}."
+    charged = f", minus {number(coef)} for each nat of KL," if coef and close else ""
+    expected = "than the critic expected" if history.values("value/mean") else "than usual"
+    if (others := int(history.option("samples") or 1) - 1) and not history.values("value/mean"):
+        expected = f"than the other {others} repl{'ies' if others > 1 else 'y'} to the same query"
+    score = "normalised score" if history.option("score.normalise") else "score"
+    method = str(history.option("algorithm") or "The run").upper()
+    task = f"{method} trains {policy or 'the policy'}, a language model, to answer queries"
+    task += f"{f' from {tasks}' if tasks else ''} with replies that score high with {judge}".rstrip(",")
+    return f"{task}{close}.", [
+        _part(
+            "Generate", "generate", f"The policy writes {number(count)} replies." if count else "Replies are written."
+        ),
+        _part(
+            "Score",
+            "reward",
+            f"{judge[0].upper()}{judge[1:]} gives each reply a number"
+            + (f": {number(mean)} on average in the last step." if mean is not None else "."),
+        ),
+        _part("Compare", "observe", near),
+        _part("Credit", "advantage", f"The {score}{charged} goes to the tokens: was each better {expected}?"),
+        _part("Update", "update", "Tokens that were better become likelier, the others less likely."),
+    ]
+
+
+def _demonstrated(history: History) -> tuple[str, list[dict[str, Any]]]:
+    policy, tasks = _named(history.option("policy")) or "the policy", _named(history.option("tasks"))
+    loss, count = history.recent("supervised/loss", 1), history.option("batch")
+    given = f"Supervised training teaches {policy}, a language model, to write replies like those given"
+    found = f" The loss of the last step: {number(loss)} nats a token." if loss is not None else ""
+    return f"{given}{f' in {tasks}' if tasks else ''}. There is no reward.", [
+        _part("Read", "generate", f"A step reads {number(count)} given replies." if count else "A step reads replies."),
+        _part("Predict", "observe", f"The policy predicts each of their tokens.{found}"),
+        _part("Update", "update", "The tokens that were given become likelier."),
+    ]
+
+
+def _part(name: str, phase: str, text: str) -> dict[str, Any]:
+    return {"name": name, "phase": phase, "text": text}
+
+
+def _named(part: Any) -> str:
+    """The short name of a part: `reviews-lm` for builtin:reviews-lm, the end of a path, a function's own, `a + b`."""
+    if isinstance(part, Mapping):
+        return " + ".join(map(_named, part))
+    text = part.removeprefix("builtin:") if isinstance(part, str) else ""  # a list holds the tasks themselves
+    if text.startswith("<"):  # how a Python object is recorded: <function __main__:positive>
+        return re.split(r"[\s:.]", text.strip("<>"))[-1]
+    return PurePath(text).name if text.startswith(("/", ".", "~")) else text
