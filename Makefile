@@ -9,7 +9,7 @@ WORKERS ?= 2
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow check format parity bench docs clean
+.PHONY: demo test slow check format parity bench docs wheel clean
 
 demo: $(READY)  ## PPO makes movie reviews positive, with models that come with the package
 	$(BIN)/operant train sentiment
@@ -41,8 +41,13 @@ docs: $(READY)  ## write the pages that are made from the code, and the API refe
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/reference.py
 
+# In an environment of its own: neither tool belongs to the package. ARGS=--install needs the network, and some minutes.
+wheel:  ## build wheel and sdist into dist/ and check both; ARGS=--install installs and starts them with each extra, too
+	@test -x .venv-wheel/bin/twine || { $(PYTHON) -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q build twine; }
+	.venv-wheel/bin/python -m benchmarks.wheel dist $(ARGS)
+
 clean:  ## remove environments and caches; runs/ stays
-	rm -rf $(VENV) $(PEER) $(PEER)-1.12 $(PEER)-1.16 build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER) $(PEER)-1.12 $(PEER)-1.16 .venv-wheel build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and by its version: a range would take another build, with gigabytes of extras.

@@ -4,27 +4,40 @@ metrics.md   whole, from metrics/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
-from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
+from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
 extending.md  the files of the example package
+keywords.py  whole, in src/operant: the options as keyword arguments for editors
+recipes.md   the list of recipes, the files of two, and what these learn
+mistakes.md  whole, by making every mistake of tests/mistakes.py
+../src/operant/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
+import collections.abc
 import inspect
 import json
 import re
 import sys
+import tempfile
+import textwrap
+import types
+import typing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from operant import other_names
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
 from operant.cli.parser import ARGUMENTS, as_typed, sentences
 from operant.metrics import registry
-from operant.options import defaults, names
-from operant.runs.config import config_schema
+from operant.options import defaults, kinds, names
+from operant.runs.config import config_schema, recipes
+from operant.training.options import schema
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+import known_options  # noqa: E402
 import measured  # noqa: E402
 from benchmarks import kl_table  # noqa: E402
 
@@ -35,6 +48,8 @@ From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on the command line `--k
 where one group alone has the name, the name alone will do. This page is generated: edit the dataclass that holds the
 option, then run `make docs`.
 """
+OF_A_RUN = ("steps", "batch", "tasks", "reward", "out", "trackers", "best", "evaluate")
+"""Options of `operant.train` and the command line, which a Learner does not have."""
 BAR = r"\|"
 TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner"}
 
@@ -42,20 +57,28 @@ TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner
 def main() -> None:
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    sys.path[:0] = [str(DOCS.parent / "tests")]
+    import mistakes
+
+    with tempfile.TemporaryDirectory() as folder:
+        (DOCS / "mistakes.md").write_text(mistakes.page(Path(folder)), encoding="utf-8")
 
 
+@cache
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
-    whole = {"metrics.md": registry.markdown(), "options.md": options()}
+    whole = {"metrics.md": registry.markdown(), "options.md": options(), "../src/operant/keywords.py": keywords()}
+    whole["../src/operant/cli/known_options.json"] = known_options.known_options()
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
-        "from-trl.md": {"metrics": old_metrics()},
+        "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "design.md": {"measured": measured.architecture()},
         "kl.md": {"kl": kl_table.table()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
-        "how-to-train.md": {"frontier": measured.frontier()},
+        "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
+        "recipes.md": recipes_and_numbers(),
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
@@ -83,6 +106,21 @@ def examples() -> dict[str, str]:
     files = [DOCS / "extending/pyproject.toml", *sorted((DOCS / "extending/src/operant_example").glob("[!_]*.py"))]
     kinds = {".py": "python", ".toml": "toml"}
     return {file.name: f"```{kinds[file.suffix]}\n{file.read_text(encoding='utf-8')}```\n" for file in files}
+
+
+def recipes_and_numbers() -> dict[str, str]:
+    """The table of the recipes, and the file and the numbers of the two that the page explains."""
+    table = "| recipe | method | what it does |\n|---|---|---|\n"
+    for name, path in recipes().items():
+        text = path.read_text(encoding="utf-8")
+        comment = " ".join(line[2:] for line in text[: text.index("\nalgorithm:")].splitlines())
+        method = re.search(r"^algorithm: (\w+)", text, re.MULTILINE)[1]
+        table += f"| `{name}` | {method} | {comment.split('. ')[0].removesuffix('.')} |\n"
+    parts = {"recipes": table}
+    for name in ("keyword", "chat"):
+        parts[f"{name} file"] = f"```yaml\n{recipes()[name].read_text(encoding='utf-8')}```\n"
+        parts[f"{name} numbers"] = measured.recipe(name)
+    return parts
 
 
 def seeds(figure: str) -> str:
@@ -114,6 +152,29 @@ def old_metrics() -> str:
         ours, meanings = zip(*rows[name])
         table += f"| `{name}` | {', '.join(ours)} | {'; '.join(meanings)} |\n"
     return table
+
+
+def trl_options() -> str:
+    """One row per field of TRL 0.11.4's PPOConfig."""
+    table = "| PPOConfig | TRL's default | operant | notes |\n|---|---|---|---|\n"
+    for name, theirs in other_names.PPO_CONFIG.items():
+        table += f"| `{name}` | {theirs.default} | {_ours(theirs)} | {theirs.note} |\n"
+    return table
+
+
+def other_options() -> str:
+    """One row per name in later versions of TRL, in transformers and in OpenRLHF."""
+    table = "| name | from | operant | notes |\n|---|---|---|---|\n"
+    systems = {"TRL": other_names.TRL, "transformers": other_names.TRANSFORMERS, "OpenRLHF": other_names.OPENRLHF}
+    for system, names_there in systems.items():
+        for name, theirs in names_there.items():
+            table += f"| `{name}` | {system} | {_ours(theirs)} | {theirs.note} |\n"
+    return table
+
+
+def _ours(theirs: other_names.Theirs) -> str:
+    options = [f"`{name}`" for name in filter(None, theirs.ours.split(", "))]
+    return ", ".join(options) + (" (train)" if theirs.ours in OF_A_RUN else "")
 
 
 def presets() -> str:
@@ -163,6 +224,76 @@ def options() -> str:
             page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"
             page += "".join(f"| `{g}.{n}` | {as_typed(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
     return page
+
+
+KEYWORDS = '''"""The options of `train`, `steps` and `Learner` as keyword arguments, for editors and type checkers.
+
+This file is generated: edit the dataclass that holds the option, then run `make docs`. Those of a method's own loss,
+advantage and update may also be in any mapping. Where one group alone has a name, the name alone will do.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+'''
+OBJECTS = {
+    "tokenizer": "The tokenizer of a policy that is a model.",
+    "lr_scheduler": "The scheduler of an optimizer of your own, or a function from the optimizer to one.",
+    "recipe": "A recipe by name, or a YAML file; options given here replace its own.",
+    "resume": "Go on with the run in `out`.",
+    "fresh_optimizer": "With `resume`: load only the weights, and start with a new optimizer.",
+}
+"""Arguments of `train` that are no options."""
+
+
+def keywords() -> str:
+    """A TypedDict per group of options, and those of a learner and of a run."""
+    by_group: dict[str, dict[str, tuple[str, str]]] = {}
+    for algorithm in ALGORITHMS:
+        for group, made in config_schema(algorithm, {}).items():
+            own = by_group.setdefault(group, {})
+            own |= {name: (_hint(kind), sentences(made).get(name, "")) for name, kind in kinds({"": made}).items()}
+    run, of_learner = by_group.pop(""), {g: own for g, own in by_group.items() if g in schema(ALGORITHMS["ppo"])}
+    every = [name for own in (run, *by_group.values()) for name in own] + [*by_group]
+    page, groups = KEYWORDS, dict[str, dict[str, tuple[str, str]]]()
+    for group, own in by_group.items():
+        page += _typed_dict(f"{group.capitalize()}Keywords", f"The options `{group}.*`.", own)
+        opened = " | Mapping[str, Any]" if group in ("loss", "advantage", "update") else ""
+        groups[group] = {group: (f"{group.capitalize()}Keywords{opened}", "")}
+        groups[group] |= {name: kind for name, kind in own.items() if every.count(name) == 1}
+    optimizer = groups["optimizer"].pop("optimizer")
+    learner = {name: kind for group in of_learner for name, kind in groups[group].items()}
+    page += _typed_dict("LearnerKeywords", "The options of a `Learner`.", learner)
+    explicit = ("policy", "tasks", "reward", "algorithm")
+    of_run = {name: ("Any", said) for name, said in OBJECTS.items()}
+    of_run |= {"recipe": ("str", OBJECTS["recipe"])} | {n: ("bool", OBJECTS[n]) for n in ("resume", "fresh_optimizer")}
+    of_run |= {"optimizer": (f"{optimizer[0]} | Any", "Its options; or an optimizer of your own, or what makes one.")}
+    of_run |= {name: kind for name, kind in run.items() if name not in explicit}
+    of_run |= {name: kind for group in by_group if group not in of_learner for name, kind in groups[group].items()}
+    return page + _typed_dict("TrainKeywords", "The options of a run.", of_run, base="LearnerKeywords")
+
+
+def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], base: str = "TypedDict") -> str:
+    text = f'\n\nclass {name}({base}, total=False):\n    """{about}"""\n\n'
+    for entry, (kind, meaning) in entries.items():
+        text += f"    {entry}: {kind}\n"
+        if meaning:
+            wrapped = {"initial_indent": "    ", "subsequent_indent": "    ", "break_on_hyphens": False}
+            said = textwrap.fill(f'"""{meaning}', 112, **wrapped)
+            text += f'{said}"""\n'
+    return text
+
+
+def _hint(kind: Any) -> str:
+    """A type as it is written in an annotation, where options also take lists for tuples."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(dict.fromkeys(part for inner in inside for part in _hint(inner).split(" | ")))
+    if origin is tuple:
+        return f"Sequence[{_hint(inside[0])}] | str"
+    if origin in (dict, collections.abc.Mapping):
+        return "Mapping[str, Any]"
+    plain = {bool: "bool", int: "int", float: "float", str: "str", type(None): "None"}
+    return plain.get(kind, "Any")
 
 
 def _of_method(algorithm: str, group: str) -> list[tuple[str, Any]]:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.loss_and_reward import ends
+
 RESULTS = Path(__file__).parent / "../benchmarks/results"
 NOTHING = "Not measured yet.\n"
 
@@ -141,6 +143,48 @@ def frontier() -> str:
             f"| {100 * final['empty']['mean']:.0f} % | {', '.join(findings)} |\n"
         )
     return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{results['command']}`.\n"
+
+
+def losses() -> str:
+    """Reward and loss at the beginning and at the end: the demo and its control by PPO, `keyword` by GRPO."""
+    demo, recipes = _object("loss-and-reward.json"), _object("recipes.json")
+    if not demo or not recipes:
+        return NOTHING
+    names = {"seed-1": "PPO, the demo", "control-1": "PPO, its control with shuffled rewards"}
+    rows = [(names[run["run"]], run["curves"]) for run in demo["runs"]]
+    first = next(run for run in recipes["runs"] if run["recipe"] == "keyword" and not run["control"])
+    rows.append(("GRPO, the recipe `keyword`", {"reward/mean": first["reward"], "loss/total": first["loss"]}))
+    table = "| run | mean reward | total loss | policy loss | value loss |\n|---|---|---|---|---|\n"
+    for name, curves in rows:
+        cells = []
+        for key in ("reward/mean", "loss/total", "policy/loss", "value/loss"):
+            cells.append(
+                "{:.3f} to {:.3f}".format(*ends(curves[key])).replace("-0.000", "0.000") if key in curves else ""
+            )
+        table += f"| {name} | {' | '.join(cells)} |\n"
+    return f"{table}\nMeans of the first and of the last tenth of the steps. Made by `{demo['command']}`.\n"
+
+
+def recipe(name: str) -> str:
+    """One row per run of a recipe, before and after training, and the replies of the first to some held-out tasks."""
+    results: Any = _object("recipes.json")
+    if not results:
+        return NOTHING
+    runs = [run for run in results["runs"] if run["recipe"] == name]
+    measures = list(runs[0]["measures"]["after"])
+    table = f"| run | reward, held out | {' | '.join(measures)} | KL a reply |\n|---|---|{'---|' * len(measures)}---|\n"
+    for run in runs:
+        who = f"shuffled rewards, seed {run['seed']}" if run["control"] else f"seed {run['seed']}"
+        pairs = [(run["before"], run["after"])] + [
+            (run["measures"]["before"][measure], run["measures"]["after"][measure]) for measure in measures
+        ]
+        cells = [f"{before:.2f} to {after:.2f}" for before, after in pairs]
+        table += f"| {who} | {' | '.join(cells)} | {run['kl']:.1f} |\n"
+    table += "\n| held-out prompt | before | after |\n|---|---|---|\n"
+    for reply in runs[0]["replies"]:
+        cells = [f"`{' '.join(reply[key].split())}`" for key in ("query", "before", "after")]
+        table += f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+    return f"{table}\nReplies of seed 1. Made by `{results['command']}`.\n"
 
 
 def chaos() -> str:

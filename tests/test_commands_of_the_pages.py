@@ -23,6 +23,7 @@ PAGES = [
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
     "docs/evaluation.md",
+    "docs/recipes.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

@@ -71,6 +71,18 @@ def write(path, rows):
     return path
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_table_may_have_another_separator(name, separator, tmp_path):
+    rows = [("text", "label"), ('"one; two, three\t|"', "1"), ("four", "2")]
+    text = "\n".join(map(separator.join, rows))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    tasks = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label"))
+    assert [(task.prompt, task.target) for task in tasks] == [("one; two, three\t|", "1"), ("four", "2")]
+    both = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label,text"))
+    assert both[1].target == {"label": "2", "text": "four"}
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz", "a.parquet", "a.txt"])
 def test_files(tmp_path, name):
     target = None if name == "a.txt" else "label"
@@ -257,7 +269,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (["", " "], {}, "none of 2 rows passes the filters .* is empty everywhere"),
         ({"text": "x"}, {}, "a dict is not a source"),
         (lambda: None, {}, "returned a NoneType"),
-        ("builtin:opening", {}, "built-in: builtin:openings"),
+        ("builtin:opening", {}, "built-in: builtin:chat, builtin:keywords, builtin:openings, each"),
         ("builtin:openings/test", {}, "each with /train and /held-out"),
         (["x"], {"query_tokens": "2-8"}, "needs a tokenizer"),
     ],

@@ -67,8 +67,11 @@ def generate() -> ModuleType:
         "isolated-rewards.md",
         "checkpoints.md",
         "how-to-train.md",
+        "recipes.md",
+        "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",
+        "../src/operant/keywords.py",
     ],
 )
 def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:

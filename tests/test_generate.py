@@ -97,7 +97,7 @@ def test_scores_and_the_reference_stand_in_columns_and_a_target_is_asked_for(tmp
     assert main(["generate", "runs/aimed", *asked, "--reward", "true", "--target", "c"]) == 0
     assert capsys.readouterr().out.split("\t")[1] != "\n"
     assert main(["generate", "nowhere", *asked]) == 2
-    assert "runs/aimed, runs/plain" in capsys.readouterr().err
+    assert "runs in runs: aimed, plain" in capsys.readouterr().err
     (tmp_path / "runs/plain/metrics.jsonl").write_text("{}\n[]\n{}\n", encoding="utf-8")
     assert main(["runs", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)

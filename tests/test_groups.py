@@ -80,12 +80,11 @@ def test_without_a_reference_the_defaults_charge_no_kl():
 
 def test_what_was_left_out_is_one_line_on_the_console(tmp_path, capsys):
     from operant.api import runs
-    from operant.trackers.console import Console
 
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("{loss: {value_coef: 0.3}, advantage: {lam: 0.9}, batch: 8, steps: 1}", encoding="utf-8")
     given = {"algorithm": "rloo", "policy": lm(vocab=40), "tokenizer": letters(), "samples": 2} | GIVEN
-    for _ in runs(tmp_path / "run", recipe=str(recipe), show=[Console()], **given):
+    for _ in runs(tmp_path / "run", recipe=str(recipe), **given):
         pass
     said = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
     assert len(said) == 1 and said[0].endswith("left out with algorithm=rloo: advantage.lam, loss.value_coef")

@@ -1,5 +1,11 @@
 """The estimated memory of a run is the memory that real tensors take."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from toys import letters, lm
@@ -140,3 +146,13 @@ def test_errors_are_those_of_a_run(folder, tmp_path, capsys):
         planned(folder, **{"model.train_layers": 4})
     assert main(["doctor", "sentiment"]) == 2
     assert "operant doctor --plan sentiment" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_plan_is_within_a_fifth_of_what_top_shows(tmp_path):
+    """The benchmark plans and runs commands in processes of their own, and reads the peak from the kernel."""
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.memory_plan", "--only", "demo;sft", "--results", str(results)]
+    subprocess.run(command, cwd=Path(__file__).parents[1], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    assert {name: row for name, row in rows.items() if abs(row["error"]) > 0.2} == {} and len(rows) == 2

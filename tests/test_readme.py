@@ -17,11 +17,14 @@ def test_the_python_snippets_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     snippets = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
-    assert (tmp_path / "runs/cheerful/report.html").exists()
-    assert names["metrics"]["step"] == 1
+    assert (tmp_path / "runs/personal/report.html").exists()
+    assert names["metrics"]["step"] == 1 and names["learner"].progress.step == 2
+    first, last = names["run"].metrics[0], names["run"].metrics[-1]
+    half = 1.96 * max(x["reward/std"] / x["rollout/count"] ** 0.5 for x in (first, last))
+    assert last["reward/mean"] - half > first["reward/mean"] + half, "the reward moves beyond its interval"
 
 
 def test_the_train_commands_are_understood():

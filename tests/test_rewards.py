@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +54,31 @@ def fixed(scores, name="fixed"):
 )
 def test_text_rewards_by_hand(spec, reply, num_tokens, expected):
     assert resolve(spec)([rollout_of(reply, ids=range(num_tokens))]) == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("target", "reply", "expected"),
+    [
+        ("music", " The MUSIC.", 1.0),
+        ("music", " musical, or unmusic", 0.0),
+        (["milk", "tea"], " milk, no coffee", 0.5),
+        ("a.m.", " at 9 a.m. sharp", 1.0),
+        ("", "", "must be a word"),
+        (7, " 7", "target of the task 't/0' is 7"),
+        (None, "", "--data.target-field"),
+    ],
+)
+def test_keyword_looks_for_whole_words_of_the_target(target, reply, expected):
+    rollout = replace(rollout_of(reply), task=Task("t/0", [1], target))
+    if isinstance(expected, str):
+        with pytest.raises(OperantError, match=expected):
+            resolve("keyword")([rollout])
+    else:
+        assert resolve("keyword")([rollout]) == [expected]
+
+
+def test_ended_asks_how_the_reply_ended():
+    assert resolve("ended")([rollout_of("x", end=end) for end in ("stop", "length", "cut")]) == [1.0, 0.0, 0.0]
 
 
 def test_they_read_the_reply_and_not_the_query():
@@ -328,6 +354,11 @@ def test_classifier_label_output_and_what_it_reads(bert):
     assert rewards.Classifier(str(bert), label=1, output="logit", text="reply")([rollout]) == pytest.approx(
         [reply[1].item()], abs=1e-4
     )
+    asked = [replace(rollout, task=Task("t", [1], mood)) for mood in ("positive", "negative", "Positive", 0)]
+    of_tasks = rewards.Classifier(str(bert), label="task.target", output="logit")
+    assert of_tasks(asked) == pytest.approx([both[i].item() for i in (1, 0, 1, 0)], abs=1e-4)
+    with pytest.raises(OperantError, match=r"has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
+        of_tasks([rollout])
     assert resolve(f"classifier:{bert}#0")([rollout]) == pytest.approx([both.softmax(-1)[0].item()], abs=1e-5)
 
 
@@ -527,3 +558,49 @@ def test_moments_are_pooled_over_ranks(monkeypatch):
     moments = RunningMoments()
     moments.update(mine)
     assert (moments.count, moments.mean, moments.std) == (3, 3.0, pytest.approx(np.std([1, 2, 6], ddof=1)))
+
+
+# --- reward functions of TRL's form -----------------------------------------------------------------------------------
+
+
+def answers(*targets, messages=False):
+    prompt = [{"role": "user", "content": "How many?"}] if messages else "How many?"
+    tasks = [Task(f"t/{i}", prompt, target) for i, target in enumerate(targets)]
+    return [Rollout(t, i, [Turn([1], [5, 6])], [f"It is {i}."], query="How many?") for i, t in enumerate(tasks)]
+
+
+def by_column(completions, answer, **kwargs):
+    return [float(right in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def test_a_function_of_trls_form_gets_what_trl_passes():
+    def keep(**kwargs):
+        seen.append(kwargs)
+        return [0.5, None]
+
+    seen: list[dict] = []
+    columns = [{"answer": "0", "level": 1}, {"answer": "7", "level": 2}]
+    for messages in (False, True):
+        reward = lambda prompts, completions, **kwargs: keep(prompts=prompts, completions=completions, **kwargs)  # noqa: E731
+        assert judge(reward, answers(*columns, messages=messages)).scores == [0.5, None]
+    same = {"completion_ids": [[5, 6], [5, 6]], "answer": ["0", "7"], "level": [1, 2]}
+    assert seen[0] == same | {"prompts": ["How many?"] * 2, "completions": ["It is 0.", "It is 1."]}
+    assert seen[1]["prompts"] == [[{"role": "user", "content": "How many?"}]] * 2
+    assert seen[1]["completions"][1] == [{"role": "assistant", "content": "It is 1."}]
+
+
+def test_a_column_is_a_key_of_the_target_or_the_target_itself():
+    assert judge(by_column, answers({"answer": "0"}, {"answer": "7"})).scores == [1.0, 0.0]
+    assert judge(by_column, answers("0", "7")).scores == [1.0, 0.0]
+    assert judge(lambda completions: [1.0 * len(c) for c in completions], answers("0")).scores == [8.0]
+    assert judge(resolve({by_column: 2.0, "length:9": 0.0}), answers("0", "7")).scores == [2.0, 0.0]
+    with pytest.raises(OperantError, match=r"asks for answer, .*data\.target_field=answer"):
+        judge(by_column, answers(None))
+    with pytest.raises(OperantError, match=r"asks for log_metric.*only TRL's trainer has that"):
+        judge(lambda completions, log_metric: [1.0], answers("0"))
+
+
+def test_scores_whose_squares_overflow_are_refused():
+    assert judge(lambda rollouts: [1e18], answers(None)).scores == [1e18]
+    with pytest.raises(OperantError, match=r"returned 3e\+38 .*overflow in float32"):
+        judge(lambda rollouts: [3e38], answers(None))

@@ -27,7 +27,8 @@ ELSEWHERE = {
     "benchmarks/report.py": "tests/test_bench.py",
     "benchmarks/learning.py": "tests/test_bench.py",
     "benchmarks/scale.py": "tests/test_bench.py",
-    "benchmarks/peak.py": "benchmarks/plan.py",
+    "benchmarks/memory_plan.py": "tests/test_plan.py",
+    "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/chaos.py": "tests/test_chaos.py",
     "benchmarks/soak.py": "tests/test_soak.py",
     "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
@@ -35,11 +36,14 @@ ELSEWHERE = {
 """Script: the test, or the script below, that runs it."""
 RUN = {
     "recipes/builtin_tokenizers.py": ["--data", "{data}", "--work", "build", "--vocab", "600", "--max-length", "64"],
+    "recipes/builtin_tasks.py": ["build"],
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
+    "benchmarks/loss_and_reward.py": ["--quick"],
+    "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
@@ -52,7 +56,6 @@ RUN = {
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
     "benchmarks/isolated.py": ["raises"],
     "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
-    "benchmarks/plan.py": ["--only", "one reply"],
     "benchmarks/replies.py": ["--steps", "3"],
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }

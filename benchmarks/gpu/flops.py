@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.machine import product_rate
 from benchmarks.gpu.place import Place, queries
 

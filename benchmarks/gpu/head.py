@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.place import Place
 from operant.models.logprobs import score
 from operant.sampling import Sampling

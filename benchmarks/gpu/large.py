@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.place import Place, queries, scores
 
 ROWS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.correct import models
 from benchmarks.gpu.place import Place, queries
 from operant.models.options import ModelOptions

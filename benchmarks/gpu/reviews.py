@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.place import Place, queries
 
 STEPS, BAR = 100, 60.0

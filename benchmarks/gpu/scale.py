@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers as t
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.place import Place, queries, scores
 
 BASE = {"batch": 16, "length": 32, "layers": 2}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from benchmarks import peak
+from benchmarks.gpu import peak
 from benchmarks.gpu.place import Place, queries, scores
 from benchmarks.gpu.plain import Plain
 from benchmarks.peers.ragged import Forced

@@ -4,64 +4,89 @@ run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builti
 for metrics in steps(...): ...          # the same run, as a generator of the metrics of each step
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from operant.diagnosis.observer import DiagnosisObserver
+from operant.report.display import display
 from operant.report.observer import ReportObserver
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
-from operant.types import OperantError
+from operant.types import OperantError, RewardFn
+
+if TYPE_CHECKING:
+    from operant.keywords import TrainKeywords
+
+
+class TrlReward(Protocol):
+    """A reward that is called as TRL's trainers call theirs."""
+
+    def __call__(self, *, prompts: Any, completions: Any, **kwargs: Any) -> Any: ...
+
+
+Reward = RewardFn | TrlReward | str | Mapping[str, Any] | None
 
 
 def train(
     policy: Any = None,
     tasks: Any = None,
-    reward: Any = None,
+    reward: Reward = None,
     *,
-    algorithm: str | None = None,
+    algorithm: Any = None,
     out: Any = None,
     observers: Sequence[Observer] = (),
-    **options: Any,
+    quiet: bool = False,
+    **options: "Unpack[TrainKeywords]",
 ) -> Run:
     """Train to the end and return the run. The options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
 
+    It prints what the command line prints: a progress bar in a terminal, and a line for each step elsewhere. In a
+    notebook it draws a live chart in the cell instead. Both also show the findings. quiet: show nothing.
     policy: a name, a transformers model (with `tokenizer=`) or a Policy. reward: any function from rollouts to scores.
     With `resume=True` the run in `out` is resumed; other options then replace its recorded ones. Ctrl-C stops after the
     current step and saves. observers: called after every step and at the end, after diagnosis and report.
     Raises: OperantError for an error that the user can correct.
     """
     arguments = _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)
-    *_, run = runs(out, observers=observers, **arguments, **options)
+    *_, run = runs(out, observers=observers, quiet=quiet, **arguments, **options)
     return run
 
 
 def steps(
     policy: Any = None,
     tasks: Any = None,
-    reward: Any = None,
+    reward: Reward = None,
     *,
-    algorithm: str | None = None,
+    algorithm: Any = None,
     out: Any = None,
     observers: Sequence[Observer] = (),
-    **options: Any,
+    quiet: bool = False,
+    **options: "Unpack[TrainKeywords]",
 ) -> Iterator[dict[str, float]]:
     """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
     seen, arguments = 0, _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)
-    for run in runs(out, observers=observers, **arguments, **options):
+    for run in runs(out, observers=observers, quiet=quiet, **arguments, **options):
         if len(run.metrics) > seen:
             seen = len(run.metrics)
             yield run.metrics[-1]
 
 
-def runs(out: Any = None, *, observers: Sequence[Observer] = (), **options: Any) -> Iterator[Run]:
-    """Train with a diagnosis and a report, and yield the run itself as `trainer.runs` does.
+def runs(out: Any = None, *, observers: Sequence[Observer] = (), quiet: bool = False, **options: Any) -> Iterator[Run]:
+    """Train with a diagnosis, a report and a display, and yield the run itself as `trainer.runs` does.
 
     Raises: OperantError if `observers` is not a list of observers.
     """
     if not isinstance(observers, Sequence) or not all(isinstance(observer, Observer) for observer in observers):
         raise OperantError(f"observers={observers!r}: give a list of objects of a subclass of operant.Observer")
-    return trainer.runs(out, observers=(DiagnosisObserver(), ReportObserver(), *observers), **options)
+    shown, run, announced = None if quiet else display(), None, False
+    show = [] if shown is None else [shown]
+    for run in trainer.runs(out, show=show, observers=(DiagnosisObserver(), ReportObserver(), *observers), **options):
+        if shown is not None and run.first and not announced:
+            announced = True
+            shown.begin(run)
+        yield run
+    if shown is not None and run is not None and run.first:
+        shown.end(run)
 
 
 def _without_none(**arguments: Any) -> dict[str, Any]:

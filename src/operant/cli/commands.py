@@ -5,17 +5,15 @@ options that their parsers do not know, and `operant.runs.config` checks them.
 """
 
 import difflib
-import math
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from operant.cli import help
 from operant.cli.parser import Parser
-from operant.options import compose, defaults, names, read
-from operant.trackers.console import Console, before_after, plain
+from operant.options import compose, defaults, read
 from operant.types import OperantError
 
 REPLY_TOKENS = 60
@@ -54,14 +52,21 @@ def run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = parsers(Parser("operant", name, ""))[name]
     if command.declared:
-        module, _, declared = command.declared.partition(":")
-        parser.add_schema({"": getattr(import_module(module), declared)}, command.values)
+        parser.add(help.declared(command.declared, command.values))
     operands, options, rest = parser.read(words, command.more)
-    if not options.pop("help", False):
+    if valueless := next((option for option, value in rest.items() if value is True and not help.alone(option)), None):
+        raise OperantError(f"option --{valueless} lacks its value: --{valueless} VALUE")
+    asked, all_asked = options.pop("help", False), options.pop("help_all", False)
+    if not asked and not all_asked:
         rest = rest if name == "sweep" else {option: read(text) for option, text in rest.items()}
         return command.run(operands, options | rest)
-    if name == "train":
-        parser.add_schema(*_options_of_a_run(operands[0] if operands else None, rest))
+    recipe = operands[0] if operands else None
+    if all_asked:
+        parser.add(help.every(recipe, rest))
+    elif "help-all" in command.options:
+        method, common = help.common(recipe, rest)
+        of = f", with the values of {recipe}" if recipe else ""
+        parser.add_briefly(f"common options of {method}{of}", common)
     parser.print_help()
     return 0
 
@@ -74,7 +79,7 @@ def print_help() -> None:
   operant generate runs/RECIPE                       generate replies with the trained model
   operant train --resume runs/RECIPE                 resume an interrupted run"""
     about = "train transformer language models with reinforcement learning"
-    end = "`operant COMMAND --help` explains a command, and `operant train --help` lists every option of a run."
+    end = "`operant COMMAND --help` explains a command, and `operant train --help-all` lists every option of a run."
     top = Parser("operant", about, examples, usage="operant COMMAND [--option value ...]", epilog=end)
     top.add_argument("-V", "--version", action="store_true", help="show the version")
     parsers(top)
@@ -97,20 +102,6 @@ def parsers(top: Parser) -> dict[str, Parser]:
     return below.choices
 
 
-def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a method and of the parts that a run names, and the values of a recipe."""
-    from operant.algorithms import DEFAULT, find
-    from operant.diagnosis.history import flat
-    from operant.runs.config import as_mapping, config_schema, configure, named_in
-
-    if recipe is None:
-        method = str(options.get("algorithm", DEFAULT))
-        return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
-    config = configure(options, recipe)
-    schema, values = config_schema(config.train.algorithm, named_in(vars(config.train))), flat(as_mapping(config))
-    return schema, {full: values.get(full) for full in names(schema)}
-
-
 # --- train ------------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +110,9 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
     if len(words) > 1 or (words and resume):
-        raise OperantError(f"unexpected argument {words[-1]!r}: operant train RECIPE --option value ...")
+        dashes = f"options begin with two dashes: --{words[-1]}" if "=" in words[-1] else ""
+        usage = "operant train RECIPE --option value ..."
+        raise OperantError(f"unexpected argument {words[-1]!r}: {dashes or usage}")
     if not words and not resume and not options:
         raise OperantError(
             "nothing to train: name a recipe, as in operant train sentiment, or give options: "
@@ -136,63 +129,11 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     if resume and (message := finished_message(Path(resume), options, fresh_optimizer=fresh)) is not None:
         print(message)
         return 0
-    run, announced = None, False
     recipe = words[0] if words else None
     folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
-    for run in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, show=[Console()], **options):
-        if run.first and not announced:
-            announced = True
-            print(f"{run.path}: {_summary(run)}", flush=True)
-    if run.first:
-        _print_result(run)
+    for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
+        pass
     return 0
-
-
-def _summary(run: Any) -> str:
-    """One sentence on what the run does: algorithm, model, tasks, steps."""
-    train, policy = run.config.train, run.policy
-    size = sum(p.numel() for p in policy.model.parameters()) / 1e6
-    return (
-        f"{train.algorithm} trains {train.policy} ({size:.1f}M parameters) on {len(run.parts.tasks)} tasks, "
-        f"{train.steps} steps of {train.batch} replies; Ctrl-C stops after the current step and saves"
-    )
-
-
-def _print_result(run: Any) -> None:
-    """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
-    if run.interrupted:
-        step = run.learner.progress.step
-        print(f"stopped after step {step} and saved; resume with: operant train --resume {run.path}")
-        return
-    before, after = run.before, run.after
-    if before is not None and after is not None and after.loss is not None:
-        bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
-        count = len(after.losses)
-        print(f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}")
-    if before is not None and after is not None and after.rollouts:
-        pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
-        before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
-        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
-        if not math.isnan(after.mean):
-            print(f"mean reward on {len(pairs)} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}")
-        first, last = before.chosen(), after.chosen()
-        for name in (name for name in last if name in first):
-            print(f"{name} on {len(pairs)} held-out replies: {first[name]:.3f} -> {last[name]:.3f}")
-    _print_diagnosis(run.path)
-    print(f"report: {run.folder.report}   try the model: operant generate {run.path}")
-
-
-def _print_diagnosis(path: Any) -> None:
-    """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
-    from operant.diagnosis import diagnose, read_history, verdict
-
-    history = read_history(path)
-    findings = diagnose(history)
-    print(plain(verdict(history, findings)))
-    for finding in findings:
-        print(plain(f"  {finding.level}: {finding.message}"))
-        print(plain(f"    cause:  {finding.cause}"))
-        print(plain(f"    remedy: {finding.remedy}"))
 
 
 # --- sweep ------------------------------------------------------------------------------------------------------------
@@ -244,6 +185,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
 
     if len(words) > 1 or is_sweep(words[0]):
         return _compare(words, options)
+    from operant.report.display import print_diagnosis
     from operant.report.run_report import write_report
     from operant.report.server import Serving, serve
     from operant.runs.folder import read_config
@@ -255,7 +197,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
     if serving.serve:
         return serve(words[0], serving)
     path = write_report(words[0])
-    _print_diagnosis(words[0])
+    print_diagnosis(Path(words[0]))
     print(f"report: {path}")
     return 0
 
@@ -291,6 +233,7 @@ def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
     return examine() if recipe is None else print_plan(None if recipe is True else recipe, options)
 
 
+HELP_ALL = {"action": "store_true", "help": "show every option, with its bounds and the value of the recipe"}
 EXIT_CODES = """\
 Exit codes: 0 finished, or stopped by a signal and saved; 2 an error, explained in a message; 1 ended by the watchdog
 after silence_minutes without progress. A run can be resumed after each of them. docs/options.md explains all."""
@@ -314,6 +257,7 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
                 "action": "store_true",
                 "help": "resume with a new optimizer state, which a light checkpoint requires",
             },
+            "help-all": HELP_ALL,
         },
         more=True,
     ),
@@ -328,6 +272,7 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
 All other options are those of `operant train`. The same command resumes a sweep; more values add runs to it.
 `operant report runs/letters-sweep` rebuilds the comparison.""",
         "[RECIPE]",
+        {"help-all": HELP_ALL},
         declared="operant.sweep:SweepOptions",
         more=True,
     ),

@@ -19,9 +19,8 @@ from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
 from operant.runs.build import trained
-from operant.runs.folder import read_config
+from operant.runs.folder import read_config, runs_near
 from operant.runs.initial_models import MODELS, START
-from operant.runs.listing import run_folders
 from operant.sampling import Sampling, reply_text, task_key
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
@@ -99,8 +98,7 @@ def _load(name: str) -> tuple[Any, Any]:
     try:
         policy = load_policy(name)
     except OperantError as error:
-        runs = [] if folder.exists() else [str(run) for run in run_folders("runs")[:5]]
-        raise OperantError(f"{error}; the newest runs here: {', '.join(runs)}" if runs else str(error)) from error
+        raise OperantError(f"{error}; {runs_near(folder)}") from error
     return policy, default_engine(policy)
 
 

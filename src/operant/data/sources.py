@@ -15,7 +15,7 @@ from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
 from operant.types import OperantError, shown
 
 HELD_OUT = 256
-"""Number of lines at the end of `builtin:openings` that are reserved for evaluation."""
+"""Number of lines at the end of built-in tasks that are reserved for evaluation."""
 ALIASES = {"imdb": "stanfordnlp/imdb"}
 SOURCES = Table("task source", "operant.data", {})
 """Functions that return rows, of other packages; their arguments are the options `tasks.*`."""
@@ -141,7 +141,9 @@ def _parsed(text: str, where: str) -> Any:
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(1 << 30)
-    reader = csv.reader(_lines(path), strict=True)
+    first = next(_lines(path), "")
+    separator = "," if "," in first else max(";\t|", key=first.count)  # a spreadsheet's, where a comma is decimal
+    reader = csv.reader(_lines(path), strict=True, delimiter=separator if separator in first else ",")
     try:
         header = next(reader, [])
         if len(set(header)) < len(header):
@@ -150,7 +152,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
             if len(row) > len(header):
                 raise OperantError(
                     f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; "
-                    "put a cell that holds a comma in quotes"
+                    f"put a cell that holds {separator!r} in quotes"
                 )
             yield number, dict(zip(header, row))  # a cell that is missing at the end is not an empty one
     except csv.Error as error:
@@ -178,6 +180,7 @@ FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
+    ".tsv": _csv,
     ".parquet": _parquet,
     ".txt": _txt,
 }
@@ -189,11 +192,11 @@ FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
 def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     """Rows of `NAME`, or of its disjoint parts `NAME/train` and `NAME/held-out`, with their numbers in `NAME`."""
     stem, _, part = name.partition("/")
-    path = BUILTIN / f"{stem}.txt"
-    if part not in ("", "train", "held-out") or not path.is_file():
-        known = ", ".join(f"builtin:{p.stem}" for p in sorted(BUILTIN.glob("*.txt"))) or "none in this install"
+    there = {path.stem: path for path in sorted(BUILTIN.iterdir()) if path.suffix in FORMATS}
+    if part not in ("", "train", "held-out") or stem not in there:
+        known = ", ".join(f"builtin:{known}" for known in there) or "none in this install"
         raise OperantError(f"tasks 'builtin:{name}' do not exist; built-in: {known}, each with /train and /held-out")
-    rows = list(_txt(path))
+    rows = list(FORMATS[there[stem].suffix](there[stem]))
     cut = len(rows) - HELD_OUT
     return stem, iter({"": rows, "train": rows[:cut], "held-out": rows[cut:]}[part])
 

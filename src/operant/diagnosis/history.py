@@ -42,6 +42,9 @@ class Finding:
     step: int = 0
     """The step at which it began if that is known, else the newest step."""
 
+    def __repr__(self) -> str:
+        return f"<{self.level} {self.name}, step {self.step}: {self.message} Remedy: {self.remedy}>"
+
 
 @dataclass(frozen=True)
 class History:

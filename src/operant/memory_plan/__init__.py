@@ -2,20 +2,29 @@
 
 Nothing here depends on an architecture. The model is built from its config.json with tensors that have no memory
 (`fake_tensors.py`), and the largest micro-batch of an update, a forward pass of the reference and one batch of decoding
-are run on it.
+are run on it. What the imports take is not guessed: this process imports what the run does, and looks at itself.
+
+Without a GPU, the peak is that of the whole process (`top`'s RES). Not in it: the processes of isolated rewards and
+worlds, and what a reward, engine or environment of your own loads. On a GPU, it is the memory of the device, and the
+process's own memory stands beside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import torch
 
 from operant import machine
+from operant.algorithms import find
 from operant.data import load_tasks
 from operant.memory_plan.fake_tensors import fake_tensors
-from operant.memory_plan.model import MemoryModel, config_of, tokenizer_of
+from operant.memory_plan.model import MemoryModel, classifier_memory, config_of, tokenizer_of
+from operant.rewards import NAMES as BUILT_IN
+from operant.rewards import Classifier, parts_of, resolve
 from operant.rollouts.chat import encode_prompt
+from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.training.options import find_device
@@ -24,11 +33,17 @@ from operant.types import OperantError, shown
 SAMPLED = 512
 """Number of tasks whose prompts are measured."""
 PROGRAM = 0.08e9
-"""Bytes that the program itself takes while it runs, beyond its imports."""
+"""Bytes that the program itself takes while it runs, beyond its imports: code of kernels, records of the last steps."""
+RECORDS = 600.0
+"""Bytes per token of a step's replies: numbers in lists and in the batch, and the rows of the page."""
+EVALUATED = 8192
+"""Tokens of a forward pass of an evaluation."""
+DECODED = 256
+"""Rows that are decoded at a time."""
 HEAP = 1.25
 """Memory that the C library's heap takes for activations, gaps included, as a multiple of their size."""
 FULL = 0.9
-"""Largest share of the memory that a run may take to fit: the system and the reward's models need some, too."""
+"""Largest share of the memory that a run may take to fit: the system needs some, too."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +56,19 @@ class Shape:
     """Tokens of the longest reply."""
     batch: int
     """Replies per step."""
+    held_out: int
+    """Replies of an evaluation; 0: there is none."""
     rows: int
-    """Rows of the largest micro-batch."""
+    """Rows of the largest micro-batch of an update."""
+    scored: int
+    """Rows of the largest micro-batch of a pass without gradients."""
     micro_batches: int
     """Micro-batches of the largest minibatch."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all replies of a step, prompts included."""
+        return self.batch * (self.prompt + self.reply)
 
 
 @dataclass(frozen=True)
@@ -59,6 +83,8 @@ class MemoryPlan:
     """Bytes of memory that the device has; None if unknown."""
     loading: float = 0.0
     """Bytes while the weights are read, before anything else is allocated: the weights and the file they are in."""
+    host: float | None = None
+    """Bytes of the process itself where `permanent` and `phases` are of another device."""
 
     @property
     def peak(self) -> float:
@@ -83,6 +109,8 @@ REMEDIES = {
     "gradients": TRAIN_LESS,
     "activations": "compute fewer tokens at once: --update.micro-tokens 2048; or --model.gradient-checkpointing true",
     "forward pass": "compute fewer tokens at once: --update.micro-tokens 2048",
+    "replies": "generate fewer or shorter replies in a step: --batch, --sampling.max-tokens",
+    "reward models": "take a smaller classifier, or one of its calls with fewer texts: --reward.batch 8",
     "cache": "decode fewer or shorter replies at once: --batch, --sampling.max-tokens",
     "cached hidden states": "--model.states-gb 0 computes them again in every pass",
 }
@@ -102,39 +130,83 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     model_config = config_of(config.train.policy)
     shape = _shape(config, model_config, tokenizer or tokenizer_of(config.train.policy))
     device = find_device(config.learner["learner"].device)
+    on_cpu, options = device.type == "cpu", config.learner["model"]
     with fake_tensors() as memory:
         model = MemoryModel(model_config, config, memory)
-        permanent, frozen = model.permanent(), 0.0
+        classifiers = _classifiers(config.train.reward, config.parts.get("reward", {}))
+        here = [c for c in classifiers if torch.device(c.device).type == device.type]
+        judges = sum(classifier_memory(c, shape.prompt + shape.reply, memory) for c in here)
+        imports = _imports()
+        permanent, frozen = model.permanent() | {"reward models": judges}, 0.0
         if model.policy.trunk is not None:
             size = shape.batch * (shape.prompt + shape.reply) * model.bytes_of_state
-            within = size <= config.learner["model"].states_gb * 1e9  # beyond the limit none is cached
+            within = size <= options.states_gb * 1e9  # beyond the limit none is cached
             permanent["cached hidden states"] = size if within else 0.0
             frozen = permanent["weights"] - permanent["reference"]
+        decoded = min(max(shape.batch, shape.held_out), DECODED)
         phases = {
-            "generation": model.generation(min(shape.batch, 256), shape.prompt, shape.reply),
-            "scoring": model.scoring(shape.rows, shape.prompt, shape.reply),
+            "generation": model.generation(decoded, shape.prompt, shape.reply),
+            "scoring": model.scoring(shape.scored, shape.prompt, shape.reply),
             "update": model.update(shape.rows, shape.prompt, shape.reply, accumulates=shape.micro_batches > 1),
         }
-    permanent, loading = {name: size for name, size in permanent.items() if size}, 0.0
-    if device.type == "cpu":
-        permanent["program"] = PROGRAM
-        phases["update"]["activations"] *= HEAP
-        # A trunk computes one gradient of all its frozen weights, to find out which they are.
-        loading = PROGRAM + permanent["weights"] + max(permanent["weights"], HEAP * frozen)
-    on_gpu = device.type == "cuda"
-    size = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine.size_gb() * 1e9
-    return MemoryPlan(shape, permanent, phases, str(device), size, loading)
+    # The file, of float32 most likely, is mapped. A trunk computes one gradient of all its frozen weights, to find out
+    # which they are.
+    read = permanent["weights"] + max(permanent["weights"] * 4 / options.dtype.itemsize, HEAP * frozen)
+    program = {"imports": imports, "program": PROGRAM, "replies": RECORDS * shape.tokens}
+    permanent = {name: size for name, size in permanent.items() if size}
+    if not on_cpu:
+        size = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+        return MemoryPlan(shape, permanent, phases, str(device), size, host=sum(program.values()) + read)
+    phases["update"]["activations"] *= HEAP
+    # What generation has freed has other sizes than what scoring needs, so the heap grows by both.
+    phases["generation and scoring"] = phases.pop("generation") | phases.pop("scoring")
+    return MemoryPlan(
+        shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, imports + PROGRAM + read
+    )
 
 
 def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
-    train, update, reply = config.train, config.learner["update"], config.learner["sampling"].max_tokens
+    train, update, seed = config.train, config.learner["update"], config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
+    supervised, reply = find(train.algorithm).source != "play", config.learner["sampling"].max_tokens
     source = named_parts.source(train.tasks, config.parts.get("tasks", {}))
-    tasks = load_tasks(source, tokenizer, limited, config.learner["learner"].seed, max_new=reply)
-    prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
+    tasks = load_tasks(source, tokenizer, limited, seed, max_new=reply, with_replies=supervised)
+    if supervised:
+        whole = bool(getattr(model_config, "is_encoder_decoder", False))
+        given = Demonstrations(tokenizer, None, config.data.loss_on == "all", config.data.max_length, whole)
+        turns = [turn for rollout in given.rollouts(tasks) for turn in rollout.turns]
+        prompt, reply = max(len(turn.prompt) for turn in turns), 1 + max(len(turn.action) for turn in turns)
+    else:
+        prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
+    held_out = 0
+    if train.evaluate:
+        options = config.evaluation
+        rows = load_tasks(train.evaluate, tokenizer, config.data, seed, max_new=reply, with_replies=supervised)
+        held_out = len(rows) * options.samples * max(1, len(options.seeds))
     minibatch = min(getattr(update, "minibatch", None) or train.batch, train.batch)
     rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))
-    return Shape(prompt, reply, train.batch, rows, -(-minibatch // rows))
+    scored = max(
+        min(train.batch, update.micro_tokens // (prompt + reply)), min(held_out, EVALUATED // (prompt + reply)), 1
+    )
+    return Shape(prompt, reply, train.batch, held_out, rows, scored, -(-minibatch // rows))
+
+
+def _imports() -> float:
+    """Bytes of this process, after it has imported what a run imports."""
+    import pyarrow.parquet  # noqa: F401
+
+    import operant.api  # noqa: F401
+
+    return float(psutil.Process().memory_info().rss)
+
+
+def _classifiers(spec: Any, options: Mapping[str, Any]) -> list[Classifier]:
+    """The classifiers of a reward. A class or function of your own is not called: it may load something."""
+    if isinstance(spec, Mapping):
+        return [c for part, own in spec.items() for c in _classifiers(part, own if isinstance(own, Mapping) else {})]
+    if isinstance(spec, str) and spec.strip().partition(":")[0] in BUILT_IN:
+        spec = resolve(spec, {name: value for name, value in options.items() if name != "weight"})
+    return parts_of(spec, Classifier)
 
 
 def lines(memory: MemoryPlan) -> Iterator[str]:
@@ -151,6 +223,8 @@ def lines(memory: MemoryPlan) -> Iterator[str]:
         yield _line(f"during {phase}", sum(parts.values()), note)
     if memory.loading:
         yield _line("while loading", memory.loading)
+    if memory.host is not None:
+        yield _line("of the process itself", memory.host, "not on the device")
     limit = f"{memory.device} has {_gb(memory.limit)} GB" if memory.limit else memory.device
     yield _line("at the peak", memory.peak, limit)
     if not memory.fits:

@@ -19,6 +19,7 @@ from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy
 from operant.models.safe_loading import load_config, load_tokenizer
 from operant.models.value_head import ValueOptions
+from operant.rewards.classifier import Classifier
 from operant.runs.config import Config
 from operant.storage.hub import find_config
 from operant.training.gradient_norms import SAMPLE
@@ -183,6 +184,22 @@ class MemoryModel:
         if getattr(self.config, "is_encoder_decoder", False):
             shapes = {"input_ids": (rows, prompt), "decoder_input_ids": (rows, reply)}
         return {name: torch.zeros(shape, dtype=torch.long) for name, shape in shapes.items()}
+
+
+@torch.no_grad()
+def classifier_memory(classifier: Classifier, tokens: int, memory: Memory) -> float:
+    """Bytes of a classifier that judges texts of so many tokens: its float32 weights, and one call."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = config_of(classifier.name)
+    with unset_fake_temporarily(), torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+    meta_to_fake(model)
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
+    ids = torch.zeros(classifier.batch, min(tokens, longest), dtype=torch.long)
+    before = memory.peak().now
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    return _bytes(model.parameters()) + _bytes(model.buffers()) + memory.most - before
 
 
 def meta_to_fake(model: nn.Module) -> nn.Module:

@@ -63,6 +63,12 @@ class Policy(HiddenStates):
         elif options.train_head is not None:
             self.head.requires_grad_(options.train_head)
 
+    def __repr__(self) -> str:
+        whole, trained = (sum(p.numel() for p in weights) for weights in (self.parameters(), self.trainable()))
+        critic = "critic network" if self.critic is not None else "value head" if self.has_values else "no critic"
+        what = f"{type(self.model).__name__}, {whole:,} parameters, {trained:,} trained, {critic}"
+        return f"Policy({what}, {self.device}, version={self.version})"
+
     @property
     def has_values(self) -> bool:
         """Whether there is a value head or a critic network."""

@@ -28,6 +28,7 @@ from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
+from operant.sandbox.reward_call import as_in_trl
 from operant.types import OperantError, RewardFn, shown
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "judge",
     "minus_query",
     "name_of",
+    "parts_of",
     "resolve",
     "reward_metrics",
     "totals",
@@ -79,10 +81,12 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "NAME, as in builtin:sentiment",
     ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
+    "ended": (text.ended, ""),
     "isolated": (
         lambda spec: IsolatedReward(INSTALLED.place(spec)),
         "a function that runs in worker processes: isolated:my_rewards:politeness",
     ),
+    "keyword": (text.keyword, ""),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
     "minus_query": (
@@ -99,7 +103,7 @@ _WITH_OPTIONS = ("builtin", "classifier")
 
 
 def factory(spec: Any) -> Factory | None:
-    """The class or function whose arguments are the options of a reward; None: it has none.
+    """The class or function whose arguments are the options of a reward; None: it has none, as in TRL's form.
 
     Of a class all arguments are options, of a function from rollouts to scores those after the first.
     Raises: OperantError for a name that is unknown or cannot be imported.
@@ -113,7 +117,7 @@ def factory(spec: Any) -> Factory | None:
         spec = _find(spec.strip())
     if inspect.isclass(spec):
         return Factory(spec)
-    return Factory(spec, 1) if inspect.isroutine(spec) else None
+    return Factory(spec, 1) if inspect.isroutine(spec) and not as_in_trl(spec) else None
 
 
 def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
@@ -144,7 +148,10 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
     found = _find(spec.strip()) if isinstance(spec, str) else spec
     if inspect.isclass(found):
         try:
-            return cast(RewardFn, found(**given))
+            made = found(**given)
+            if not callable(made):
+                raise OperantError(f"reward {shown(spec)} makes a {found.__name__}, which has no __call__(rollouts)")
+            return cast(RewardFn, made)
         except OperantError:
             raise
         except Exception as error:
@@ -163,9 +170,9 @@ def _find(spec: str) -> Callable[..., Any]:
         return INSTALLED.find(spec)
     known = [*NAMES, *INSTALLED.names()]
     if ":" not in spec:
-        raise OperantError(
-            f"reward {spec!r} is unknown{nearest(spec, known)}; names: {', '.join(known)}, or module:function"
-        )
+        names = f"names: {', '.join(known)}, or module:function"
+        hint = f"name the function in it, {spec}:FUNCTION" if spec.endswith(".py") else names
+        raise OperantError(f"reward {spec!r} is unknown{nearest(spec, known)}; {hint}")
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
 
 
@@ -183,8 +190,13 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
 
 def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
     """The isolated rewards among its parts."""
+    return parts_of(reward, IsolatedReward)
+
+
+def parts_of(reward: Any, kind: type) -> list[Any]:
+    """The rewards of a class among its parts."""
     if isinstance(reward, Weighted):
-        return [inner for part, _ in reward.rewards.values() for inner in isolated_parts(part)]
+        return [inner for part, _ in reward.rewards.values() for inner in parts_of(part, kind)]
     if isinstance(reward, MinusQuery):
-        return isolated_parts(reward.reward)
-    return [reward] if isinstance(reward, IsolatedReward) else []
+        return parts_of(reward.reward, kind)
+    return [reward] if isinstance(reward, kind) else []

@@ -10,12 +10,16 @@ from operant.models.safe_loading import load_any, load_tokenizer
 from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout
 
+OF_TASK = "task.target"
+"""The value of `label` with which each task's target names the label."""
+
 
 class Classifier:
     """The probability, or the logit, of one label: `Classifier("builtin:sentiment", label="positive")(rollouts)`.
 
     `name` is a folder, `builtin:NAME` or a Hub name. The model is loaded by `check` or the first call. It runs in
     float32 without dropout, over batches of similar length; text that is too long is truncated on the left.
+    `label="task.target"`: for each rollout the label that the target of its task names.
     Raises: OperantError for an unknown `output` or `text`, or a `batch` below 1.
     """
 
@@ -37,39 +41,44 @@ class Classifier:
         self.name, self.label, self.output, self.text, self.batch = name, label, output, text, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.__name__ = "sentiment" if name == "builtin:sentiment" else "classifier"
-        self._loaded: tuple[Any, Any, int, int] | None = None
+        self._loaded: tuple[Any, Any, int] | None = None
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
-        return self.score([getattr(rollout, self.text) for rollout in rollouts])
+        labels = [rollout.task.target for rollout in rollouts] if self.label == OF_TASK else None
+        return self.score([getattr(rollout, self.text) for rollout in rollouts], labels)
 
     def check(self) -> None:
         """Load the model. Raises: OperantError if it cannot be found, is not a classifier, or lacks the label."""
         self._load()
 
     @torch.inference_mode()
-    def score(self, texts: list[str]) -> list[float]:
-        """One number per text, in the order of `texts`. Raises: OperantError as `check`, on the first call."""
-        model, tokenizer, label, max_tokens = self._load()
+    def score(self, texts: list[str], labels: list[Any] | None = None) -> list[float]:
+        """One number per text, in the order of `texts`. labels: one per text, instead of the label of all.
+
+        Raises: OperantError as `check`, on the first call, and for a label that the model does not have.
+        """
+        model, tokenizer, max_tokens = self._load()
+        columns = [self._label_index(model.config, label) for label in labels or [self.label] * len(texts)]
         ids = tokenizer(texts, truncation=True, max_length=max_tokens).input_ids
         ids = [row or _ids_of_empty_text(tokenizer) for row in ids]
         scores = [0.0] * len(texts)
         for rows in _batches([len(row) for row in ids], self.batch, pad=tokenizer.pad_token is not None):
             inputs = {k: v.to(self.device) for k, v in _padded(tokenizer, [ids[row] for row in rows]).items()}
             with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(model))):
-                chosen = self._read(model, model(**inputs).logits.float(), label)
-            for row, value in zip(rows, chosen.tolist()):
-                scores[row] = value
+                values = self._read(model, model(**inputs).logits.float())
+            for row, of_labels in zip(rows, values.tolist()):
+                scores[row] = of_labels[columns[row]]
         return scores
 
-    def _read(self, model: Any, logits: torch.Tensor, label: int) -> torch.Tensor:
-        """Scores [B] of the column `label` of `logits` [B, labels]."""
+    def _read(self, model: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Scores [B, labels] from `logits` [B, labels]."""
         if self.output == "logit":
-            return logits[:, label]
+            return logits
         single = logits.shape[1] == 1 or model.config.problem_type == "multi_label_classification"
-        return (logits.sigmoid() if single else logits.softmax(-1))[:, label]
+        return logits.sigmoid() if single else logits.softmax(-1)
 
-    def _load(self) -> tuple[Any, Any, int, int]:
-        """The model, its tokenizer, the label's column, and the maximal number of tokens."""
+    def _load(self) -> tuple[Any, Any, int]:
+        """The model, its tokenizer, and the maximal number of tokens."""
         if self._loaded is None:
             from transformers import AutoModelForSequenceClassification
 
@@ -89,20 +98,22 @@ class Classifier:
             max_tokens = min(positions, tokenizer.model_max_length)
             # A causal classifier reads at the last token that is not this id; -1: batches then have equal lengths.
             config.pad_token_id = -1 if tokenizer.pad_token is None else tokenizer.pad_token_id
-            self._loaded = model.to(self.device).eval(), tokenizer, self._label_index(model.config), max_tokens
+            if self.label != OF_TASK:
+                self._label_index(model.config, self.label)
+            self._loaded = model.to(self.device).eval(), tokenizer, max_tokens
         return self._loaded
 
-    def _label_index(self, config: Any) -> int:
-        """The column of the label. If there is only one label, any name means it."""
+    def _label_index(self, config: Any, label: Any) -> int:
+        """The column of a label. If there is only one label, any name means it."""
         names = {i: str(name) for i, name in config.id2label.items()}
-        if isinstance(self.label, str) and not self.label.isdecimal():
-            found = [i for i, name in names.items() if name.lower() == self.label.lower()]
+        if isinstance(label, str) and not label.isdecimal():
+            found = [i for i, name in names.items() if name.lower() == label.lower()]
             found = found or ([0] if len(names) == 1 else [])
         else:
-            found = [int(self.label)] if int(self.label) in names else []
+            found = [int(label)] if isinstance(label, (int, str)) and int(label) in names else []
         if not found:
             known = ", ".join(f"{i}: {name}" for i, name in names.items())
-            raise OperantError(f"classifier {self.name!r} has no label {self.label!r}; its labels are {known}")
+            raise OperantError(f"classifier {self.name!r} has no label {label!r}; its labels are {known}")
         return found[0]
 
 

@@ -1,4 +1,4 @@
-"""Rewards that read only the reply. Each function here takes a setting and returns a reward.
+"""Rewards that need only the reply and its task. Each function here takes a setting and returns a reward.
 
 letters("e")([rollout])   # [7.0]: seven times the letter e
 """
@@ -6,7 +6,7 @@ letters("e")([rollout])   # [7.0]: seven times the letter e
 import re
 from collections.abc import Callable
 
-from operant.types import OperantError, RewardFn, Rollout
+from operant.types import OperantError, RewardFn, Rollout, shown
 
 
 def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
@@ -42,6 +42,31 @@ def length(setting: str | int) -> RewardFn:
         return -(max(over, 0) if limit else abs(over)) / wanted
 
     return each("length", score)
+
+
+def keyword() -> RewardFn:
+    """1 if the word in `task.target` stands in the reply, upper or lower case, else 0; of a list of words their share.
+
+    Raises: OperantError, when called, for a task whose target is neither a word nor a list of words.
+    """
+
+    def score(rollout: Rollout) -> float:
+        target = rollout.task.target
+        words = [target] if isinstance(target, str) else target
+        if not isinstance(words, (list, tuple)) or not words or not all(isinstance(w, str) and w for w in words):
+            raise OperantError(
+                f"reward 'keyword': the target of the task {rollout.task.id!r} is {shown(target)}; it must be a word "
+                "or a list of words, as from --data.target-field target or Task(id, prompt, target='music')"
+            )
+        found = [re.search(rf"(?<!\w){re.escape(word)}(?!\w)", rollout.reply, re.IGNORECASE) for word in words]
+        return sum(match is not None for match in found) / len(words)
+
+    return each("keyword", score)
+
+
+def ended() -> RewardFn:
+    """1 if the reply ended by itself, with a stop token or a stop string, and 0 if its length was cut."""
+    return each("ended", lambda rollout: float(rollout.end == "stop"))
 
 
 def pattern(regex: str) -> RewardFn:

@@ -33,7 +33,10 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, prompting: bool) -
 
 def _templated(tokenizer: Any, messages: Any, prompting: bool, **kwargs: Any) -> Any:
     if not getattr(tokenizer, "chat_template", None):
-        raise OperantError("the task is a list of messages, and the tokenizer has no chat template: give text")
+        raise OperantError(
+            "the task is a list of messages, and the tokenizer has no chat template: "
+            "give text, or a template (--model.chat-template, see docs/chat.md)"
+        )
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=prompting, **kwargs)
     except Exception as error:  # a template is code, and may raise anything

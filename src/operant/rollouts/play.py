@@ -39,6 +39,12 @@ class Attempts:
         self._samples[task.id] += 1
         return place, group, sample
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "samples": dict(self._samples), "groups": self._groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self._samples, self._groups = state["count"], Counter(state["samples"]), dict(state["groups"])
+
 
 class _Episode:
     """One attempt in progress."""

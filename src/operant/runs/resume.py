@@ -1,15 +1,13 @@
-"""Resuming a run: its options and their changes, the state of the user's own objects, and measured modes.
+"""Resuming a run: its options and their changes.
 
 An option passed with `--resume` changes the run: it is checked, recorded in `changes.jsonl` and applied from the next
 step on. An option that the checkpoint depends on cannot change, and is refused before any model loads.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from operant.options import is_none, resolve
 from operant.runs import named_parts
@@ -162,44 +160,3 @@ def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: 
     if path is None or done < steps:
         return None
     return f"{out} is finished: {done} of {steps} steps; --steps {2 * steps} would continue it"
-
-
-# --- state of the user's objects, and measured modes ------------------------------------------------------------------
-
-
-def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """The parts with a state, by name: `thing` (a reward, an environment, a task source), or the parts of a reward.
-
-    An object without `state_dict` and `load_state_dict` counts as stateless, and a torch module, such as a reward
-    model, as constant.
-    """
-    if isinstance(thing, torch.nn.Module):
-        return
-    if all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
-        yield name, thing
-        return
-    rewards = getattr(thing, "rewards", None)
-    for part, reward in rewards.items() if isinstance(rewards, Mapping) else ():
-        yield from stateful_parts(f"{name}/{part}", reward[0] if isinstance(reward, tuple) else reward)
-    if getattr(thing, "reward", None) is not None:
-        yield from stateful_parts(name, thing.reward)
-
-
-def measured_modes(learner: Learner) -> dict[str, Any]:
-    """The measured modes of each model: which faster ways to compute give the same results."""
-    return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
-
-
-def set_modes(learner: Learner, modes: Mapping[str, Any]) -> None:
-    """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
-    for name, model in _models(learner):
-        known = asdict(model.modes)
-        model.modes = replace(model.modes, **{k: v for k, v in modes.get(name, {}).items() if k in known})
-
-
-def _models(learner: Learner) -> Iterator[tuple[str, Any]]:
-    yield "policy", learner.policy
-    if learner.policy.critic is not None:
-        yield "critic", learner.policy.critic
-    if learner.reference is not None:
-        yield "reference", learner.reference.policy

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
-from operant.runs.resume import measured_modes, set_modes, stateful_parts
 from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
+from operant.trackers.notebook import link
 from operant.trackers.trackers import Trackers
 from operant.training import refused_step
 from operant.training.refused_step import RefusedStep
+from operant.training.saved_learner import measured_modes, set_modes, stateful_parts
 from operant.types import OperantError, Rollout
 from operant.watchdog import Watchdog
 
@@ -85,6 +87,15 @@ class Run:
         self._new_best = False
         self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
+    def __repr__(self) -> str:
+        train, step = self.config.train, self.learner.progress.step
+        rewards = [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
+        reward = f", reward {rewards[0]:.3g} -> {rewards[-1]:.3g}" if rewards else ""
+        return f"Run({str(self.path)!r}, {train.algorithm}, step {step} of {train.steps}{reward})"
+
+    def _repr_html_(self) -> str:  # in a notebook
+        return f"{escape(repr(self))} {link(self.folder.report)}"
+
     @property
     def policy(self) -> Any:
         """The `Policy` in training."""
@@ -104,16 +115,20 @@ class Run:
         """
         start, learner = time.perf_counter(), self.learner
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.stateful))
+        notes: list[str] = []
         try:
             rollouts, judged = self._play_and_score()
-            for note in judged.notes:
+            notes = judged.notes
+            for note in notes:
                 self.folder.log_message(note)
             of_all = judged.padded(len(rollouts))
             metrics = learner.learn(rollouts, of_all.scores)
-        except OperantError:
+        except OperantError as error:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
                 self._save_before_error()
+            if notes and str(error).startswith("no reply is left"):
+                raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
             raise
         step = int(metrics["step"])
         metrics |= reward_metrics(judged, self.metrics[-1] if self.metrics else None)

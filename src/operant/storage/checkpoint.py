@@ -42,7 +42,7 @@ from operant.storage.checkpoint_store import (
 from operant.storage.state_codec import NamedTensors, decode, encode, read_folder, write_folder
 from operant.types import OperantError
 
-__all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "to_resume"]
+__all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "read_extra", "to_resume"]
 
 LIGHT = {"policy"}
 """Parts of a light checkpoint. A policy's state holds only its trained weights."""
@@ -71,6 +71,9 @@ class RunState:
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}
+
+    def __repr__(self) -> str:
+        return f"RunState({', '.join(self.parts)})"
 
     def register(self, name: str, part: Any) -> Any:
         """Register `part` and return it. Its state may hold tensors, numbers, text, None, lists, tuples and dicts."""
@@ -170,6 +173,11 @@ class RunState:
             if hasattr(self.parts[name], "renew"):
                 self.parts[name].renew()  # type: ignore[attr-defined]
         return info["step"], extra
+
+
+def read_extra(path: Path) -> Any:
+    """The `extra` that the checkpoint at `path` was saved with. Raises: OperantError if it is damaged."""
+    return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -55,6 +55,17 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
         """Move the bar, or print a line."""
+        numbers, clock = self.line(step, metrics)
+        if self._bar is not None:
+            width = self._bar.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
+            while len(" ".join(numbers)) > width and numbers:  # a narrow window shows fewer numbers
+                numbers.pop()
+            self._bar.update(0, total=self.total, completed=step, numbers=" ".join(numbers), left=clock)
+        elif step % self.every == 0 or step >= self.total:
+            self._print("  ".join([f"step {step}/{self.total}", *numbers, clock]))
+
+    def line(self, step: int, metrics: Mapping[str, float]) -> tuple[list[str], str]:
+        """The main numbers of a step, and the time that is left."""
         now = time.monotonic()
         if self._begin is None:  # a resumed run does not begin at step 1
             self._begin = step - 1, now - metrics.get("time/step", 0.0)
@@ -63,14 +74,7 @@ class Console:
             short = f"{speed:.0f}" if speed < 1000 else f"{speed / 1000:.1f}k" if speed < 1e6 else f"{speed / 1e6:.1f}M"
             numbers.append(f"{short} tok/s")
         left = (now - self._begin[1]) / max(step - self._begin[0], 1) * (self.total - step)
-        if self._bar is not None:
-            clock = f"{_clock(left)} left"
-            width = self._bar.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
-            while len(" ".join(numbers)) > width and numbers:  # a narrow window shows fewer numbers
-                numbers.pop()
-            self._bar.update(0, total=self.total, completed=step, numbers=" ".join(numbers), left=clock)
-        elif step % self.every == 0 or step >= self.total:
-            self._print("  ".join([f"step {step}/{self.total}", *numbers, f"{_clock(left)} left"]))
+        return numbers, f"{_clock(left)} left"
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
         """Print the first replies, every `samples_every` steps and at the last step."""

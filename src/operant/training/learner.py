@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ from operant.training.options import LearnerOptions, check_length, check_referen
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep, refuse
+from operant.training.saved_learner import Saveable
 from operant.training.scoring import (
     Bootstraps,
     bootstrap_prompts,
@@ -63,6 +64,9 @@ from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
 
+if TYPE_CHECKING:
+    from operant.keywords import LearnerKeywords, OptimizerKeywords
+
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
 
@@ -75,7 +79,7 @@ class Scored(NamedTuple):
     scored: Batch
 
 
-class Learner:
+class Learner(Saveable):
     """A policy with its critic, its reference, and all state that changes during training.
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
@@ -102,23 +106,24 @@ class Learner:
         engine: Engine | Callable[[Policy], Engine] | None = None,
         env: Env | None = None,
         total_steps: int | None = None,
-        optimizer: Any = None,
+        optimizer: "OptimizerKeywords | Any" = None,
         lr_scheduler: Any = None,
         composed: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: "Unpack[LearnerKeywords]",
     ):
         name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
         self.algorithm = find(name)
+        chosen: Mapping[str, Any] = options
         if composed is None:
-            optimizer, options = with_kind(optimizer, options)
+            optimizer, chosen = with_kind(optimizer, chosen)
         without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
-        if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(options)):
+        if composed is not None and (given := ([] if preset is None else ["preset"]) + sorted(chosen)):
             raise OperantError(
                 f"{', '.join(given)} beside composed=, which has every option already: give these to "
                 "runs.config.configure, or leave composed out"
             )
         if composed is None:
-            self.options, left_out = learner_options(name, preset, options, above=without_kl)
+            self.options, left_out = learner_options(name, preset, chosen, above=without_kl)
         else:
             self.options, left_out = dict(composed), []
         if left_out:
@@ -130,6 +135,12 @@ class Learner:
         check_given(self.options, optimizer, lr_scheduler)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
+        others = {"tokenizer": tokenizer, "engine": engine, "env": env}
+        others |= {"algorithm": name, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        self.given = self.named | {argument: refused_step.name(thing) for argument, thing in others.items()}
+        """What the constructor was given: names, and the classes of objects in angle brackets."""
+        self.copied: dict[str, str] = {}
+        """Of a loaded learner: the names of the models that its folder has copies of, by the path of the copy."""
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
         """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
@@ -165,6 +176,10 @@ class Learner:
         self.distributions: dict[str, Any] = {}
         """Of the last step: `histograms`, norms by `blocks`, and every `watch_every` steps `gradients` by tensor."""
 
+    def __repr__(self) -> str:
+        named = f"{self.named['algorithm']}, reference={self.named['reference']}"
+        return f"Learner({named}, step={self.progress.step}, policy={self.policy!r})"
+
     # --- play ---------------------------------------------------------------------------------------------------------
 
     def generate(self, queries: Sequence[Any], **generation: Any) -> list[Rollout]:
@@ -180,6 +195,11 @@ class Learner:
             warned(sampling)
         if self.policy.tokenizer is None and sampling.stop_strings:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
+        if isinstance(queries, (str, Task)) or (len(queries) and isinstance(queries[0], (int, float))):
+            raise OperantError(
+                f"generate takes a list of queries and returns a reply to each; {shown(queries)} is one query: put it "
+                "into brackets, generate([...])"
+            )
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
         attempts = deepcopy(self.attempts)  # if `play` fails, none of them counts
         attempts.first = distributed.rank() << 20  # equal queries on several ranks get different replies
@@ -258,6 +278,11 @@ class Learner:
         Raises: OperantError for an error of the caller, with nothing changed.
         """
         name = self.named["algorithm"]
+        for given in (first, second, scores):
+            if isinstance(given, (str, int, float)):
+                raise OperantError(
+                    f"step takes lists with one entry a reply, and got {shown(given)}: put it into [...]"
+                )
         others = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
         if self.algorithm.source == "data":
             known = {"algorithm": name, "policy": self.policy, "sampling": self.sampling}

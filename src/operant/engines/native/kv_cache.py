@@ -11,7 +11,8 @@ where its prompt begins; the columns of the window before that are masked.
     cache.keep(order)               # live rows overwrite finished ones
 """
 
-from typing import Any
+import weakref
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,7 +48,8 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, window: "Window", index: int):
         super().__init__()
-        self.window, self.index = window, index
+        # A strong reference would be a cycle: the buffer would stay until Python's collector happens to run.
+        self.window, self.index = cast("Window", weakref.proxy(window)), index
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True

@@ -22,7 +22,7 @@
   const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
   const share = (value) => (value === null || value === undefined ? "–" : `${number(100 * value)} %`);
   /** A text that may break after its signs: a path, or the name of a run. */
-  const breakable = (text) => text.split(/(?<=[/:._=,-])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
+  const breakable = (text) => text.split(/(?<=[/:_=,-]|\.(?!\d))(?=.{3})/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
   const known = (values) => values.filter((value) => value !== null && value !== undefined);
 
   // --- how a run is drawn -------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@
       make("button", { type: "button", id: "earlier", onclick: () => go(chosen.first - QUERIES_SHOWN), ...(chosen.first ? {} : { disabled: "" }) }, "‹ earlier"),
       make("span", {}, `${end > chosen.first + 1 ? `queries ${chosen.first + 1} to` : "query"} ${end} of ${queries.length}`),
       make("button", { type: "button", id: "later", onclick: () => go(chosen.first + QUERIES_SHOWN), ...(end < queries.length ? {} : { disabled: "" }) }, "later ›"),
-      ...(seeds.length > 1 ? [make("span", { class: "soft" }, "seed"), ...seeds.map((seed) => make("button", { type: "button", class: "seed",
+      ...(seeded && seeds.length > 1 ? [make("span", { class: "soft" }, "seed"), ...seeds.map((seed) => make("button", { type: "button", class: "seed",
         "aria-pressed": String(seed === chosen.seed), onclick: () => { chosen.seed = seed; replies(host); } }, String(seed)))] : []));
     const blocks = queries.slice(chosen.first, end).map((query, k) => make("div", { class: "query-block" },
       make("p", { class: "text" }, query),

@@ -1,0 +1,116 @@
+"""What a run shows while it is in progress and at its end: lines in a terminal, a live chart in a notebook."""
+
+import math
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from operant.diagnosis import diagnose, read_history, verdict
+from operant.diagnosis.history import Finding
+from operant.runs.config import describe
+from operant.trackers.console import Console, before_after, plain
+from operant.trackers.notebook import Chart, in_notebook, link
+
+
+def display() -> "ConsoleDisplay | ChartDisplay":
+    """The display that fits where this Python runs."""
+    return ChartDisplay() if in_notebook() else ConsoleDisplay()
+
+
+class ConsoleDisplay(Console):
+    """Prints what a run does, its steps, and its result."""
+
+    def begin(self, run: Any) -> None:
+        """Print what the run does."""
+        print(f"{run.path}: {summary(run)}", flush=True)
+
+    def end(self, run: Any) -> None:
+        """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
+        if run.interrupted:
+            print(_stopped(run))
+            return
+        before, after = run.before, run.after
+        if before is not None and after is not None and after.rollouts:
+            pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
+            before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
+        for line in held_out(run):
+            print(line)
+        print_diagnosis(run.path)
+        print(f"report: {run.folder.report}   try the model: operant generate {run.path}")
+
+
+class ChartDisplay(Chart):
+    """Draws what a run does, its steps, and its result in a notebook's cell."""
+
+    def begin(self, run: Any) -> None:
+        """Draw what the run does."""
+        self.title = f"{run.path}: {summary(run)}"
+        self.draw()
+
+    def end(self, run: Any) -> None:
+        """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
+        said, findings = diagnosis(run.path)
+        lines = [_stopped(run)] if run.interrupted else held_out(run)
+        told = "".join(
+            f"<li>{escape(finding.level)}: {escape(finding.message)}<br>cause: {escape(finding.cause)}"
+            f"<br>remedy: {escape(finding.remedy)}</li>"
+            for finding in findings
+        )
+        self.after = (
+            f"<div><b>{escape(said)}</b></div>{''.join(f'<div>{escape(line)}</div>' for line in lines)}"
+            f"{told and f'<ul>{told}</ul>'}<div>report: {link(run.folder.report)}</div>"
+        )
+        self.draw()
+
+
+def summary(run: Any) -> str:
+    """One sentence on what the run does: algorithm, model, tasks, steps."""
+    train, policy = run.config.train, run.policy
+    size = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    return (
+        f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on {len(run.parts.tasks)} "
+        f"tasks, {train.steps} steps of {train.batch} replies; Ctrl-C stops after the current step and saves"
+    )
+
+
+def held_out(run: Any) -> list[str]:
+    """Sentences on the held-out tasks before and after training; none without such tasks."""
+    before, after, lines = run.before, run.after, list[str]()
+    if before is None or after is None:
+        return lines
+    if after.loss is not None:
+        bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
+        count = len(after.losses)
+        lines += [f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}"]
+    if after.rollouts:
+        count, kl = (
+            len(after.rollouts),
+            f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else "",
+        )
+        if not math.isnan(after.mean):
+            lines += [f"mean reward on {count} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
+        first, last = before.chosen(), after.chosen()
+        lines += [f"{n} on {count} held-out replies: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first]
+    return lines
+
+
+def diagnosis(path: Path) -> tuple[str, list[Finding]]:
+    """The verdict on the run in a folder, and its findings."""
+    history = read_history(path)
+    findings = diagnose(history)
+    return verdict(history, findings), findings
+
+
+def print_diagnosis(path: Path) -> None:
+    """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
+    said, findings = diagnosis(path)
+    print(plain(said))
+    for finding in findings:
+        print(plain(f"  {finding.level}: {finding.message}"))
+        print(plain(f"    cause:  {finding.cause}"))
+        print(plain(f"    remedy: {finding.remedy}"))
+
+
+def _stopped(run: Any) -> str:
+    step = run.learner.progress.step
+    return f"stopped after step {step} and saved; resume with: operant train --resume {run.path}"

@@ -1,0 +1,155 @@
+"""The live chart of a run in a notebook's cell: its curves, numbers, findings and newest replies, updated in place.
+
+    if in_notebook():
+        chart = Chart()                    # a tracker like `Console`
+        chart.start({"steps": 100})
+        chart.log(12, {"reward/mean": 0.71, "reward/std": 0.4, "rollout/count": 64, "kl/per_reply": 3.2, ...})
+
+It is HTML with SVG, for light and dark themes, and needs no other package than the notebook's own IPython.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from operant.trackers.console import Console, plain
+
+CURVES = {
+    "supervised/loss": "loss, nats a token",
+    "reward/mean": "reward, mean of a step and its 95 % interval",
+    "kl/per_reply": "KL to the reference, nats a reply",
+}
+SECONDS = 0.5
+"""Least time between two updates of the cell."""
+POINTS = 300
+"""Most points of a curve; of more steps, every second, third, ... is drawn, and the last."""
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 360, 150, 46, 20, 18
+"""Pixels of a chart and of its margins."""
+_Point = tuple[int, float, float]
+"""Step, value and half of its 95 % interval (0: unknown)."""
+
+
+def in_notebook() -> bool:
+    """Whether this Python is the kernel of a notebook. IPython is not imported for the answer."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class Chart(Console):
+    """A tracker that draws in the cell of a notebook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title, self.status, self.after = "", "starting", ""
+        """Sentences above the curves; and HTML below them, which replaces the notes at the end."""
+        self._points: dict[str, list[_Point]] = {}
+        self._notes: list[str] = []
+        self._rows: Sequence[Mapping[str, Any]] = ()
+        self._step, self._drawn = 0, 0.0
+        self._cell: Any = None
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Draw the empty chart."""
+        self.total = self.total or int(config.get("steps", 0))
+        self.draw()
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        """Add a step to the curves; the cell is drawn again if enough time has passed."""
+        numbers, clock = self.line(step, metrics)
+        self._step, self.status = step, " · ".join([f"step {step}/{self.total}", *numbers, clock])
+        for name in CURVES:
+            if (value := metrics.get(name)) is not None and math.isfinite(value):
+                self._points.setdefault(name, []).append((step, value, _half_interval(name, metrics)))
+        if time.monotonic() - self._drawn >= SECONDS:
+            self.draw()
+
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
+        """Keep the first replies for the next drawing."""
+        self._rows = rows[: self.samples]
+
+    def note(self, text: str) -> None:
+        """Show a sentence about the run below the curves."""
+        self._notes.append(plain(text))
+        self.draw()
+
+    def close(self) -> None:
+        """Draw the last step."""
+        self.draw()
+
+    def draw(self) -> None:
+        """Show the chart in the cell, in place of the one before."""
+        from IPython.display import display
+
+        shown = {"text/plain": f"{self.title}\n{self.status}", "text/html": self.html()}
+        if self._cell is None:
+            self._cell = display(shown, raw=True, display_id=True)
+        else:
+            self._cell.update(shown, raw=True)
+        self._drawn = time.monotonic()
+
+    def html(self) -> str:
+        """The whole chart."""
+        charts = "".join(curve(label, self._points[name]) for name, label in CURVES.items() if self._points.get(name))
+        share = min(self._step / self.total, 1.0) if self.total else 0.0
+        bar = f'<div style="height:3px;width:{100 * share:.1f}%;background:#3f8bc4;margin:4px 0"></div>'
+        notes = self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes)
+        return (
+            '<div style="font:13px/1.5 system-ui,sans-serif;max-width:760px">'
+            f"<div><b>{escape(self.title)}</b></div><div>{escape(self.status)}</div>{bar}"
+            f'<div style="display:flex;flex-wrap:wrap;gap:12px">{charts}</div>{notes}{self._replies()}</div>'
+        )
+
+    def _replies(self) -> str:
+        said = []
+        for row in self._rows:
+            score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
+            said.append(f"<div>{escape(plain(row['query']))} <b>{escape(plain(row['reply']))}</b>{score}</div>")
+        return f"<details><summary>newest replies</summary>{''.join(said)}</details>" if said else ""
+
+
+def link(path: Path) -> str:
+    """A link to a file; relative if it lies below the working folder, which is that of the notebook."""
+    near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f'<a href="{escape(near.as_posix())}" target="_blank">{escape(near.as_posix())}</a>'
+
+
+def _half_interval(name: str, metrics: Mapping[str, float]) -> float:
+    """Half of the 95 % interval of the mean reward; 0 for other metrics."""
+    spread, count = metrics.get("reward/std"), metrics.get("rollout/count")
+    if name != "reward/mean" or spread is None or not count or not math.isfinite(spread):
+        return 0.0
+    return 1.96 * spread / math.sqrt(count)
+
+
+def curve(label: str, points: list[_Point]) -> str:
+    """A line over steps with numbers on both axes. Text has the colour of the notebook's own."""
+    every = -(-len(points) // POINTS)
+    points = [*points[:-1][::every], points[-1]]
+    low, high = min(y - half for _, y, half in points), max(y + half for _, y, half in points)
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
+    bottom, right = HEIGHT - BOTTOM, WIDTH - 8
+
+    def at(step: int, value: float) -> str:
+        x = LEFT + (step - first) / (last - first) * (right - LEFT)
+        return f"{x:.1f},{bottom - (value - low) / (high - low) * (bottom - TOP):.1f}"
+
+    line = " ".join(at(step, y) for step, y, _ in points)
+    band = " ".join([at(s, y + h) for s, y, h in points] + [at(s, y - h) for s, y, h in reversed(points)])
+    end_x, end_y = at(*points[-1][:2]).split(",")
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" fill="currentColor" '
+        f'style="max-width:100%" font-size="11"><title>{escape(label)}</title><text x="{LEFT}" y="12">{escape(label)}'
+        f'</text><path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="currentColor" opacity=".35"/>'
+        f'<text x="{LEFT - 5}" y="{TOP + 4}" text-anchor="end">{high:.3g}</text>'
+        f'<text x="{LEFT - 5}" y="{bottom}" text-anchor="end">{low:.3g}</text>'
+        f'<text x="{LEFT}" y="{HEIGHT - 5}">step {first}</text>'
+        f'<text x="{right}" y="{HEIGHT - 5}" text-anchor="end">{points[-1][0]}</text>'
+        f'<polygon points="{band}" fill="#3f8bc4" opacity=".2"/>'
+        f'<polyline points="{line}" fill="none" stroke="#3f8bc4" stroke-width="1.6"/>'
+        f'<circle cx="{end_x}" cy="{end_y}" r="2.5" fill="#3f8bc4"/></svg>'
+    )

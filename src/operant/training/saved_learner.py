@@ -1,0 +1,271 @@
+"""A learner on disk, which goes on bit-identically: `Learner.save` and `Learner.load`.
+
+    folder/learner.json     marks the folder; the models that the learner began from, by name and by hash
+    folder/start/           copies of those that are plain folders (`models.start_folder`)
+    folder/step-00012/      a checkpoint (`storage.checkpoint`) with everything that changes, and the options
+
+Python objects, such as a model or an optimizer, cannot be stored: what is restored from them is their state, and
+`load` asks for the objects again.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from operant import distributed
+from operant.algorithms import find
+from operant.models.start_folder import MODELS, copies, copy_models
+from operant.options import resolve
+from operant.storage import atomic_io, hub, old_names
+from operant.storage.checkpoint import RunState, read_extra
+from operant.storage.checkpoint_store import newest_whole
+from operant.training.options import checked_options, schema
+from operant.training.refused_step import name as name_of
+from operant.types import OperantError, shown
+
+MARK = "learner.json"
+SCHEMA = 1
+HASHES = {"policy": "frozen", "reference": "fingerprint"}
+"""The parts of a learner that keep a hash of weights that do not change, and the attribute that has it."""
+
+
+class Saveable:
+    """The methods of a `Learner` that write and read its folder."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything that `load` needs to go on bit-identically, in place of an earlier save of this learner.
+
+        The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
+        folder for other programs. With several ranks, every rank calls it.
+        Raises: OperantError for a folder that holds anything else, or if the disk refuses.
+        """
+        learner: Any = self
+        if learner.updating:
+            raise OperantError(
+                "the last update failed half-way, so the weights are those of no step: nothing was saved"
+            )
+        attempts = distributed.gathered(learner.attempts.state_dict())
+        first = distributed.rank() == 0
+        distributed.together(lambda: write(learner, Path(folder), attempts) if first else None)
+        return Path(folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        policy: Any = None,
+        tokenizer: Any = None,
+        reference: Any = None,
+        algorithm: Any = None,
+        engine: Any = None,
+        env: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **options: Any,
+    ) -> Self:
+        """The learner that was saved in a folder: its next step is the one that it would have made next.
+
+        What the constructor was given by name, and its options, are in the folder. Arguments that were Python objects,
+        such as a loaded model or an optimizer, are to be given again, as they were at first.
+        Raises: OperantError for a folder without a saved learner, or for an argument that is missing or not needed.
+        """
+        objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
+        objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        return load(cls, Path(folder), objects, options)
+
+
+def write(learner: Any, folder: Path, attempts: list[Any]) -> None:
+    """Write a learner into its folder. attempts: the state of those of every rank.
+
+    Raises: OperantError as `Saveable.save`.
+    """
+    state, models = _state(learner), _named_models(learner)
+    called = {option: learner.copied.get(name) or hub.pinned(name) for option, name in models.items()}
+    hashes = {name: getattr(state.parts.get(name), of, None) for name, of in HASHES.items()}
+    mark = {"schema": SCHEMA, "models": called, "hashes": hashes}
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        there = _read_mark(folder)
+        if there is None:
+            raise OperantError(f"{folder} is there already and is no folder of a saved learner: choose another one")
+        if there != mark:
+            raise OperantError(
+                f"{folder} holds a learner that began from other weights ({_listed(there)}; this one: "
+                f"{_listed(mark)}): choose another folder, or delete that one"
+            )
+    content = {
+        "given": learner.given,
+        "total_steps": learner.total_steps,
+        "options": {"schema": old_names.SCHEMA} | {name: _plain(x) for name, x in learner.option_values().items()},
+        "decided": measured_modes(learner),
+        "history": learner.history,
+        "attempts": attempts,
+    }
+    with atomic_io.explained(folder, "save the learner to"):
+        atomic_io.mkdir(folder)
+    atomic_io.write(folder / MARK, json.dumps(mark, indent=1))
+    copy_models(models, folder, called)
+    # Strict JSON turns NaN into null, because a checkpoint refuses NaN and infinity.
+    state.save(folder, learner.progress.step, json.loads(atomic_io.strict_json(content)), keep=1)
+
+
+def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Make a learner from its folder, as `Saveable.load`.
+
+    objects: the constructor's arguments that may be Python objects; None: not given.
+    """
+    mark, path = _read_mark(folder), newest_whole(folder, warnings.warn) if folder.is_dir() else None
+    if mark is None or path is None:
+        raise OperantError(f"{folder} {_what_else(folder)}")
+    content = read_extra(path)
+    made, stored = dict(content["given"]), old_names.current(content["options"], path)
+    given = {name: thing for name, thing in objects.items() if thing is not None}
+    if surplus := [name for name in given if not _is_object(made[name])]:
+        raise OperantError(
+            f"{surplus[0]}={shown(given[surplus[0]])}: the learner in {folder} has {surplus[0]}={made[surplus[0]]!r}, "
+            "which is loaded with it; leave it out"
+        )
+    if needed := [f"{name}={what}" for name, what in made.items() if _is_object(what) and name not in given]:
+        names = ", ".join(f"{name.partition('=')[0]}=..." for name in needed)
+        raise OperantError(
+            f"{folder} was saved with {', '.join(needed)}, which no file can hold: give the same again, as it was at "
+            f"first: Learner.load({str(folder)!r}, {names})"
+        )
+    algorithm = given.get("algorithm", made["algorithm"])
+    again = resolve(schema(find(algorithm)), options)
+    if fixed := [name for name in again if not _is_object(stored.get(name))]:
+        raise OperantError(
+            f"{fixed[0]}={shown(again[fixed[0]])}: a loaded learner goes on with its own options, "
+            f"{fixed[0]}={stored.get(fixed[0])!r}; leave it out"
+        )
+    if needed := [f"{name}={what}" for name, what in stored.items() if _is_object(what) and name not in again]:
+        raise OperantError(f"{folder} was saved with {', '.join(needed)}, which no file can hold: give the same again")
+    models = copies(mark["models"], folder, warnings.warn)
+    started = {**mark["models"], **models}
+    stored |= {option: name for option, name in started.items() if "." in option}
+    arguments = {**made, **{option: name for option, name in started.items() if "." not in option}, **given}
+    composed = checked_options(algorithm, {**stored, **again})
+    learner = kind(arguments.pop("policy"), total_steps=content["total_steps"], composed=composed, **arguments)
+    learner.given, learner.copied = made, {where: mark["models"][option] for option, where in models.items()}
+    step, _ = _state(learner).load(path)
+    set_modes(learner, content["decided"])
+    learner.policy.version = step
+    learner.engine.sync(learner.policy, step)
+    nan = math.nan
+    learner.history = [{name: nan if x is None else x for name, x in row.items()} for row in content["history"]]
+    if len(content["attempts"]) == distributed.world():
+        learner.attempts.load_state_dict(content["attempts"][distributed.rank()])
+    return learner
+
+
+def _state(learner: Any) -> RunState:
+    """Everything that changes in the learner, its environment and its engine."""
+    state = RunState()
+    for name, part in learner.parts().items():
+        state.register(name, part)
+    for kind, thing in (("env", learner.env), ("engine", learner.engine)):
+        for name, part in stateful_parts(kind, thing):
+            state.register(name, part)
+    return state
+
+
+def _named_models(learner: Any) -> dict[str, str]:
+    """The models that the learner was made from and that have a name, by option."""
+    options = {"lora.adapter": learner.options["lora"].adapter, "value.critic": learner.options["value"].critic}
+    named = {option: (learner.named | options)[option] for option in MODELS}
+    return {option: str(x) for option, x in named.items() if x not in (None, "copy", "none") and not _is_object(x)}
+
+
+def _plain(value: Any) -> Any:
+    """An option's value for a file; a Python object is its class in angle brackets."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(x) for x in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(x) for name, x in value.items()}
+    return value if isinstance(value, (bool, int, float)) else name_of(value)
+
+
+def _is_object(value: Any) -> bool:
+    return str(value).startswith("<")
+
+
+def _read_mark(folder: Path) -> dict[str, Any] | None:
+    """The content of a learner's mark; None if there is none. Raises: OperantError for one that cannot be read."""
+    path = folder / MARK
+    if not path.is_file():
+        return None
+    try:
+        with atomic_io.explained(path, "read"):
+            mark = json.loads(path.read_text(encoding="utf-8"))
+        if mark["schema"] == SCHEMA and isinstance(mark["models"], dict) and isinstance(mark["hashes"], dict):
+            return mark
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, OperantError):
+            raise
+    raise OperantError(f"{path} is damaged, or of a newer version of operant: nothing was read or written")
+
+
+def _listed(mark: Mapping[str, Any]) -> str:
+    """The models of a mark and their hashes, for an error."""
+    pairs = [*mark["models"].items(), *((f"hash of {name}", value) for name, value in mark["hashes"].items())]
+    return ", ".join(f"{name} {value}" for name, value in pairs if value)
+
+
+def _what_else(folder: Path) -> str:
+    """Why there is no learner to load."""
+    if not folder.exists():
+        return "does not exist: Learner.save writes such a folder"
+    if (folder / MARK).is_file():
+        return "holds no complete save of a learner: save again, or use another folder"
+    if (folder / "config.yaml").is_file():
+        return f"is the folder of a run, not of a learner: operant.train(resume=True, out={str(folder)!r}) resumes it"
+    if (folder / "config.json").is_file():
+        return f"is a model, not a saved learner: Learner({str(folder)!r}) starts from it"
+    return "is no folder of a saved learner: Learner.save writes one"
+
+
+# --- state of the user's objects, and measured modes ------------------------------------------------------------------
+
+
+def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """The parts with a state, by name: `thing` (a reward, an environment, a task source), or the parts of a reward.
+
+    An object without `state_dict` and `load_state_dict` counts as stateless, and a torch module, such as a reward
+    model, as constant.
+    """
+    if isinstance(thing, torch.nn.Module):
+        return
+    if all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
+        yield name, thing
+        return
+    rewards = getattr(thing, "rewards", None)
+    for part, reward in rewards.items() if isinstance(rewards, Mapping) else ():
+        yield from stateful_parts(f"{name}/{part}", reward[0] if isinstance(reward, tuple) else reward)
+    if getattr(thing, "reward", None) is not None:
+        yield from stateful_parts(name, thing.reward)
+
+
+def measured_modes(learner: Any) -> dict[str, Any]:
+    """The measured modes of each model: which faster ways to compute give the same results."""
+    return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
+
+
+def set_modes(learner: Any, modes: Mapping[str, Any]) -> None:
+    """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
+    for name, model in _models(learner):
+        known = asdict(model.modes)
+        model.modes = replace(model.modes, **{k: v for k, v in modes.get(name, {}).items() if k in known})
+
+
+def _models(learner: Any) -> Iterator[tuple[str, Any]]:
+    yield "policy", learner.policy
+    if learner.policy.critic is not None:
+        yield "critic", learner.policy.critic
+    if learner.reference is not None:
+        yield "reference", learner.reference.policy

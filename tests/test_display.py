@@ -1,0 +1,84 @@
+"""What `train` shows from Python: the command line's lines in a terminal, a live chart in a notebook, or nothing."""
+
+import re
+import sys
+from html import unescape
+from types import SimpleNamespace
+
+import pytest
+from toys import letters, lm
+
+from operant import steps, train
+from operant.trackers import notebook
+from operant.trackers.notebook import Chart, in_notebook
+
+SMALL = {"policy": None, "tokenizer": None, "tasks": ["ab"], "reward": len, "steps": 2, "batch": 4, "max_tokens": 4}
+
+
+def given(folder, **more):
+    reward = lambda rollouts: [float(len(r.ids)) for r in rollouts]  # noqa: E731
+    small = {"policy": lm(vocab=40), "tokenizer": letters(), "reward": reward, "probes": 0, "out": folder}
+    return SMALL | small | more
+
+
+def test_python_shows_what_the_command_line_shows_unless_it_is_quiet(tmp_path, capsys):
+    train(**given(tmp_path / "a"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'a'}: ppo trains <") and "2 steps of 4 replies" in lines[0]
+    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 1/2", "step 2/2"]
+    assert any(line.startswith("Too early to say (2 steps).") for line in lines)
+    assert lines[-1].startswith(f"report: {tmp_path / 'a'}/report.html")
+    assert len(list(steps(**given(tmp_path / "b", quiet=True)))) == 2
+    assert capsys.readouterr().out == ""
+    assert "IPython" not in sys.modules or not in_notebook()
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Stand in for IPython with a kernel; the list of what its cell has shown."""
+    shown = []
+
+    def display(bundle, raw, display_id):
+        shown.append(bundle)
+        return SimpleNamespace(update=lambda newer, raw: shown.append(newer))
+
+    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    return shown
+
+
+def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cell):
+    monkeypatch.chdir(tmp_path)
+    train(**given("runs/a", steps=12))
+    last = cell[-1]["text/html"]
+    assert capsys.readouterr().out == "" and len(cell) >= 3
+    assert "step 12/12" in last and last.count("<svg") == 2 and 'href="runs/a/report.html"' in last
+    assert "newest replies" in last and "12 steps" in unescape(re.sub("<[^>]+>", "", last))
+
+
+def test_the_curve_is_the_metric(monkeypatch, cell):
+    """By hand: 100 pixels a step; a reward of 1 +- 0.98 and one of 3, so 0.02 is at the bottom and 3.98 at the top."""
+    monkeypatch.setattr(notebook, "WIDTH", notebook.LEFT + 108)
+    monkeypatch.setattr(notebook, "HEIGHT", notebook.TOP + notebook.BOTTOM + 99)
+    chart = Chart()
+    chart.start({"steps": 2})
+    for step, reward in ((1, 1.0), (2, 3.0)):
+        chart.log(step, {"reward/mean": reward, "reward/std": 1.0, "rollout/count": 4, "kl/per_reply": float("nan")})
+    chart.note("<script>alert(1)</script>")
+    chart.close()
+    html = cell[-1]["text/html"]
+    assert html.count("<svg") == 1 and "<script>" not in html and "&lt;script&gt;" in html
+    ((first, last),) = [line.split() for line in re.findall(r'polyline points="([^"]+)"', html)]
+    assert first == f"46.0,{20 + 99 - 0.98 / 3.96 * 99:.1f}" and last == f"146.0,{20 + 0.98 / 3.96 * 99:.1f}"
+    assert re.findall(r'text-anchor="end">([\d.]+)<', html) == ["3.98", "0.02", "2"]
+
+
+def test_a_long_run_draws_few_points_and_the_last(cell):
+    chart = Chart()
+    chart.start({"steps": 1000})
+    for step in range(1, 1001):
+        chart.log(step, {"reward/mean": step / 1000})
+    chart.close()
+    points = re.findall(r'polyline points="([^"]+)"', cell[-1]["text/html"])[0].split()
+    assert 200 < len(points) <= notebook.POINTS and points[-1].startswith("352.0,") and len(cell) < 20

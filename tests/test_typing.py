@@ -1,0 +1,74 @@
+"""What an editor and a type checker see of the package: pyright in its strict mode, over scripts of a user."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+FINE = """
+from pathlib import Path
+import operant
+from operant.types import Judgement
+
+def vowels(rollouts: list[operant.Rollout]) -> list[float]:
+    return [sum(rollout.reply.count(vowel) for vowel in "aeiou") / (1 + rollout.count) for rollout in rollouts]
+
+def judged(rollouts: list[operant.Rollout]) -> list[Judgement]:
+    return [Judgement(1.0, {"length": float(rollout.count)}) for rollout in rollouts]
+
+run = operant.train(
+    "builtin:reviews-lm", ["The film"], vowels, steps=3, batch=8, lr=1e-4, kl={"coef": 0.1}, quiet=True,
+    optimizer={"schedule": "linear"}, sampling={"stop_strings": ["."]}, advantage={"lam": 0.95},
+)
+run = operant.train(reward=judged, tasks="prompts.txt", recipe="sentiment")
+best: float = max(metrics["reward/mean"] for metrics in run.metrics)
+folder: Path = run.path
+for metrics in operant.steps("builtin:reviews-lm", ["The film"], lambda rollouts: [r.count for r in rollouts]):
+    print(metrics["reward/mean"] + 1)
+learner = operant.Learner("builtin:reviews-lm", algorithm="ppo", lr=1e-4, max_tokens=12, optimizer={"kind": "adamw"})
+replies = learner.generate(["This film"], max_new_tokens=4)
+numbers: dict[str, float] = learner.step(replies, [float(len(reply.reply)) for reply in replies])
+again: operant.Learner = operant.Learner.load(learner.save("saved"))
+operant.export(again.policy, folder / "model")
+"""
+WRONG = """
+import operant
+operant.train(steps="many")
+operant.train(stepz=3)
+operant.train(kl={"coeff": 0.1})
+operant.Learner("builtin:reviews-lm", max_tokens="many")
+operant.Learner.load(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """The errors of each script, by line."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, text in (("fine.py", FINE), ("wrong.py", WRONG)):
+        (folder / name).write_text(text, encoding="utf-8")
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(SRC)], "pythonVersion": "3.11"}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    words = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False)
+    errors: dict[str, dict[int, str]] = {"fine.py": {}, "wrong.py": {}}
+    for complaint in json.loads(done.stdout)["generalDiagnostics"]:
+        errors[Path(complaint["file"]).name][complaint["range"]["start"]["line"] + 1] = complaint["message"]
+    return errors
+
+
+def test_a_script_of_a_user_is_fine_in_strict_mode(found: dict[str, dict[int, str]]) -> None:
+    assert found["fine.py"] == {}
+
+
+def test_wrong_options_are_seen_before_the_script_runs(found: dict[str, dict[int, str]]) -> None:
+    wrong = found["wrong.py"]
+    assert list(wrong) == [3, 4, 5, 6, 7]
+    assert '"steps" of type "int"' in wrong[3] and '"stepz"' in wrong[4] and '"coeff"' in wrong[5]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (SRC / "operant/py.typed").is_file()
