@@ -5,17 +5,15 @@ options that their parsers do not know, and `operant.runs.config` checks them.
 """
 
 import difflib
-import sys
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from operant.cli import help
 from operant.cli.parser import Parser
-from operant.options import compose, convert, defaults, read
-from operant.trackers.console import plain
+from operant.options import compose, defaults, read
 from operant.types import OperantError
 
 REPLY_TOKENS = 60
@@ -161,60 +159,19 @@ def sweep(words: Sequence[str], options: dict[str, Any]) -> int:
 
 def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
-    if len(words) != 1:
-        raise OperantError("expected one run folder or model: operant generate runs/sentiment")
-    from operant.models.loading import load_policy
-    from operant.runs.build import trained
-    from operant.runs.folder import runs_near
-    from operant.sampling import Sampling
-    from operant.training.learner import default_engine
+    from operant.cli.generate import generate
 
-    prompt, seed = options.pop("prompt", None), convert(options.pop("seed", 0), int, "seed")
-    folder = Path(words[0])
-    if (folder / "config.yaml").exists() and not (folder / "export").exists():
-        raise OperantError(
-            f"{folder} has no exported model yet: wait for the run to end, or resume it: "
-            f"operant train --resume {folder}"
-        )
-    if (folder / "export").exists():
-        policy, engine = trained(folder)
-    else:
-        try:
-            policy = load_policy(words[0])
-        except OperantError as error:
-            raise OperantError(f"{error}; {runs_near(folder)}") from error
-        engine = default_engine(policy)
-    base = {"max_tokens": REPLY_TOKENS, "stop_tokens": policy.stop_tokens}
-    sampling = compose({"": Sampling}, base | options)[""]
-    for number, text in enumerate([prompt] if isinstance(prompt, str) else _lines_of_input()):
-        print(_generate_reply(engine, policy, sampling, text, seed, number), flush=True)
-    return 0
+    return generate(words, {"max_tokens": REPLY_TOKENS} | options)
 
 
-def _lines_of_input() -> Iterator[str]:
-    """Yield the non-empty lines of standard input; a terminal shows a prompt sign before each."""
-    sign = "> " if sys.stdin.isatty() else ""
-    while True:
-        try:
-            line = input(sign)
-        except EOFError:
-            return
-        if line.strip():
-            yield line
+# --- runs, report, replay, doctor -------------------------------------------------------------------------------------
 
 
-def _generate_reply(engine: Any, policy: Any, sampling: Any, text: str, seed: int, number: int) -> str:
-    """Return `text` with the reply to it; `number` counts the prompts and gives each its own random numbers."""
-    from operant.rollouts.chat import encode_prompt
-    from operant.sampling import reply_text, task_key
+def runs(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant runs [FOLDER ...]` lists the runs below `runs`, or below the folders, with their verdicts."""
+    from operant.cli.runs import runs
 
-    ids = encode_prompt(policy.tokenizer, text)
-    key = task_key(seed, "probe", 0, text, number)
-    (completion,) = engine.generate([ids], sampling, [key])
-    return plain(text + reply_text(policy.tokenizer, ids, completion.action, sampling))
-
-
-# --- report, replay, doctor -------------------------------------------------------------------------------------------
+    return runs(words, options)
 
 
 def report(words: Sequence[str], options: dict[str, Any]) -> int:
@@ -321,17 +278,45 @@ All other options are those of `operant train`. The same command resumes a sweep
     ),
     "generate": Command(
         generate,
-        "generate replies with a trained model",
+        "generate replies with a trained model, and the reward of each",
         """\
+  operant generate runs/x                            type prompts, and see replies as they are generated
+  operant generate runs/x --versus reference         each reply beside that of the model before training
   operant generate runs/x --prompt "Once upon"       one reply
-  operant generate runs/x < prompts.txt              a reply to each line""",
+  operant generate runs/x < prompts.txt              a reply to each line, on one line""",
         "runs/x",
         {
             "prompt": {"metavar": "TEXT", "help": "the prompt; without it, each line of standard input is one"},
+            "versus": {
+                "metavar": "MODEL",
+                "help": "answer with this model, too, by the same random numbers: `reference` (what the run measures "
+                "its KL to), another run, or a model",
+            },
+            "reward": {
+                "metavar": "VALUE",
+                "help": "score each reply by the run's reward [true in a terminal, else false]; in a pipe, the score "
+                "stands behind a tab",
+            },
+            "target": {"metavar": "TEXT", "help": "the task's target, for a reward that needs one"},
+            "chat": {
+                "metavar": "VALUE",
+                "help": "give the prompt to the chat template, as a conversation of its own "
+                "[as the run's tasks are; without a run, if there is a template]",
+            },
             "seed": {"metavar": "VALUE", "help": "random seed of the replies [0]"},
         },
         "operant.sampling:Sampling",
         {"max_tokens": REPLY_TOKENS},
+    ),
+    "runs": Command(
+        runs,
+        "list the runs, newest first, each with its state, its reward before and after, and its verdict",
+        """\
+  operant runs                                       the runs below ./runs
+  operant runs runs/letters-sweep ../other/runs      those below other folders
+  operant runs --json                                the same for a program""",
+        "[FOLDER ...]",
+        {"json": {"action": "store_true", "help": "print a list of objects"}},
     ),
     "report": Command(
         report,

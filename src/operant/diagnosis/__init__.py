@@ -11,13 +11,14 @@ the reason. No rule reports anything on the healthy demo, at any step of five se
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from operant.diagnosis import distance, rewards, sampling, texts, updates
 from operant.diagnosis.history import Finding, History, latest, read_history
-from operant.diagnosis.verdict import verdict
+from operant.diagnosis.verdict import short_verdict, verdict
 
-__all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "verdict"]
+__all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "short_verdict", "verdict"]
 
 RULES: tuple[Callable[[History], Finding | None], ...] = (
     updates.not_finite,
@@ -66,13 +67,31 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "unmeasured": frozenset({"entropy"}),
 }
 """Findings that are not reported beside the named one: they follow from it, or have the same remedy."""
+AT_ONCE = (
+    *(updates.not_finite, updates.refused, distance.leap, sampling.declared_otherwise, updates.overfits),
+    *(rewards.flat, updates.critic),
+)
+"""Rules that report what has happened, such as refused steps, and those that wait for many steps themselves."""
+PERSISTS = 3
+"""The problems and warnings of the other rules are reported once their rule finds them in this many steps in a row."""
 _LEVELS = ("problem", "warning", "note")
 
 
 def diagnose(source: History | Any) -> list[Finding]:
-    """Return the findings for a history, or for a `Learner` or `Run` so far, worst first; empty if there are none."""
+    """Return the findings for a history, or for a `Learner` or `Run` so far, worst first; empty if there are none.
+
+    A problem or warning that only the newest step shows is not reported yet: the next steps might deny it.
+    """
     history = source if isinstance(source, History) else latest(source)
     rules = SUPERVISED_RULES if history.supervised else RULES
-    found = [finding for rule in rules if (finding := rule(history)) is not None]
+    found = [
+        f for rule in rules if (f := rule(history)) is not None and (f.level == "note" or _persists(rule, history))
+    ]
     explained = {name for cause in found for name in EXPLAINS.get(cause.name, ())}
     return sorted((f for f in found if f.name not in explained), key=lambda f: _LEVELS.index(f.level))
+
+
+def _persists(rule: Callable[[History], Finding | None], history: History) -> bool:
+    """Whether the rule has found something in each of the last `PERSISTS` steps, or needs only one."""
+    cuts = (replace(history, metrics=history.metrics[: len(history.metrics) - back]) for back in range(1, PERSISTS))
+    return rule in AT_ONCE or all(cut.metrics and rule(cut) is not None for cut in cuts)

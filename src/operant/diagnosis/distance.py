@@ -10,6 +10,9 @@ HIGH = 10.0
 penalty ends at 200."""
 HIGH_PER_TOKEN = 0.05
 """Nats per token. A reply of 500 tokens exceeds 10 nats while each of its tokens is nearly as under the reference."""
+FAR = 13.0
+"""Nats per reply at which a KL that is paid for is reported. The letters recipe rises to 12 and stays there, so a KL
+that has passed 10 and is still rising proves nothing."""
 CHEAP = 0.05
 """A penalty below this share of the scores' spread has no effect."""
 UNLIKELY = 1.0
@@ -26,14 +29,14 @@ training signal."""
 
 
 def high_kl(history: History) -> Finding | None:
-    """KL is penalised, but still high and rising, or far above the controller's target."""
+    """KL is penalised, but very high, or far above the controller's target."""
     kl, target = _excessive_kl(history), _target(history)
     if kl is None or unpaid(history):
         return None
     earlier = history.values("kl/per_reply")[-2 * RECENT : -RECENT]
     rising = bool(earlier) and kl > 1.1 * sum(earlier) / len(earlier)
     missed = target is not None and kl > 2 * target
-    if not rising and kl < 2 * HIGH and not missed:
+    if kl < FAR and not missed:
         return None
     message = f"KL is {number(kl)} nats a reply{' and still rising' if rising else ''}, beyond the usual 0 to 10"
     message += f" and far above its target of {number(target)}." if missed and target is not None else "."

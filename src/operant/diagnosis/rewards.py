@@ -1,7 +1,7 @@
 """Rules about the reward: it is constant, depends on the query, abstains, does not rise, or is already maximal."""
 
 from operant.diagnosis.history import RECENT, Finding, History, number, percent
-from operant.diagnosis.progress import progress
+from operant.diagnosis.progress import DRIFTED, progress
 
 EQUAL = 1e-6
 """A spread below this share of the score is rounding."""
@@ -125,7 +125,7 @@ def flat(history: History) -> Finding | None:
     kl, score = history.recent("kl/per_reply"), progress(history)
     if kl is None or score is None or history.trained_steps < PATIENCE or kl < MOVED:
         return None
-    if score.learned or (score.rise > 0 and score.beyond_noise):
+    if score.beyond_noise and score.rise > DRIFTED * score.spread:
         return None
     return Finding(
         "flat",

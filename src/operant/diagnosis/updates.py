@@ -44,7 +44,9 @@ def ratio(history: History) -> Finding | None:
     low = min(history.values("policy/ratio_min")[-STEPS:], default=1.0)
     spread = history.recent("policy/ratio_std", STEPS)
     named = {"policy/ratio_max": high, "policy/ratio_min": low, "policy/ratio_std": spread}
-    odd = [name for name, x in named.items() if x is not None and METRICS[name].unhealthy(x)]
+    odd = [
+        name for name in named if (last := history.values(name)[-STEPS:]) and all(map(METRICS[name].unhealthy, last))
+    ]
     if not odd:
         return None
     message = f"Within one step a token's probability changed up to {number(high)} and down to {number(low)} times the "

@@ -1,13 +1,28 @@
 """The verdict on a run in one sentence: did it learn, and can the result be trusted?"""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from operant.diagnosis.history import RECENT, Finding, History, number
-from operant.diagnosis.progress import progress
+from operant.diagnosis.history import RECENT, Finding, History
+from operant.diagnosis.progress import DRIFTED, EARLY, RewardChange, progress
 from operant.diagnosis.rewards import PATIENCE
 
-EARLY = 10
-"""With fewer steps, the verdict makes no statement about learning."""
+Outcome = Literal[
+    "nothing yet", "too early", "learned", "may have learned", "got worse", "no rise yet", "did not learn"
+]
+
+
+def outcome(history: History, score: RewardChange | None) -> Outcome:
+    """What can be said about learning. score: the result of `progress`."""
+    if score is None:
+        return "nothing yet"
+    if history.trained_steps < EARLY:
+        return "too early"
+    if score.learned:
+        return "learned"
+    if score.beyond_noise and abs(score.rise) > DRIFTED * score.spread:
+        return "may have learned" if score.rise > 0 else "got worse"
+    return "no rise yet" if history.trained_steps < PATIENCE else "did not learn"
 
 
 def verdict(history: History, findings: Sequence[Finding]) -> str:
@@ -16,16 +31,16 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     findings: the result of `diagnose`, worst first.
     """
     score, steps = progress(history), history.trained_steps
-    worst = next((f for f in findings if f.level != "note" and f.name != "flat"), None)  # the verdict covers `flat`
+    worst, said = _worst(findings), outcome(history, score)
     also = f" {worst.message}" if worst is not None else ""
     if score is None:
         return "No step is finished yet."
-    if steps < EARLY:
+    if said == "too early":
         return f"Too early to say ({steps} step{'s' * (steps != 1)}).{also}"
-    change = f"{score.label} {number(score.before)} -> {number(score.after)} in {steps} steps"
+    change = f"{score.text} in {steps} steps"
     kl = history.recent("kl/per_reply")
     change += f" at {kl:.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
-    if score.learned:
+    if said == "learned":
         if worst is None:
             return f"It learned: {change}, and nothing looks wrong."
         # After the colon, `KL` stays in capitals and `The` does not.
@@ -33,10 +48,23 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         if worst.level == "problem":
             return f"{change[0].upper()}{change[1:]}, but do not trust it: {message}"
         return f"It learned: {change}, but look at this: {message}"
-    if score.beyond_noise and score.rise > 0:
-        return f"It learned a little: {change}; a run without a signal may drift as far, so watch it longer.{also}"
-    if score.beyond_noise and -score.rise > score.spread / 4:
+    if said == "may have learned":
+        return f"It may have learned a little: {change}; a run without a signal may drift as far, so watch it.{also}"
+    if said == "got worse":
         return f"It got worse: {change}.{also}"
-    return (
-        f"It {'has not learned yet' if steps < PATIENCE else 'did not learn'}: {change}, which is within noise.{also}"
-    )
+    why = "no more than a run without a signal drifts" if score.beyond_noise else "within noise"
+    return f"It {'has not learned yet' if said == 'no rise yet' else 'did not learn'}: {change}, which is {why}.{also}"
+
+
+def short_verdict(history: History, findings: Sequence[Finding]) -> str:
+    """Return the verdict in a few words: `learned`, `learned; but length`, `do not trust: one word`."""
+    worst, said = _worst(findings), outcome(history, progress(history))
+    name = worst.name.replace("_", " ") if worst is not None else ""
+    if worst is not None and worst.level == "problem":
+        return f"do not trust: {name}"
+    return f"{said}, but {name}" if name else said
+
+
+def _worst(findings: Sequence[Finding]) -> Finding | None:
+    """The worst finding, without `flat`, which the verdict covers."""
+    return next((f for f in findings if f.level != "note" and f.name != "flat"), None)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from operant.diagnosis.history import RECENT
-from operant.diagnosis.verdict import EARLY
+from operant.diagnosis.intervals import t_quantile
+from operant.diagnosis.progress import EARLY
 from operant.report.downsample import short
 from operant.report.runs import SEED, Group, RunRecord, as_text, read_run
 
-CONFIDENCE = 0.95
 _LISTED = 8
 """Most options that the console names as different."""
 
@@ -54,26 +54,6 @@ def interval(values: Sequence[float | None]) -> Interval | None:
     n = len(known)
     half = t_quantile(n - 1) * statistics.stdev(known) / math.sqrt(n) if n > 1 else None
     return Interval(statistics.fmean(known), half, n)
-
-
-def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Solve P(|T| < t) = confidence by bisection; freedom: degrees of freedom. 12.706 for 1, 1.96 for many."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _probability_within(middle, freedom) < confidence else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _probability_within(angle: float, freedom: int) -> float:
-    """Compute P(|T| < sqrt(freedom) * tan(angle)) by the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    cos, sin = math.cos(angle), math.sin(angle)
-    odd = freedom % 2
-    term, total = (cos, 0.0) if odd else (1.0, 0.0)
-    for k in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= cos * cos * (k - 1) / k
-    return 2 / math.pi * (angle + sin * total) if odd else sin * total
 
 
 # --- results of runs and groups ---------------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ from operant.storage import atomic_io, old_names
 from operant.storage.hub import OWN
 from operant.types import OperantError
 
+FAILED = "the run failed: "
+"""How the line of `log.txt` begins, after its time, that an error which ended the run leaves."""
 _PROBE = 1 << 20  # bytes: a disk with less free space could not hold a report
 
 
@@ -213,7 +215,9 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):  # a signal, or a generator that its user closed, is no failure
+            self.log_message(f"{FAILED}{' '.join(str(error).split()) or type(error).__name__}")
         self.close()
 
 

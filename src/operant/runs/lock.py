@@ -50,6 +50,18 @@ def take_free(lock: Path) -> bool:
     return not lock.exists() and _try(lock)[0]
 
 
+def held(lock: Path) -> bool:
+    """Whether the process that `lock` names lives; the lock is not touched. One on another machine counts as alive."""
+    owner = _owner(lock)
+    if owner is None or _elsewhere(owner):
+        return owner is not None
+    try:  # a later process may have got the same pid
+        since = time.mktime(time.strptime(owner["since"], "%Y-%m-%d %H:%M:%S"))
+        return psutil.Process(owner["pid"]).create_time() <= since + 1
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
 def release(lock: Path) -> None:
     """Release `lock`, unless another process has taken it over."""
     with suppress(OSError, OperantError):

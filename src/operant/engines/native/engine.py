@@ -4,7 +4,7 @@ Decoding also computes log-probs, values and trunk states, so no second pass is 
 finished replies. The random numbers of a reply come from its own key, so it does not depend on the rest of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -61,8 +61,22 @@ class NativeEngine:
         if not prompts:
             return []
         record = Record(self.policy, prompts, sampling, self.version)
-        _GenerateCall(self, prompts, sampling, keys, record).run()
+        for _ in _GenerateCall(self, prompts, sampling, keys, record).steps():
+            pass
         return record.completions()
+
+    @torch.no_grad()
+    def stream(self, prompt: list[int], sampling: Sampling, key: int) -> Iterator[int]:
+        """Yield the tokens of one reply as they are drawn: those that `generate` returns for the prompt and the key.
+
+        Raises: OperantError as `generate` does, at the first token.
+        """
+        self._check([prompt], sampling)
+        record = Record(self.policy, [prompt], sampling, self.version)
+        for place, _ in enumerate(_GenerateCall(self, [prompt], sampling, [key], record).steps()):
+            yield int(record.tokens[0, place])
+            if record.ended[0]:  # on a GPU, decoding goes on for a few tokens behind the end
+                return
 
     @torch.no_grad()
     def choose(
@@ -127,13 +141,14 @@ class _GenerateCall:
         self.check_every = 1 if record.table is not None else self.ahead_by
         self._set_rows(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
-    def run(self) -> None:
-        """Generate until every reply has ended."""
+    def steps(self) -> Iterator[None]:
+        """Generate until every reply has ended; yields after each token of the live rows."""
         tokens = 0
         while self.waiting or len(self.live):
             beat()
             self._admit()
             ids = self._draw()
+            yield
             tokens += 1
             ids = self._remove_finished(ids, check=tokens % self.check_every == 0)
             if len(self.live):

@@ -1,0 +1,115 @@
+"""`operant generate` and `operant runs`: streamed text, Ctrl-C, scores, two models side by side, the list of runs."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from toys import letters, lm
+from transformers import PreTrainedTokenizerFast
+
+from operant import train
+from operant.cli import main
+from operant.cli.generate import ReplyText, Session, Speaker
+from operant.cli.runs import table
+from operant.engines.native.engine import NativeEngine
+from operant.models.policy import Policy
+from operant.sampling import Sampling
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@pytest.mark.parametrize("more", [{}, {"stop_tokens": (7,)}, {"stop_strings": ("c",)}, {"top_k": 3}])
+def test_a_stream_has_the_tokens_of_a_reply(kind, more):
+    tokenizer, sampling = letters(), Sampling(max_tokens=12, **more)
+    engine = NativeEngine(Policy(lm(kind, len(tokenizer)), tokenizer))
+    for key in range(5):
+        (whole,) = engine.generate([[5, 6, 7]], sampling, [key])
+        assert list(engine.stream([5, 6, 7], sampling, key)) == whole.action
+
+
+def bytes_of(text: str) -> tuple[PreTrainedTokenizerFast, list[int]]:
+    """A tokenizer with a token for each byte, and the tokens of the text."""
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    return tokenizer, tokenizer(text)["input_ids"]
+
+
+def test_half_a_character_and_half_a_stop_string_wait():
+    tokenizer, ids = bytes_of("é 🙂a##b##!x")
+    text = ReplyText(tokenizer, tokenizer("Q")["input_ids"], Sampling(max_tokens=40, stop_strings=("##!",)))
+    pieces = [text.add(token) for token in ids[:-1]]
+    assert pieces == ["", "é", "", "", "", "", " 🙂", "a", "", "", "##b", "", "", ""]
+    assert text.rest() == "" and "".join(pieces) == "é 🙂a##b"
+
+
+class Stopped:
+    """An engine that is interrupted behind the third token of its first reply."""
+
+    calls = 0
+
+    def stream(self, prompt, sampling, key):
+        self.calls += 1
+        yield from prompt * 4
+        if self.calls == 1:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_stops_the_reply_and_an_empty_line_the_session(monkeypatch, capsys):
+    tokenizer = letters()
+    policy = Policy(lm("gpt2", len(tokenizer)), tokenizer)
+    session = Session([Speaker("x", policy, Stopped(), Sampling(max_tokens=9))], None, 0, shown=True)
+    lines = iter(["ab", "cd", ""])
+    monkeypatch.setattr("builtins.input", lambda sign: next(lines))
+    session.converse()
+    printed = capsys.readouterr().out.splitlines()
+    assert "empty line" in printed[0] and "Ctrl-D" in printed[0]
+    assert printed[2:] == ["ababababab [stopped]", "cdcdcdcdcd"]
+
+
+def score(rollouts):
+    return [float(len(r.reply)) for r in rollouts]
+
+
+def test_scores_and_the_reference_stand_in_columns_and_a_target_is_asked_for(tmp_path, monkeypatch, capsys):
+    tokenizer = letters()
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"text": "ab", "word": "c"}\n{"text": "cd", "word": "e"}\n', encoding="utf-8"
+    )
+    lm("gpt2", len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    started = {"steps": 1, "batch": 2, "minibatch": 2, "max_tokens": 4, "probes": 0, "watch_every": 0, "epochs": 1}
+    monkeypatch.chdir(tmp_path)
+    for name, more in (("plain", {}), ("aimed", {"data.target_field": "word"})):
+        train("model", "tasks.jsonl", "test_generate:score", out=f"runs/{name}", **started, **more)
+    capsys.readouterr()
+    asked = ["--prompt", "ab", "--max-tokens", "6"]
+    assert main(["generate", "runs/plain", *asked, "--versus", "reference", "--reward", "true"]) == 0
+    own, reference = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert own[0] == "runs/plain" and reference[0] == "reference"
+    assert [float(own[2]), float(reference[2])] == [len(own[1]) - 2, len(reference[1]) - 2]
+    assert main(["generate", "model", *asked]) == 0
+    assert capsys.readouterr().out == f"{reference[1]}\n"  # the model that the run began from, by the same numbers
+    assert main(["generate", "runs/aimed", *asked, "--reward", "true"]) == 0
+    told = capsys.readouterr()
+    assert told.out.endswith("\t\n") and "give one with --target" in told.err
+    assert main(["generate", "runs/aimed", *asked, "--reward", "true", "--target", "c"]) == 0
+    assert capsys.readouterr().out.split("\t")[1] != "\n"
+    assert main(["generate", "nowhere", *asked]) == 2
+    assert "runs in runs: aimed, plain" in capsys.readouterr().err
+    (tmp_path / "runs/plain/metrics.jsonl").write_text("{}\n[]\n{}\n", encoding="utf-8")
+    assert main(["runs", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["run"], first["state"]) == ("runs/plain", "unreadable") and "line 2" in first["verdict"]
+    assert (second["state"], second["step"], second["steps"], second["verdict"]) == ("finished", 1, 1, "too early")
+    assert main(["runs", "elsewhere"]) == 2
+
+
+def test_a_narrow_table_keeps_the_ends_of_names():
+    row = {"run": "runs/a-long-folder/seed-1", "method": "ppo", "state": "running 3/40", "score": "0.1 -> 0.2"}
+    rows = [row | {"score of": "held-out reward", "KL": "1.0", "age": "3 min", "verdict": "learned, but unlikely text"}]
+    for width in (80, 100):
+        lines = table(rows, width)
+        assert max(map(len, lines)) <= width and "seed-1" in lines[1] and "learned" in lines[1]
+    assert table(rows, None)[1].split()[0] == "runs/a-long-folder/seed-1"
