@@ -41,6 +41,7 @@ def test_a_recipe_runs(name, tmp_path, capsys):
     assert main(["train", name, *short, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()
     before = json.loads((tmp_path / "run/evaluation.json").read_text(encoding="utf-8"))["before"]
     assert len(before["replies"]) == 8
+    assert main(["doctor", "--plan", name]) == 0
     assert main(["generate", str(tmp_path / "run"), "--prompt", "How was it?", "--max-tokens", "2"]) == 0
 
 

@@ -99,21 +99,17 @@ def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[st
         base = _of_recipe(base, str(method), {**base, **given})
     except (OperantError, KeyError, AttributeError, TypeError):
         return None
-    values = {full: value for group in schema for full, value in _flat(group, options.defaults(schema[group]))}
-    values |= known()["methods"][method]["defaults"]
-    for source in (below, base, above):
-        values |= {name: value for name, value in _applicable(source, method).items() if name in values}
+    values = {full: options.defaults(schema[group])[name] for full, (group, name) in options.names(schema).items()}
+    own_values = {name: about["defaults"] for name, about in known()["methods"].items()}
+    values |= own_values[method]
+    for source in (below, base, above):  # as `algorithms.applicable_options`
+        written_for = source.get("algorithm") or "ppo"
+        apart = () if written_for == method else (*own_values[method], *own_values[written_for])
+        values |= {name: value for name, value in source.items() if name in values and name not in apart}
     values |= own | {"algorithm": method}
     if options.is_none(values["reference"]):
         values |= {name: 0.0 for name in ("kl.coef", "kl.loss_coef") if name in values and name not in own}
     return method, values
-
-
-def _applicable(source: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """The options of a recipe or preset that apply to a method: not those of which it or the other has its own."""
-    written_for, methods = source.get("algorithm") or "ppo", known()["methods"]
-    own = () if written_for == method else (*methods[method]["defaults"], *methods[written_for]["defaults"])
-    return {name: value for name, value in source.items() if name not in own}
 
 
 def _of_recipe(base: dict[str, Any], method: str, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,17 +138,11 @@ def _schema(method: str, named: Mapping[str, Any]) -> dict[str, Any]:
             groups[kind] = known()["parts"][f"{kind}:{value.strip().partition(':')[0]}"]
         elif value is not None and not (kind == "reward" and isinstance(value, Mapping) and "name" not in value):
             raise KeyError(kind)
-    return {group: _made(group, fields) for group, fields in groups.items()}
-
-
-def _made(group: str, fields: Mapping[str, Any]) -> type:
-    """A dataclass with these fields."""
-    listed = [(name, Any, field(default=tuple(x) if isinstance(x, list) else x)) for name, x in fields.items()]
-    return make_dataclass(group or "Run", listed)
-
-
-def _flat(group: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{group}.{name}" if group else name, value) for name, value in fields.items())
+    fields = {
+        g: [(n, Any, field(default=tuple(x) if isinstance(x, list) else x)) for n, x in of_group.items()]
+        for g, of_group in groups.items()
+    }
+    return {group: make_dataclass(group or "Run", of_group) for group, of_group in fields.items()}
 
 
 def _imported(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -156,7 +156,11 @@ def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: 
     where = f"{name}, row {number}"
     fields = row if isinstance(row, Mapping) else {options.text_field: row}
     task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{number}")
-    target = _target(fields, options.target_field, where) if options.target_field else None
+    target = None
+    if options.target_field:
+        wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
+        found = {name.strip(): _field(fields, name.strip(), where, "target_field") for name in wanted}
+        target = found if len(wanted) > 1 else next(iter(found.values()))
     if with_replies:
         task = replace(task_with_reply(row, task_id, options.text_field, options.reply_field, where), target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
@@ -169,12 +173,6 @@ def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: 
             f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text, messages or ids"
         )
     return Task(task_id, prompt, target)
-
-
-def _target(fields: Mapping[str, Any], name: str, where: str) -> Any:
-    several = name.split(",") if name not in fields else [name]
-    found = {part.strip(): _field(fields, part.strip(), where, "target_field") for part in several}
-    return found if len(several) > 1 else found[name.strip()]
 
 
 def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:

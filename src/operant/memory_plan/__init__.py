@@ -128,7 +128,8 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
             "before it runs: plan the model that it is built on with --policy"
         )
     model_config = config_of(config.train.policy)
-    shape = _shape(config, model_config, tokenizer or tokenizer_of(config.train.policy))
+    tokenizer = config.learner["model"].templated(tokenizer or tokenizer_of(config.train.policy))
+    shape = _shape(config, model_config, tokenizer)
     device = find_device(config.learner["learner"].device)
     on_cpu, options = device.type == "cpu", config.learner["model"]
     with fake_tensors() as memory:

@@ -140,10 +140,7 @@ def _with_critic(
     model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
     """The policy around a model, with the critic that `value` asks for: the saved one in `folder`, or a new one."""
-    if options.chat_template is not None:
-        if tokenizer is None:
-            raise OperantError("model.chat_template: the policy has no tokenizer that could apply it; leave it out")
-        tokenizer.chat_template = tokenizer.chat_template or options.chat_template
+    tokenizer = options.templated(tokenizer)
     saved = next(iter(adapters.critics_of(folder)), None) if folder is not None else None
     if value is None:
         return Policy(model, tokenizer, options=options)

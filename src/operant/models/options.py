@@ -56,6 +56,14 @@ class ModelOptions:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
+    def templated(self, tokenizer: Any) -> Any:
+        """The tokenizer, with the chat template where it has none. Raises: OperantError if there is no tokenizer."""
+        if self.chat_template is not None:
+            if tokenizer is None:
+                raise OperantError("model.chat_template: the policy has no tokenizer that could apply it; leave it out")
+            tokenizer.chat_template = tokenizer.chat_template or self.chat_template
+        return tokenizer
+
     def blocks(self, layers: int) -> int | None:
         """Number of trained blocks in a model of `layers` blocks; None: all. Raises: OperantError if it has too few."""
         if self.train_layers is None:

@@ -1,6 +1,5 @@
 """The state of a policy in a checkpoint: its trained weights, and a hash of its frozen ones."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +34,16 @@ class PolicyState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError if the checkpoint has other frozen weights, or other trained ones."""
         if self.frozen is None and "trained" not in state:
-            self._check_shapes(state)
+            here = {name: list(x.shape) for name, x in self.policy.state_dict().items()}
+            then = {name: list(x.shape) for name, x in state.items()}
+            changed = [name for name in here if name in then and here[name] != then[name]]
+            told = [f"{name} has the sizes {here[name]}, and there {then[name]}" for name in changed[:1]]
+            told += [f"{len(then.keys() - here.keys())} weights of the checkpoint are missing"] * bool(
+                then.keys() - here
+            )
+            told += [f"{len(here.keys() - then.keys())} weights are new"] * bool(here.keys() - then)
+            if told:
+                raise OperantError(f"this is another policy than the run began with ({'; '.join(told)})")
             self.policy.load_state_dict(state)
             return
         own, theirs = set(self._trained()), set(state.get("trained", state))
@@ -51,17 +59,6 @@ class PolicyState:
             )
         for name, weight in self._trained().items():
             weight.copy_(state["trained"][name])
-
-    def _check_shapes(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raises: OperantError if the checkpoint is of a policy with other weights."""
-        here = {name: list(x.shape) for name, x in self.policy.state_dict().items()}
-        then = {name: list(x.shape) for name, x in state.items()}
-        changed = [name for name in here if name in then and here[name] != then[name]]
-        told = [f"{name} has the sizes {here[name]}, and there {then[name]}" for name in changed[:1]]
-        told += [f"{len(then.keys() - here.keys())} weights of the checkpoint are missing"] * bool(then.keys() - here)
-        told += [f"{len(here.keys() - then.keys())} weights are new"] * bool(here.keys() - then)
-        if told:
-            raise OperantError(f"this is another policy than the run began with ({'; '.join(told)})")
 
     def _trained(self) -> dict[str, torch.Tensor]:
         return {name: p.detach() for name, p in self.policy.named_parameters() if p.requires_grad}

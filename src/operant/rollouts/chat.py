@@ -35,7 +35,7 @@ def _templated(tokenizer: Any, messages: Any, prompting: bool, **kwargs: Any) ->
     if not getattr(tokenizer, "chat_template", None):
         raise OperantError(
             "the task is a list of messages, and the tokenizer has no chat template: "
-            "give text, or a template (--model.chat-template, see docs/chat.md)"
+            "give text, or a template (--model.chat-template, docs/recipes.md)"
         )
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=prompting, **kwargs)

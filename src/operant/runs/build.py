@@ -85,7 +85,14 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     seed = config.learner["learner"].seed
     bounds |= {"with_replies": supervised}
     if policy.tokenizer is None and env is None:
-        _check_ids_only(source, one_row, train.policy, with_replies=supervised)
+        task = next(iter(load_tasks(source, None, one_row, with_replies=supervised)))
+        if not all(isinstance(token, int) for token in task.prompt):
+            name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
+            raise OperantError(
+                f"policy {name} has no tokenizer, and the tasks are texts: save the tokenizer into the model's folder "
+                "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or "
+                "give tasks of token ids"
+            )
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if supervised else None
@@ -96,18 +103,6 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     return RunParts(
         learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations
     )
-
-
-def _check_ids_only(source: Any, one_row: DataOptions, policy: Any, *, with_replies: bool) -> None:
-    """Refuse tasks that are texts or messages, for a policy without a tokenizer, by the first row."""
-    task = next(iter(load_tasks(source, None, one_row, with_replies=with_replies)))
-    if not all(isinstance(token, int) for token in task.prompt):
-        name = shown(str(policy)) if isinstance(policy, (str, Path)) else f"the {type(policy).__name__}"
-        raise OperantError(
-            f"policy {name} has no tokenizer, and the tasks are texts: save the tokenizer into the model's folder "
-            "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or give "
-            "tasks of token ids"
-        )
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:

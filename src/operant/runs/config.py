@@ -152,12 +152,12 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
     try:
         return _configured(given, recipe)
     except OperantError as error:
-        if place := _place_in_recipe(str(error), given, recipe):
+        if place := place_in_recipe(str(error), given, recipe):
             raise OperantError(f"{place}: {error}") from error
         raise
 
 
-def _place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) -> str:
+def place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) -> str:
     """File and line of the option that an error is about; empty if it is none of the user's own recipe."""
     path = found(recipe) if recipe and recipe not in recipes() else None
     about = re.match(r"(?:option )?'?([\w.-]+)", error)

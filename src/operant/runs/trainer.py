@@ -92,20 +92,15 @@ def runs(
         yield from _train(run, stop)
 
 
-def _check_batch(config: Config) -> None:
-    """Refuse a batch whose replies alone do not fit into memory, before anything is loaded."""
+@contextmanager
+def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
+    """Open the run folder. Other ranks than the first get a temporary one, but read the run's checkpoints."""
     replies, have = config.train.batch // distributed.world(), machine.size_gb()
     if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
         raise OperantError(
             f"batch={config.train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
             f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
         )
-
-
-@contextmanager
-def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
-    """Open the run folder. Other ranks than the first get a temporary one, but read the run's checkpoints."""
-    _check_batch(config)
     prompts = config.train.batch // config.train.samples
     if prompts < distributed.world():
         raise OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")

@@ -36,14 +36,20 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     """
     if not as_in_trl(reward):
         return reward(rollouts)
-    known = {"prompts": [_prompt(r) for r in rollouts], "completions": [_completion(r) for r in rollouts]}
-    known |= {"completion_ids": [r.ids for r in rollouts]}
+    known: dict[str, list[Any]] = {name: [] for name in GIVEN}
+    for rollout in rollouts:
+        chat = bool(rollout.task.prompt) and isinstance(rollout.task.prompt[0], Mapping)
+        messages = [{"role": "assistant", "content": text} for text in rollout.texts]
+        known["prompts"].append(rollout.task.prompt if chat else rollout.query)
+        known["completions"].append(messages if chat else "".join(rollout.texts))
+        known["completion_ids"].append(rollout.ids)
     targets = [r.task.target for r in rollouts]
     if targets and all(isinstance(target, Mapping) for target in targets):
         shared = [name for name in targets[0] if isinstance(name, str) and all(name in target for target in targets)]
         known |= {name: [target[name] for target in targets] for name in shared}
     parameters = inspect.signature(reward).parameters.values()
-    missing = [p.name for p in parameters if p.default is p.empty and p.name not in known and _by_name(p)]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    missing = [name for name in required if name not in known]
     if len(missing) == 1 and missing[0] not in OF_A_TRAINER and any(target is not None for target in targets):
         known[missing.pop()] = targets
     if missing:
@@ -60,23 +66,3 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {name: value for name, value in known.items() if name in {p.name for p in parameters}}
     return reward(**known)
-
-
-def _by_name(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-
-
-def _prompt(rollout: Rollout) -> Any:
-    """The messages of a conversation, or the query as text."""
-    return rollout.task.prompt if _of_messages(rollout) else rollout.query
-
-
-def _completion(rollout: Rollout) -> Any:
-    """The policy's messages of a conversation, or all its replies as one text."""
-    if _of_messages(rollout):
-        return [{"role": "assistant", "content": text} for text in rollout.texts]
-    return "".join(rollout.texts)
-
-
-def _of_messages(rollout: Rollout) -> bool:
-    return bool(rollout.task.prompt) and isinstance(rollout.task.prompt[0], Mapping)
