@@ -335,6 +335,9 @@ class ModelKeywords(TypedDict, total=False):
     packing: str
     """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU
     that has a kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
+    chat_template: str | None
+    """A chat template (Jinja), for tasks that are messages and a tokenizer that has no template; exported with
+    it."""
     states_gb: float
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
@@ -534,6 +537,9 @@ class LearnerKeywords(TypedDict, total=False):
     packing: str
     """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU
     that has a kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
+    chat_template: str | None
+    """A chat template (Jinja), for tasks that are messages and a tokenizer that has no template; exported with
+    it."""
     states_gb: float
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
