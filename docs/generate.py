@@ -4,11 +4,13 @@ metrics.md   whole, from metrics/registry.py
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
-from-trl.md  the table between <!-- metrics --> and <!-- /metrics -->
+from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
+mistakes.md  whole, by making every mistake of tests/mistakes.py
+../src/operant/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
 ../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
 """
 
@@ -17,12 +19,15 @@ import inspect
 import json
 import re
 import sys
+import tempfile
 import textwrap
 import types
 import typing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from operant import other_names
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
 from operant.cli.parser import ARGUMENTS, as_typed, sentences
 from operant.metrics import registry
@@ -32,6 +37,7 @@ from operant.training.options import schema
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+import known_options  # noqa: E402
 import measured  # noqa: E402
 from benchmarks import kl_table  # noqa: E402
 
@@ -42,6 +48,8 @@ From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on the command line `--k
 where one group alone has the name, the name alone will do. This page is generated: edit the dataclass that holds the
 option, then run `make docs`.
 """
+OF_A_RUN = ("steps", "batch", "tasks", "reward", "out", "trackers", "best", "evaluate")
+"""Options of `operant.train` and the command line, which a Learner does not have."""
 BAR = r"\|"
 TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner"}
 
@@ -49,14 +57,21 @@ TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner
 def main() -> None:
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    sys.path[:0] = [str(DOCS.parent / "tests")]
+    import mistakes
+
+    with tempfile.TemporaryDirectory() as folder:
+        (DOCS / "mistakes.md").write_text(mistakes.page(Path(folder)), encoding="utf-8")
 
 
+@cache
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options(), "../src/operant/keywords.py": keywords()}
+    whole["../src/operant/cli/known_options.json"] = known_options.known_options()
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
-        "from-trl.md": {"metrics": old_metrics()},
+        "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "design.md": {"measured": measured.architecture()},
         "kl.md": {"kl": kl_table.table()},
@@ -137,6 +152,29 @@ def old_metrics() -> str:
         ours, meanings = zip(*rows[name])
         table += f"| `{name}` | {', '.join(ours)} | {'; '.join(meanings)} |\n"
     return table
+
+
+def trl_options() -> str:
+    """One row per field of TRL 0.11.4's PPOConfig."""
+    table = "| PPOConfig | TRL's default | operant | notes |\n|---|---|---|---|\n"
+    for name, theirs in other_names.PPO_CONFIG.items():
+        table += f"| `{name}` | {theirs.default} | {_ours(theirs)} | {theirs.note} |\n"
+    return table
+
+
+def other_options() -> str:
+    """One row per name in later versions of TRL, in transformers and in OpenRLHF."""
+    table = "| name | from | operant | notes |\n|---|---|---|---|\n"
+    systems = {"TRL": other_names.TRL, "transformers": other_names.TRANSFORMERS, "OpenRLHF": other_names.OPENRLHF}
+    for system, names_there in systems.items():
+        for name, theirs in names_there.items():
+            table += f"| `{name}` | {system} | {_ours(theirs)} | {theirs.note} |\n"
+    return table
+
+
+def _ours(theirs: other_names.Theirs) -> str:
+    options = [f"`{name}`" for name in filter(None, theirs.ours.split(", "))]
+    return ", ".join(options) + (" (train)" if theirs.ours in OF_A_RUN else "")
 
 
 def presets() -> str:
@@ -224,14 +262,14 @@ def keywords() -> str:
         groups[group] |= {name: kind for name, kind in own.items() if every.count(name) == 1}
     optimizer = groups["optimizer"].pop("optimizer")
     learner = {name: kind for group in of_learner for name, kind in groups[group].items()}
-    page += _typed_dict("LearnerKeywords", "The options of a `Learner`.", learner)
+    page += _typed_dict("LearnerArguments", "The options of a `Learner`.", learner)
     explicit = ("policy", "tasks", "reward", "algorithm")
     of_run = {name: ("Any", said) for name, said in OBJECTS.items()}
     of_run |= {"recipe": ("str", OBJECTS["recipe"])} | {n: ("bool", OBJECTS[n]) for n in ("resume", "fresh_optimizer")}
     of_run |= {"optimizer": (f"{optimizer[0]} | Any", "Its options; or an optimizer of your own, or what makes one.")}
     of_run |= {name: kind for name, kind in run.items() if name not in explicit}
     of_run |= {name: kind for group in by_group if group not in of_learner for name, kind in groups[group].items()}
-    return page + _typed_dict("TrainKeywords", "The options of a run.", of_run, base="LearnerKeywords")
+    return page + _typed_dict("TrainArguments", "The options of a run.", of_run, base="LearnerArguments")
 
 
 def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], base: str = "TypedDict") -> str:

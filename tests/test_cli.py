@@ -11,10 +11,12 @@ import time
 import pytest
 from toys import letters, lm
 
-from operant.cli import main
+from operant.algorithms import ALGORITHMS
+from operant.cli import help, main
 from operant.cli.arguments import parse
 from operant.cli.commands import COMMANDS
-from operant.runs.config import load_recipe
+from operant.diagnosis.history import flat
+from operant.runs.config import as_mapping, configure, load_recipe
 
 
 @pytest.fixture
@@ -149,20 +151,65 @@ def test_every_command_has_a_help_with_its_options(command, capsys):
     assert text.index(f"  operant {command}") < text.index("-h, --help"), "examples come first"
 
 
-def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_recipe(capsys):
-    def options(*words):
-        assert main(["train", *words, "--help"]) == 0
-        parts = re.split(r" --(?=[a-z])", re.sub(r"\s+", " ", capsys.readouterr().out))
-        return {part.split()[0]: re.findall(r"\[([^][]*)\]", part)[-1] for part in parts if "[" in part}
+def options_of_help(capsys, *words):
+    """By name as typed, the values that `--help-all` shows."""
+    assert main(["train", *words, "--help-all"]) == 0
+    parts = re.split(r" --(?=[a-z])", re.sub(r"\s+", " ", capsys.readouterr().out))
+    return {part.split()[0]: re.findall(r"\[([^][]*)\]", part)[-1] for part in parts if "[" in part}
 
-    plain, grpo = options(), options("letters", "--algorithm", "grpo", "--lr", "0.3")
+
+def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_recipe(capsys):
+    plain, grpo = options_of_help(capsys), options_of_help(capsys, "letters", "--algorithm", "grpo", "--lr", "0.3")
     assert plain["kl.coef"] == "0.1" and plain["loss.value-clip"] == "0.2" and "advantage.deviation" not in plain
     assert grpo["algorithm"] == "grpo" and grpo["advantage.deviation"] == "population" and "loss.value-clip" not in grpo
-    assert (
-        grpo["optimizer.lr"] == "0.3"
-        and grpo["optimizer.schedule"] == "linear"
-        and grpo["policy"] == load_recipe("letters")["policy"]
+    assert grpo["optimizer.lr"] == "0.3" and grpo["optimizer.schedule"] == "linear"
+    assert grpo["policy"] == load_recipe("letters")["policy"]
+
+
+def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def brevity(rollouts, *, target=20): ...\n", encoding="utf-8")
+    assert options_of_help(capsys, "letters", "--reward", "mine.py:brevity")["reward.target"] == "20"
+
+
+@pytest.mark.parametrize("preset", [None, "trl", "openai", "textworld", "trunk"])
+@pytest.mark.parametrize("recipe", ["letters", "sentiment", "sft"])
+def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
+    for method in ALGORITHMS:
+        given = {"preset": preset, "algorithm": method, "samples": 4, "tasks": "x", "reward": "letters:e"}
+        given = given if method != "sft" else given | {"samples": 1}
+        of_run = flat(as_mapping(configure(given, recipe)))
+        found = help.settings(recipe, given)
+        assert found is not None and found[0] == method
+        shown = {n: [*x] if isinstance(x, tuple) else pytest.approx(x) for n, x in found[1].items()}
+        assert shown == {n: of_run[n] for n in shown}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "hidden"),
+    [
+        (["letters"], {"--kl.coef 0.2", "--steps 30", "--reward letters:e"}, {"--samples", "--kl.loss-coef"}),
+        (["--algorithm", "grpo"], {"--samples 8", "--kl.loss-coef 0.2"}, {"--kl.coef"}),
+        (["my.yaml"], {"--samples 4", "--optimizer.lr 0.5", "--tasks mine.txt"}, {"--data.reply-field"}),
+        (["sft"], {"--data.reply-field none", "--steps 200"}, {"--reward", "--kl.coef", "--sampling.max-tokens"}),
+    ],
+)
+def test_the_short_help_has_a_dozen_options_in_under_a_second(words, shown, hidden, tmp_path):
+    mine = "algorithm: grpo\ntasks: mine.txt\nreward: letters:e\nsamples: 4\nlr: 0.5\n"
+    (tmp_path / "my.yaml").write_text(mine, encoding="utf-8")
+    script = (
+        "import sys, time; from operant.cli import main; main(sys.argv[1:]); print(time.process_time(), "
+        "{'torch', 'transformers', 'numpy', 'pyarrow'} & {*sys.modules})"
     )
+    for command in ("train", "sweep"):
+        words_of = [sys.executable, "-c", script, command, *words, "--help"]
+        done = subprocess.run(words_of, capture_output=True, text=True, check=True, cwd=tmp_path)
+        *_, last = done.stdout.splitlines()
+        assert float(last.split()[0]) < 1 and last.endswith("set()")
+        lines = {re.sub(r"^( *--\S+ \S+).*", r"\1", line).strip() for line in done.stdout.splitlines()}
+        assert shown <= lines and not {line.split()[0] for line in lines if line} & hidden
+        assert len([line for line in done.stdout.splitlines() if line.startswith("  -")]) <= 21
+        assert "--out" in done.stdout and "--help-all" in done.stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")

@@ -71,6 +71,18 @@ def write(path, rows):
     return path
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_table_may_have_another_separator(name, separator, tmp_path):
+    rows = [("text", "label"), ('"one; two, three\t|"', "1"), ("four", "2")]
+    text = "\n".join(map(separator.join, rows))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    tasks = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label"))
+    assert [(task.prompt, task.target) for task in tasks] == [("one; two, three\t|", "1"), ("four", "2")]
+    both = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label,text"))
+    assert both[1].target == {"label": "2", "text": "four"}
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.csv.gz", "a.parquet", "a.txt"])
 def test_files(tmp_path, name):
     target = None if name == "a.txt" else "label"

@@ -68,6 +68,7 @@ def generate() -> ModuleType:
         "checkpoints.md",
         "how-to-train.md",
         "recipes.md",
+        "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",
         "../src/operant/keywords.py",

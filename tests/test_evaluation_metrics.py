@@ -141,7 +141,7 @@ def own(tmp_path, monkeypatch) -> Path:
         ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bleu, chrf, distinct, exact_match"),
         ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
         ("no_module:f", "no module 'no_module'"),
-        ("own_metrics:number", "is a int; name a function or a class"),
+        ("own_metrics:number", "is of type int; name a function or a class"),
         ({"distinct": {"m": 2}}, r"option 'evaluation.metrics.distinct.m' is unknown; did you mean .*distinct\.n'"),
         ({"own_metrics:short": {"words": "x"}}, "evaluation.metrics.short.words='x': it must be a whole number"),
         ({"own_metrics:Needs": {}}, "evaluation.metrics.Needs.letter is missing"),

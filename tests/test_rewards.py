@@ -558,3 +558,49 @@ def test_moments_are_pooled_over_ranks(monkeypatch):
     moments = RunningMoments()
     moments.update(mine)
     assert (moments.count, moments.mean, moments.std) == (3, 3.0, pytest.approx(np.std([1, 2, 6], ddof=1)))
+
+
+# --- reward functions of TRL's form -----------------------------------------------------------------------------------
+
+
+def answers(*targets, messages=False):
+    prompt = [{"role": "user", "content": "How many?"}] if messages else "How many?"
+    tasks = [Task(f"t/{i}", prompt, target) for i, target in enumerate(targets)]
+    return [Rollout(t, i, [Turn([1], [5, 6])], [f"It is {i}."], query="How many?") for i, t in enumerate(tasks)]
+
+
+def by_column(completions, answer, **kwargs):
+    return [float(right in text) for text, right in zip(completions, answer, strict=True)]
+
+
+def test_a_function_of_trls_form_gets_what_trl_passes():
+    def keep(**kwargs):
+        seen.append(kwargs)
+        return [0.5, None]
+
+    seen: list[dict] = []
+    columns = [{"answer": "0", "level": 1}, {"answer": "7", "level": 2}]
+    for messages in (False, True):
+        reward = lambda prompts, completions, **kwargs: keep(prompts=prompts, completions=completions, **kwargs)  # noqa: E731
+        assert judge(reward, answers(*columns, messages=messages)).scores == [0.5, None]
+    same = {"completion_ids": [[5, 6], [5, 6]], "answer": ["0", "7"], "level": [1, 2]}
+    assert seen[0] == same | {"prompts": ["How many?"] * 2, "completions": ["It is 0.", "It is 1."]}
+    assert seen[1]["prompts"] == [[{"role": "user", "content": "How many?"}]] * 2
+    assert seen[1]["completions"][1] == [{"role": "assistant", "content": "It is 1."}]
+
+
+def test_a_column_is_a_key_of_the_target_or_the_target_itself():
+    assert judge(by_column, answers({"answer": "0"}, {"answer": "7"})).scores == [1.0, 0.0]
+    assert judge(by_column, answers("0", "7")).scores == [1.0, 0.0]
+    assert judge(lambda completions: [1.0 * len(c) for c in completions], answers("0")).scores == [8.0]
+    assert judge(resolve({by_column: 2.0, "length:9": 0.0}), answers("0", "7")).scores == [2.0, 0.0]
+    with pytest.raises(OperantError, match=r"asks for answer, .*data\.target_field=answer"):
+        judge(by_column, answers(None))
+    with pytest.raises(OperantError, match=r"asks for log_metric.*only TRL's trainer has that"):
+        judge(lambda completions, log_metric: [1.0], answers("0"))
+
+
+def test_scores_whose_squares_overflow_are_refused():
+    assert judge(lambda rollouts: [1e18], answers(None)).scores == [1e18]
+    with pytest.raises(OperantError, match=r"returned 3e\+38 .*overflow in float32"):
+        judge(lambda rollouts: [3e38], answers(None))

@@ -15,7 +15,7 @@ from operant.runs.run import Observer, Run
 from operant.types import OperantError, RewardFn
 
 if TYPE_CHECKING:
-    from operant.keywords import TrainKeywords
+    from operant.keywords import TrainArguments
 
 
 class TrlReward(Protocol):
@@ -36,7 +36,7 @@ def train(
     out: Any = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
-    **options: "Unpack[TrainKeywords]",
+    **options: "Unpack[TrainArguments]",
 ) -> Run:
     """Train to the end and return the run. The options are those of the command line: `kl={"coef": 0.1}`, `steps=50`.
 
@@ -61,7 +61,7 @@ def steps(
     out: Any = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
-    **options: "Unpack[TrainKeywords]",
+    **options: "Unpack[TrainArguments]",
 ) -> Iterator[dict[str, float]]:
     """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
     seen, arguments = 0, _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)

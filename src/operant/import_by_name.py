@@ -117,7 +117,7 @@ def find_function(what: str, place: str, name: str, known: Sequence[str] = ()) -
     """As `find`, for a function or another callable. Raises: OperantError also for an object that is none."""
     found = find(what, place, name, known)
     if not callable(found):
-        raise OperantError(f"{what} '{place}:{name}' is a {type(found).__name__}; name a function or a class")
+        raise OperantError(f"{what} '{place}:{name}' is of type {type(found).__name__}; name a function or a class")
     return found
 
 

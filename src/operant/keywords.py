@@ -28,7 +28,8 @@ class DataKeywords(TypedDict, total=False):
     id_field: str | None
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None
-    """The field that becomes `Task.target`, for rewards."""
+    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them
+    does."""
     reference_field: str | None
     """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
     reply_field: str | None
@@ -342,7 +343,7 @@ class ModelKeywords(TypedDict, total=False):
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
 
-class LearnerKeywords(TypedDict, total=False):
+class LearnerArguments(TypedDict, total=False):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords
@@ -544,7 +545,7 @@ class LearnerKeywords(TypedDict, total=False):
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
 
-class TrainKeywords(LearnerKeywords, total=False):
+class TrainArguments(LearnerArguments, total=False):
     """The options of a run."""
 
     tokenizer: Any
@@ -628,7 +629,8 @@ class TrainKeywords(LearnerKeywords, total=False):
     id_field: str | None
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None
-    """The field that becomes `Task.target`, for rewards."""
+    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them
+    does."""
     reference_field: str | None
     """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
     reply_field: str | None

@@ -11,12 +11,13 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.other_names import answer
 from operant.types import OperantError, shown
 
 
@@ -71,7 +72,9 @@ def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
-            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {', '.join(defaults(schema[key]))}")
+            told = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
+            inside = ", ".join(defaults(schema[key]))
+            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {inside}{told}")
     return flat
 
 
@@ -88,8 +91,10 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
         return same[0]
     if same:
         raise OperantError(f"option {key!r} is ambiguous: use {' or '.join(same)}")
+    if elsewhere := answer(key):
+        raise OperantError(f"option {key!r} is unknown; {elsewhere}")
     near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
-    hint = f"did you mean {near[0]!r}?" if near else "`--help` lists all"
+    hint = f"did you mean {near[0]!r}?" if near else "`operant train --help-all` lists all"
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 
@@ -179,9 +184,23 @@ def parse(text: str, what: str) -> Any:
         if size <= MOST:
             return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:200]
         raise OperantError(f"{what} cannot be read as YAML: {why}; correct it by hand") from error
     raise OperantError(f"{what} has more than {MOST:,} values once its aliases are expanded: use fewer aliases")
+
+
+def lines(path: Path) -> dict[str, int]:
+    """The line of each option of a YAML file, by its name as `group.name` or `name`. Raises as `read_mapping`."""
+    import yaml
+
+    def named(node: Any, before: str) -> Iterator[tuple[str, int]]:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = f"{before}{key.value}".replace("-", "_")
+            yield name, key.start_mark.line + 1
+            yield from named(value, f"{name}.") if not before else ()
+
+    read_mapping(path)
+    return dict(named(yaml.SafeLoader(path.read_text(encoding="utf-8")).get_single_node(), ""))
 
 
 def _size(node: Any, known: dict[int, float]) -> float:

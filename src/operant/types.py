@@ -64,11 +64,12 @@ def describe_error(error: BaseException, most: int = 1000) -> str:
 def brief(thing: Any) -> str:
     """The repr of a core type: its fields that are not their defaults, with sizes in place of long contents."""
     named = [(f.name, getattr(thing, f.name), f.default) for f in fields(thing)]
-    told = [f"{name}={_sized(value)}" for name, value, default in named if value is not default and value != {}]
+    told = [f"{name}={sized(value)}" for name, value, default in named if value is not default and value != {}]
     return f"{type(thing).__name__}({', '.join(told)})"
 
 
-def _sized(value: Any) -> str:
+def sized(value: Any) -> str:
+    """A value, or the size of a long one."""
     if hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, (list, tuple, dict)) and len(shown(value)) > 100:
@@ -79,8 +80,6 @@ def _sized(value: Any) -> str:
 @dataclass(frozen=True)
 class Task:
     """One thing to attempt: `Task("imdb/17", "The film was", target=1)`."""
-
-    __repr__ = brief
 
     id: str
     """Its name in the run. Attempts with the same id form a group."""
@@ -97,8 +96,6 @@ class Task:
 @dataclass(frozen=True)
 class Completion:
     """One generated reply: `Completion([40, 12, 0], [-1.2, -0.3, -2.0], None, "stop", 3)`."""
-
-    __repr__ = brief
 
     action: list[int]
     """The token ids of the reply, with its stop token."""
@@ -120,8 +117,6 @@ class Completion:
 @dataclass(frozen=True)
 class Turn:
     """One reply and exactly what the policy saw before it."""
-
-    __repr__ = brief
 
     prompt: list[int]
     """The token ids that the policy read."""
@@ -437,8 +432,6 @@ class Batch:
     by one. The rows of an episode are in order of time.
     """
 
-    __repr__ = brief
-
     tokens: Tensor
     """[B, T] int: token ids, 0 at padding."""
     mask: Tensor
@@ -598,8 +591,6 @@ class Outputs:
     No tensor with a vocabulary axis leaves `models/`.
     """
 
-    __repr__ = brief
-
     logprobs: Tensor
     """Log-probability of each action under the distribution that was sampled from."""
     raw_logprobs: Tensor
@@ -613,6 +604,9 @@ class Outputs:
     kl: dict[str, Tensor] | None = None
     """Exact divergences from another policy q: `reverse` is KL(policy || q), `forward` is KL(q || policy)."""
 
+
+for _kind in (Task, Completion, Turn, Batch, Outputs):
+    _kind.__repr__ = brief
 
 AdvantageFn = Callable[[Batch], Batch]
 """Fills in `advantages` (and `returns`)."""

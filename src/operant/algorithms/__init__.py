@@ -47,7 +47,7 @@ def preset(name: str | None) -> dict[str, object]:
     for part in (part.strip() for part in str(name or "").split(",")):
         if part and part not in PRESETS:
             raise OperantError(
-                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS])}. Names: {', '.join(PRESETS)}"
+                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS]) or '.'} Names: {', '.join(PRESETS)}"
             )
         chosen |= PRESETS.get(part, {})
     return chosen

@@ -9,12 +9,12 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from operant.cli import help
 from operant.cli.parser import Parser
-from operant.options import compose, convert, defaults, names, read
+from operant.options import compose, convert, defaults, read
 from operant.trackers.console import plain
 from operant.types import OperantError
 
@@ -54,14 +54,21 @@ def run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = parsers(Parser("operant", name, ""))[name]
     if command.declared:
-        module, _, declared = command.declared.partition(":")
-        parser.add_schema({"": getattr(import_module(module), declared)}, command.values)
+        parser.add(help.declared(command.declared, command.values))
     operands, options, rest = parser.read(words, command.more)
-    if not options.pop("help", False):
+    if valueless := next((option for option, value in rest.items() if value is True and not help.alone(option)), None):
+        raise OperantError(f"option --{valueless} lacks its value: --{valueless} VALUE")
+    asked, all_asked = options.pop("help", False), options.pop("help_all", False)
+    if not asked and not all_asked:
         rest = rest if name == "sweep" else {option: read(text) for option, text in rest.items()}
         return command.run(operands, options | rest)
-    if name == "train":
-        parser.add_schema(*_options_of_a_run(operands[0] if operands else None, rest))
+    recipe = operands[0] if operands else None
+    if all_asked:
+        parser.add(help.every(recipe, rest))
+    elif "help-all" in command.options:
+        method, common = help.common(recipe, rest)
+        of = f", with the values of {recipe}" if recipe else ""
+        parser.add_briefly(f"common options of {method}{of}", common)
     parser.print_help()
     return 0
 
@@ -74,7 +81,7 @@ def print_help() -> None:
   operant generate runs/RECIPE                       generate replies with the trained model
   operant train --resume runs/RECIPE                 resume an interrupted run"""
     about = "train transformer language models with reinforcement learning"
-    end = "`operant COMMAND --help` explains a command, and `operant train --help` lists every option of a run."
+    end = "`operant COMMAND --help` explains a command, and `operant train --help-all` lists every option of a run."
     top = Parser("operant", about, examples, usage="operant COMMAND [--option value ...]", epilog=end)
     top.add_argument("-V", "--version", action="store_true", help="show the version")
     parsers(top)
@@ -97,20 +104,6 @@ def parsers(top: Parser) -> dict[str, Parser]:
     return below.choices
 
 
-def _options_of_a_run(recipe: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a method and of the parts that a run names, and the values of a recipe."""
-    from operant.algorithms import DEFAULT, find
-    from operant.diagnosis.history import flat
-    from operant.runs.config import as_mapping, config_schema, configure, named_in
-
-    if recipe is None:
-        method = str(options.get("algorithm", DEFAULT))
-        return config_schema(method, named_in(options)), {"algorithm": method, **find(method).defaults, **options}
-    config = configure(options, recipe)
-    schema, values = config_schema(config.train.algorithm, named_in(vars(config.train))), flat(as_mapping(config))
-    return schema, {full: values.get(full) for full in names(schema)}
-
-
 # --- train ------------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +112,9 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
     if len(words) > 1 or (words and resume):
-        raise OperantError(f"unexpected argument {words[-1]!r}: operant train RECIPE --option value ...")
+        dashes = f"options begin with two dashes: --{words[-1]}" if "=" in words[-1] else ""
+        usage = "operant train RECIPE --option value ..."
+        raise OperantError(f"unexpected argument {words[-1]!r}: {dashes or usage}")
     if not words and not resume and not options:
         raise OperantError(
             "nothing to train: name a recipe, as in operant train sentiment, or give options: "
@@ -170,6 +165,7 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
         raise OperantError("expected one run folder or model: operant generate runs/sentiment")
     from operant.models.loading import load_policy
     from operant.runs.build import trained
+    from operant.runs.folder import runs_near
     from operant.sampling import Sampling
     from operant.training.learner import default_engine
 
@@ -183,7 +179,10 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     if (folder / "export").exists():
         policy, engine = trained(folder)
     else:
-        policy = load_policy(words[0])
+        try:
+            policy = load_policy(words[0])
+        except OperantError as error:
+            raise OperantError(f"{error}; {runs_near(folder)}") from error
         engine = default_engine(policy)
     base = {"max_tokens": REPLY_TOKENS, "stop_tokens": policy.stop_tokens}
     sampling = compose({"": Sampling}, base | options)[""]
@@ -277,6 +276,7 @@ def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
     return examine() if recipe is None else print_plan(None if recipe is True else recipe, options)
 
 
+HELP_ALL = {"action": "store_true", "help": "show every option, with its bounds and the value of the recipe"}
 EXIT_CODES = """\
 Exit codes: 0 finished, or stopped by a signal and saved; 2 an error, explained in a message; 1 ended by the watchdog
 after silence_minutes without progress. A run can be resumed after each of them. docs/options.md explains all."""
@@ -300,6 +300,7 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
                 "action": "store_true",
                 "help": "resume with a new optimizer state, which a light checkpoint requires",
             },
+            "help-all": HELP_ALL,
         },
         more=True,
     ),
@@ -314,6 +315,7 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
 All other options are those of `operant train`. The same command resumes a sweep; more values add runs to it.
 `operant report runs/letters-sweep` rebuilds the comparison.""",
         "[RECIPE]",
+        {"help-all": HELP_ALL},
         declared="operant.sweep:SweepOptions",
         more=True,
     ),

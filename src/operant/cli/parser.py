@@ -6,12 +6,13 @@ import difflib
 import inspect
 import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from operant import other_names
 from operant.cli.arguments import parse_text
-from operant.options import Factory, defaults, kinds
+from operant.options import Factory
 from operant.types import OperantError
 
 ARGUMENTS = {
@@ -32,6 +33,19 @@ ARGUMENTS = {
     "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
 }
 """The texts of options that are arguments of a pure function, whose docstring describes all of them together."""
+
+
+class About(NamedTuple):
+    """What the help says of an option."""
+
+    name: str
+    """The full name."""
+    value: Any
+    text: str = ""
+    rule: str = ""
+    """Its bounds or choices, as in "at least 1"."""
+    alone: bool = False
+    """Whether it may stand without a value, for true."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,21 +73,23 @@ class Parser(argparse.ArgumentParser):
         """The options by name, with underscores."""
         return {action.dest: action for action in self._actions if action.option_strings}
 
-    def add_schema(self, schema: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Add the options of a schema by group, each with its text and value. values: those that are no defaults."""
-        known, kind_of = self.options(), kinds(schema)
-        for group, made in schema.items():
-            place, texts = self.add_argument_group(group) if group else self, sentences(made)
-            for name, default in defaults(made).items():
-                full = f"{group}.{name}" if group else name
-                value = values.get(full, default)
-                text = (
-                    f"{texts.get(name, '')} [{'no default' if value is inspect.Parameter.empty else as_typed(value)}]"
-                )
-                alone = {"nargs": "?", "const": True} if kind_of[full] is bool else {}
-                if full not in known:
-                    flag = f"--{full.replace('_', '-')}"
-                    place.add_argument(flag, dest=full, metavar="VALUE", help=text.strip().replace("%", "%%"), **alone)
+    def add(self, options: Iterable[About]) -> None:
+        """Add options by group, each with its text, bounds and value, except those that the parser has."""
+        known, places = self.options(), {"": self}
+        for about in options:
+            group = about.name.rpartition(".")[0]
+            if about.name not in known:
+                place = places.get(group) or places.setdefault(group, self.add_argument_group(group))
+                bounds = f"({about.rule})" if about.rule else ""
+                text = " ".join(filter(None, [about.text, bounds, f"[{as_typed(about.value)}]"]))
+                alone = {"nargs": "?", "const": True} if about.alone else {}
+                place.add_argument(flag(about.name), dest=about.name, metavar="VALUE", help=escaped(text), **alone)
+
+    def add_briefly(self, title: str, options: Mapping[str, tuple[Any, str]]) -> None:
+        """Add options under a title, one line each: its value, and what it is."""
+        group = self.add_argument_group(title)
+        for name, (value, text) in options.items():
+            group.add_argument(flag(name), dest=name, metavar=escaped(as_typed(value)), help=escaped(text))
 
     def read(self, words: Sequence[str], more: bool) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
         """The arguments, the options, and those by name that the parser does not know. more: there may be such.
@@ -85,7 +101,8 @@ class Parser(argparse.ArgumentParser):
         rest = {name: options.pop(name) for name in [*options] if name not in own}
         if rest and not more:
             name = next(iter(rest))
-            near = difflib.get_close_matches(name[:100], own, 1)
+            theirs = [ours.rpartition(".")[2] for ours in other_names.ours(name)]
+            near = [ours for ours in theirs if ours in own] or difflib.get_close_matches(name[:100], own, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"`{self.prog} --help` lists all"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
         typed = [own[n].option_strings[-1] + ("" if value is True else f"={value}") for n, value in options.items()]
@@ -100,7 +117,17 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
         text_markup = help_markup = False  # brackets are brackets
         group_name_formatter = str
 
-    return Plain(prog, max_help_position=34)
+    return Plain(prog, max_help_position=32)
+
+
+def flag(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def escaped(text: str) -> str:
+    """A text as argparse takes it, which fills in values at percent signs."""
+    return text.replace("%", "%%")
 
 
 def sentences(made: Any) -> dict[str, str]:
@@ -123,6 +150,8 @@ def as_typed(value: Any) -> str:
     """A value as one would type it."""
     if value is None:
         return "none"
+    if value is inspect.Parameter.empty:
+        return "no default"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float | int):

@@ -141,7 +141,9 @@ def _parsed(text: str, where: str) -> Any:
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(1 << 30)
-    reader = csv.reader(_lines(path), strict=True)
+    first = next(_lines(path), "")
+    separator = "," if "," in first else max(";\t|", key=first.count)  # a spreadsheet's, where a comma is decimal
+    reader = csv.reader(_lines(path), strict=True, delimiter=separator if separator in first else ",")
     try:
         header = next(reader, [])
         if len(set(header)) < len(header):
@@ -150,7 +152,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
             if len(row) > len(header):
                 raise OperantError(
                     f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; "
-                    "put a cell that holds a comma in quotes"
+                    f"put a cell that holds {separator!r} in quotes"
                 )
             yield number, dict(zip(header, row))  # a cell that is missing at the end is not an empty one
     except csv.Error as error:
@@ -178,6 +180,7 @@ FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
+    ".tsv": _csv,
     ".parquet": _parquet,
     ".txt": _txt,
 }

@@ -48,7 +48,7 @@ class DataOptions:
     id_field: str | None = None
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None = None
-    """The field that becomes `Task.target`, for rewards."""
+    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them does."""
     reference_field: str | None = None
     """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
     reply_field: str | None = None
@@ -155,14 +155,18 @@ def _filtered(
 def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: bool) -> Task:
     where = f"{name}, row {number}"
     fields = row if isinstance(row, Mapping) else {options.text_field: row}
-    task_id = str(_field(fields, options.id_field, where) if options.id_field else f"{name}/{number}")
-    target = _field(fields, options.target_field, where) if options.target_field else None
+    task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{number}")
+    target = None
+    if options.target_field:
+        wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
+        found = {name.strip(): _field(fields, name.strip(), where, "target_field") for name in wanted}
+        target = found if len(wanted) > 1 else next(iter(found.values()))
     if with_replies:
         task = replace(task_with_reply(row, task_id, options.text_field, options.reply_field, where), target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
     if options.template is not None:
         return Task(task_id, _filled(options.template, fields, where), target)
-    prompt = _field(fields, options.text_field, where)
+    prompt = _field(fields, options.text_field, where, "text_field")
     kinds = {type(part) for part in prompt} if isinstance(prompt, list) else {None}
     if not isinstance(prompt, str) and not (kinds <= {int} or kinds <= {dict}):
         raise OperantError(
@@ -172,7 +176,7 @@ def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: 
 
 
 def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    given = _field(fields, name, where)
+    given = _field(fields, name, where, "reference_field")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
         raise OperantError(
@@ -188,13 +192,13 @@ def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
         raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
 
 
-def _field(fields: Mapping[str, Any], name: str, where: str) -> Any:
+def _field(fields: Mapping[str, Any], name: str, where: str, option: str) -> Any:
     if name not in fields:
         known = [str(field) for field in fields]
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         there = shown(", ".join(known) or "none", 300)[1:-1]
-        raise OperantError(f"{where}: there is no field {shown(name)}{hint} (fields: {there})")
+        raise OperantError(f"{where}: there is no field {shown(name)}{hint} (fields: {there}); set data.{option}")
     return fields[name]
 
 

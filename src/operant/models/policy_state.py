@@ -34,6 +34,16 @@ class PolicyState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError if the checkpoint has other frozen weights, or other trained ones."""
         if self.frozen is None and "trained" not in state:
+            here = {name: list(x.shape) for name, x in self.policy.state_dict().items()}
+            then = {name: list(x.shape) for name, x in state.items()}
+            changed = [name for name in here if name in then and here[name] != then[name]]
+            told = [f"{name} has the sizes {here[name]}, and there {then[name]}" for name in changed[:1]]
+            told += [f"{len(then.keys() - here.keys())} weights of the checkpoint are missing"] * bool(
+                then.keys() - here
+            )
+            told += [f"{len(here.keys() - then.keys())} weights are new"] * bool(here.keys() - then)
+            if told:
+                raise OperantError(f"this is another policy than the run began with ({'; '.join(told)})")
             self.policy.load_state_dict(state)
             return
         own, theirs = set(self._trained()), set(state.get("trained", state))

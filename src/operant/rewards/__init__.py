@@ -28,6 +28,7 @@ from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
+from operant.sandbox.reward_call import as_in_trl
 from operant.types import OperantError, RewardFn, shown
 
 __all__ = [
@@ -102,7 +103,7 @@ _WITH_OPTIONS = ("builtin", "classifier")
 
 
 def factory(spec: Any) -> Factory | None:
-    """The class or function whose arguments are the options of a reward; None: it has none.
+    """The class or function whose arguments are the options of a reward; None: it has none, as in TRL's form.
 
     Of a class all arguments are options, of a function from rollouts to scores those after the first.
     Raises: OperantError for a name that is unknown or cannot be imported.
@@ -116,7 +117,7 @@ def factory(spec: Any) -> Factory | None:
         spec = _find(spec.strip())
     if inspect.isclass(spec):
         return Factory(spec)
-    return Factory(spec, 1) if inspect.isroutine(spec) else None
+    return Factory(spec, 1) if inspect.isroutine(spec) and not as_in_trl(spec) else None
 
 
 def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
@@ -147,7 +148,10 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
     found = _find(spec.strip()) if isinstance(spec, str) else spec
     if inspect.isclass(found):
         try:
-            return cast(RewardFn, found(**given))
+            made = found(**given)
+            if not callable(made):
+                raise OperantError(f"reward {shown(spec)} makes a {found.__name__}, which has no __call__(rollouts)")
+            return cast(RewardFn, made)
         except OperantError:
             raise
         except Exception as error:
@@ -166,9 +170,9 @@ def _find(spec: str) -> Callable[..., Any]:
         return INSTALLED.find(spec)
     known = [*NAMES, *INSTALLED.names()]
     if ":" not in spec:
-        raise OperantError(
-            f"reward {spec!r} is unknown{nearest(spec, known)}; names: {', '.join(known)}, or module:function"
-        )
+        names = f"names: {', '.join(known)}, or module:function"
+        hint = f"name the function in it, {spec}:FUNCTION" if spec.endswith(".py") else names
+        raise OperantError(f"reward {spec!r} is unknown{nearest(spec, known)}; {hint}")
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from operant import distributed
 from operant.rollouts.totals import Total
+from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
 from operant.types import Judgement, OperantError, RewardFn, Rollout, shown
@@ -33,6 +34,10 @@ LONGEST = 1000
 """Characters of a message that are kept."""
 MOST = 20
 """Outcome classes that are counted apart. The others, the rarer ones, count together as `other`."""
+
+
+LARGEST = 1e18
+"""The largest size of a score: its square, summed over a batch, is a float32."""
 
 
 class Remark(NamedTuple):
@@ -271,14 +276,15 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
     Raises: CallFailure if there are no answers to check; OperantError if the reward itself raised one.
     """
     try:
-        returned: Any = reward(rollouts)
+        returned: Any = reward_call.call(reward, rollouts)
         answers = as_list(returned)  # a generator fails only when it is read
     except OperantError:
         raise
     except Exception as error:
         raise CallFailure(f"raised {type(error).__name__}: {error}") from error
     if answers is None or len(answers) != len(rollouts):
-        what = f"{len(answers)} scores" if answers is not None else f"a {type(returned).__name__}"
+        what = "None" if returned is None else f"a {type(returned).__name__}"
+        what = what if answers is None else f"{len(answers)} scores"
         raise CallFailure(f"returned {what} for {len(rollouts)} rollouts")
     return [check_answer(answer, rollout, name) for answer, rollout in zip(answers, rollouts)]
 
@@ -298,7 +304,7 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) ->
 
     def fails(some: list[Rollout]) -> bool:
         try:
-            as_list(reward(some))
+            as_list(reward_call.call(reward, some))
         except Exception as again:
             return type(again) is type(error) and str(again) == str(error)
         return False
@@ -389,6 +395,11 @@ def _number(value: Any, place: str = "") -> float:
         number = math.inf
     if not math.isfinite(number):
         raise _Refused(f"{number}{place}", REMEDY)
+    if abs(number) > LARGEST:
+        raise _Refused(
+            f"{number:g}{place}",
+            f"numbers beyond {LARGEST:g} overflow in float32 when they are squared; divide the reward by a constant",
+        )
     return number
 
 

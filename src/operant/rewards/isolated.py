@@ -178,7 +178,7 @@ class IsolatedReward:
         if not isinstance(answers, list) or len(answers) != len(rollouts):
             odd = content.get("odd", "nothing that can be read")
             what = f"{len(answers)} scores" if isinstance(answers, list) else odd
-            raise CallFailure(f"returned {what} for {len(rollouts)} rollouts")
+            raise CallFailure(f"returned {what} for {len(rollouts)} rollouts; return a list with one entry for each")
         results = []
         for answer, rollout in zip(answers, rollouts):
             try:

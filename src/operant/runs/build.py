@@ -19,7 +19,7 @@ from operant.runs.folder import read_config
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, OperantError, RewardFn, Task
+from operant.types import Engine, OperantError, RewardFn, Task, shown
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,15 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary}
     seed = config.learner["learner"].seed
     bounds |= {"with_replies": supervised}
+    if policy.tokenizer is None and env is None:
+        task = next(iter(load_tasks(source, None, one_row, with_replies=supervised)))
+        if not all(isinstance(token, int) for token in task.prompt):
+            name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
+            raise OperantError(
+                f"policy {name} has no tokenizer, and the tasks are texts: save the tokenizer into the model's folder "
+                "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or "
+                "give tasks of token ids"
+            )
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if supervised else None

@@ -4,6 +4,7 @@ Later values win: defaults < preset of the recipe < recipe < preset of the user 
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,8 @@ class TrainOptions:
                 raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
         if self.batch % self.samples:
             raise OperantError(
-                f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt"
+                f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt; use "
+                f"batch={-(-self.batch // self.samples) * self.samples}"
             )
         if self.reward_chunks > (prompts := self.batch // self.samples):
             raise OperantError(
@@ -147,6 +149,30 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
 
     Raises: OperantError for an unknown recipe, part or option, a wrong type or an impossible value.
     """
+    try:
+        return _configured(given, recipe)
+    except OperantError as error:
+        if place := place_in_recipe(str(error), given, recipe):
+            raise OperantError(f"{place}: {error}") from error
+        raise
+
+
+def place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) -> str:
+    """File and line of the option that an error is about; empty if it is none of the user's own recipe."""
+    path = found(recipe) if recipe and recipe not in recipes() else None
+    about = re.match(r"(?:option )?'?([\w.-]+)", error)
+    if path is None or about is None or not path.is_file():
+        return ""
+    near = [about[1], about[1].rpartition(".")[2]]
+    try:
+        lines = options.lines(path)
+    except OperantError:
+        return ""
+    return next((f"{path}, line {lines[n]}" for n in near if n in lines and not {*near} & {*given}), "")
+
+
+def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
+    """As `configure`."""
     given = named_parts.flattened(given)
     base = named_parts.flattened(load_recipe(recipe) if recipe else {})
     above = preset(_text(given.get("preset")))
@@ -207,7 +233,9 @@ def _check_together(config: Config) -> None:
             "out"
         )
     if train.tasks is None:
-        raise OperantError("tasks is missing: pass --tasks ... (README.md shows what it can be)")
+        raise OperantError(
+            "tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train"
+        )
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
     if train.env is not None and algorithm.source == "data":
@@ -215,7 +243,9 @@ def _check_together(config: Config) -> None:
     if train.reward is None and algorithm.source != "data":
         pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
         if not pays:
-            raise OperantError("reward is missing: pass --reward ... (README.md shows what it can be)")
+            raise OperantError(
+                "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"
+            )
     if train.samples < algorithm.needs.samples:
         raise OperantError(
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
@@ -265,6 +295,10 @@ def load_recipe(name: str) -> dict[str, Any]:
     if path is None or not path.is_file():
         near = difflib.get_close_matches(str(name)[:100], recipes(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(recipes())}, and any YAML file"
+        if re.fullmatch(r"-*[a-z][\w.-]*=.*", str(name)):
+            hint = f"options begin with two dashes: --{str(name).lstrip('-')[:100]}"
+        elif str(name).endswith((".yaml", ".yml")):
+            hint = f"there is no file {str(Path(name).absolute())[:300]}"
         raise OperantError(f"recipe {shown(name)} is unknown; {hint}")
     return old_names.current(options.read_mapping(path), path)
 

@@ -227,10 +227,18 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     file = path / "config.yaml"
     if not file.is_file():
-        runs = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))
-        have = f"runs in {path.parent}: {', '.join(runs)}" if runs else f"there is no run in {path.parent}"
-        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {have}")
+        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {runs_near(path)}")
     return old_names.current(read_mapping(file), file)
+
+
+def runs_near(path: Path) -> str:
+    """The runs beside a path that is none, or else those in runs/, as a part of a sentence: the newest ten."""
+    for place in (path.parent, Path("runs")):
+        found = sorted(place.glob("*/config.yaml"), key=lambda file: -file.stat().st_mtime)
+        if found:
+            more = f" and {len(found) - 10} more" if len(found) > 10 else ""
+            return f"runs in {place}: {', '.join(file.parent.name for file in found[:10])}{more}"
+    return f"there is no run in {path.parent}"
 
 
 def _dump(config: Mapping[str, Any]) -> str:

@@ -88,10 +88,9 @@ class Run:
         self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
     def __repr__(self) -> str:
-        train, step = self.config.train, self.learner.progress.step
-        rewards = [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
+        train, rewards = self.config.train, [m["reward/mean"] for m in self.metrics if "reward/mean" in m]
         reward = f", reward {rewards[0]:.3g} -> {rewards[-1]:.3g}" if rewards else ""
-        return f"Run({str(self.path)!r}, {train.algorithm}, step {step} of {train.steps}{reward})"
+        return f"Run({str(self.path)!r}, {train.algorithm}, {len(self.metrics)} of {train.steps} steps{reward})"
 
     def _repr_html_(self) -> str:  # in a notebook
         return f"{escape(repr(self))} {link(self.folder.report)}"
@@ -115,16 +114,20 @@ class Run:
         """
         start, learner = time.perf_counter(), self.learner
         before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.stateful))
+        notes: list[str] = []
         try:
             rollouts, judged = self._play_and_score()
-            for note in judged.notes:
+            notes = judged.notes
+            for note in notes:
                 self.folder.log_message(note)
             of_all = judged.padded(len(rollouts))
             metrics = learner.learn(rollouts, of_all.scores)
-        except OperantError:
+        except OperantError as error:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
                 self._save_before_error()
+            if notes and str(error).startswith("no reply is left"):
+                raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
             raise
         step = int(metrics["step"])
         metrics |= reward_metrics(judged, self.metrics[-1] if self.metrics else None)

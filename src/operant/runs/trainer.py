@@ -31,6 +31,9 @@ from operant.training.own_optimizer import check_given, with_kind
 from operant.types import OperantError
 from operant.watchdog import Watchdog
 
+BYTES_OF_A_REPLY = 1900
+"""Memory of a reply of one token while it is generated, measured with tracemalloc."""
+
 
 def runs(
     out: Any = None,
@@ -92,6 +95,12 @@ def runs(
 @contextmanager
 def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
     """Open the run folder. Other ranks than the first get a temporary one, but read the run's checkpoints."""
+    replies, have = config.train.batch // distributed.world(), machine.size_gb()
+    if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
+        raise OperantError(
+            f"batch={config.train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
+            f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
+        )
     prompts = config.train.batch // config.train.samples
     if prompts < distributed.world():
         raise OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operant.import_by_name import find_function
+from operant.sandbox import reward_call
 from operant.sandbox.serialise import answer_to_plain, as_list, rollout_from_plain
 
 
@@ -13,10 +14,10 @@ def reward(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
     function = find_function("reward", place, name)
 
     def judge(rollouts: list[dict[str, Any]]) -> dict[str, Any]:
-        returned = function([rollout_from_plain(rollout) for rollout in rollouts])
+        returned = reward_call.call(function, [rollout_from_plain(rollout) for rollout in rollouts])
         answers = as_list(returned)
         if answers is None:
-            return {"odd": f"a {type(returned).__name__}"}
+            return {"odd": "None" if returned is None else f"a {type(returned).__name__}"}
         return {"answers": [answer_to_plain(answer) for answer in answers]}
 
     return judge

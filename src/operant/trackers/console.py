@@ -74,7 +74,7 @@ class Console:
             short = f"{speed:.0f}" if speed < 1000 else f"{speed / 1000:.1f}k" if speed < 1e6 else f"{speed / 1e6:.1f}M"
             numbers.append(f"{short} tok/s")
         left = (now - self._begin[1]) / max(step - self._begin[0], 1) * (self.total - step)
-        return numbers, f"{_clock(left)} left"
+        return numbers, f"{duration(left)} left"
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
         """Print the first replies, every `samples_every` steps and at the last step."""
@@ -141,7 +141,8 @@ def _is_terminal(output: TextIO) -> bool:
     return output.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _clock(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Format seconds as minutes, or as hours: `1:05`, `2:00:07`."""
     minutes, seconds = divmod(max(int(seconds), 0), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

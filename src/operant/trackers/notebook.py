@@ -61,9 +61,11 @@ class Chart(Console):
         """Add a step to the curves; the cell is drawn again if enough time has passed."""
         numbers, clock = self.line(step, metrics)
         self._step, self.status = step, " · ".join([f"step {step}/{self.total}", *numbers, clock])
+        spread, count = metrics.get("reward/std", math.nan), metrics.get("rollout/count", 0)
+        half = 1.96 * spread / math.sqrt(count) if count and math.isfinite(spread) else 0.0
         for name in CURVES:
             if (value := metrics.get(name)) is not None and math.isfinite(value):
-                self._points.setdefault(name, []).append((step, value, _half_interval(name, metrics)))
+                self._points.setdefault(name, []).append((step, value, half if name == "reward/mean" else 0.0))
         if time.monotonic() - self._drawn >= SECONDS:
             self.draw()
 
@@ -97,32 +99,22 @@ class Chart(Console):
         share = min(self._step / self.total, 1.0) if self.total else 0.0
         bar = f'<div style="height:3px;width:{100 * share:.1f}%;background:#3f8bc4;margin:4px 0"></div>'
         notes = self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes)
+        replies = ""
+        for row in self._rows:
+            score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
+            replies += f"<div>{escape(plain(row['query']))} <b>{escape(plain(row['reply']))}</b>{score}</div>"
+        replies = f"<details><summary>newest replies</summary>{replies}</details>" if replies else ""
         return (
             '<div style="font:13px/1.5 system-ui,sans-serif;max-width:760px">'
             f"<div><b>{escape(self.title)}</b></div><div>{escape(self.status)}</div>{bar}"
-            f'<div style="display:flex;flex-wrap:wrap;gap:12px">{charts}</div>{notes}{self._replies()}</div>'
+            f'<div style="display:flex;flex-wrap:wrap;gap:12px">{charts}</div>{notes}{replies}</div>'
         )
-
-    def _replies(self) -> str:
-        said = []
-        for row in self._rows:
-            score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
-            said.append(f"<div>{escape(plain(row['query']))} <b>{escape(plain(row['reply']))}</b>{score}</div>")
-        return f"<details><summary>newest replies</summary>{''.join(said)}</details>" if said else ""
 
 
 def link(path: Path) -> str:
     """A link to a file; relative if it lies below the working folder, which is that of the notebook."""
     near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f'<a href="{escape(near.as_posix())}" target="_blank">{escape(near.as_posix())}</a>'
-
-
-def _half_interval(name: str, metrics: Mapping[str, float]) -> float:
-    """Half of the 95 % interval of the mean reward; 0 for other metrics."""
-    spread, count = metrics.get("reward/std"), metrics.get("rollout/count")
-    if name != "reward/mean" or spread is None or not count or not math.isfinite(spread):
-        return 0.0
-    return 1.96 * spread / math.sqrt(count)
 
 
 def curve(label: str, points: list[_Point]) -> str:

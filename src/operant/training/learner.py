@@ -65,7 +65,7 @@ from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
 
 if TYPE_CHECKING:
-    from operant.keywords import LearnerKeywords, OptimizerKeywords
+    from operant.keywords import LearnerArguments, OptimizerKeywords
 
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
@@ -109,7 +109,7 @@ class Learner(Saveable):
         optimizer: "OptimizerKeywords | Any" = None,
         lr_scheduler: Any = None,
         composed: Mapping[str, Any] | None = None,
-        **options: "Unpack[LearnerKeywords]",
+        **options: "Unpack[LearnerArguments]",
     ):
         name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
         self.algorithm = find(name)
@@ -195,6 +195,11 @@ class Learner(Saveable):
             warned(sampling)
         if self.policy.tokenizer is None and sampling.stop_strings:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
+        if isinstance(queries, (str, Task)) or (len(queries) and isinstance(queries[0], (int, float))):
+            raise OperantError(
+                f"generate takes a list of queries and returns a reply to each; {shown(queries)} is one query: put it "
+                "into brackets, generate([...])"
+            )
         tasks = [q if isinstance(q, Task) else _task(q) for q in queries]
         attempts = deepcopy(self.attempts)  # if `play` fails, none of them counts
         attempts.first = distributed.rank() << 20  # equal queries on several ranks get different replies
@@ -273,6 +278,11 @@ class Learner(Saveable):
         Raises: OperantError for an error of the caller, with nothing changed.
         """
         name = self.named["algorithm"]
+        for given in (first, second, scores):
+            if isinstance(given, (str, int, float)):
+                raise OperantError(
+                    f"step takes lists with one entry a reply, and got {shown(given)}: put it into [...]"
+                )
         others = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
         if self.algorithm.source == "data":
             known = {"algorithm": name, "policy": self.policy, "sampling": self.sampling}

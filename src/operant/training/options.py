@@ -174,7 +174,7 @@ def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
             with suppress(OperantError):
                 resolve({**known, **schema(find(other))}, given)
                 owners.append(other)
-        if not owners:
+        if not owners or "ambiguous" in str(error):
             raise
         raise OperantError(
             f"{str(error).split(';')[0]} with algorithm={name}: it belongs to {' and '.join(owners)}; leave it out"

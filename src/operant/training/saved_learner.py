@@ -86,7 +86,10 @@ def write(learner: Any, folder: Path, attempts: list[Any]) -> None:
 
     Raises: OperantError as `Saveable.save`.
     """
-    state, models = _state(learner), _named_models(learner)
+    state, options = _state(learner), learner.options
+    started = {**learner.named, "lora.adapter": options["lora"].adapter, "value.critic": options["value"].critic}
+    by_name = {option: started[option] for option in MODELS if started[option] not in (None, "copy", "none")}
+    models = {option: str(name) for option, name in by_name.items() if not _is_object(name)}
     called = {option: learner.copied.get(name) or hub.pinned(name) for option, name in models.items()}
     hashes = {name: getattr(state.parts.get(name), of, None) for name, of in HASHES.items()}
     mark = {"schema": SCHEMA, "models": called, "hashes": hashes}
@@ -122,7 +125,7 @@ def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Map
     """
     mark, path = _read_mark(folder), newest_whole(folder, warnings.warn) if folder.is_dir() else None
     if mark is None or path is None:
-        raise OperantError(f"{folder} {_what_else(folder)}")
+        raise OperantError(f"{folder} {why_none(folder)}")
     content = read_extra(path)
     made, stored = dict(content["given"]), old_names.current(content["options"], path)
     given = {name: thing for name, thing in objects.items() if thing is not None}
@@ -175,13 +178,6 @@ def _state(learner: Any) -> RunState:
     return state
 
 
-def _named_models(learner: Any) -> dict[str, str]:
-    """The models that the learner was made from and that have a name, by option."""
-    options = {"lora.adapter": learner.options["lora"].adapter, "value.critic": learner.options["value"].critic}
-    named = {option: (learner.named | options)[option] for option in MODELS}
-    return {option: str(x) for option, x in named.items() if x not in (None, "copy", "none") and not _is_object(x)}
-
-
 def _plain(value: Any) -> Any:
     """An option's value for a file; a Python object is its class in angle brackets."""
     if isinstance(value, (list, tuple)):
@@ -217,7 +213,7 @@ def _listed(mark: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in pairs if value)
 
 
-def _what_else(folder: Path) -> str:
+def why_none(folder: Path) -> str:
     """Why there is no learner to load."""
     if not folder.exists():
         return "does not exist: Learner.save writes such a folder"

@@ -1,0 +1,68 @@
+"""How a reward function is called: with rollouts, or with the keywords of TRL's. torch is not imported.
+
+def reward(rollouts): ...                       # operant's
+def reward(prompts, completions, **kwargs): ...  # TRL's: a function with an argument `completions`
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from operant.types import OperantError, Rollout
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""What a function of TRL's form gets of every reply."""
+OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
+"""What only TRL's trainer has."""
+
+
+def as_in_trl(reward: Any) -> bool:
+    """Whether a function has an argument `completions`, as TRL's reward functions have."""
+    if not inspect.isroutine(reward):
+        return False
+    try:
+        return "completions" in inspect.signature(reward).parameters
+    except ValueError:  # some functions written in C do not say
+        return False
+
+
+def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
+    """What the reward returns for these rollouts.
+
+    A function of TRL's form gets lists with one entry a reply: texts, or messages where the task's prompt is messages;
+    the ids of the last reply; and the columns of the task. These are the keys of its target, if that is a mapping; a
+    single further argument without a default gets the target itself.
+    Raises: OperantError for an argument that has no value.
+    """
+    if not as_in_trl(reward):
+        return reward(rollouts)
+    known: dict[str, list[Any]] = {name: [] for name in GIVEN}
+    for rollout in rollouts:
+        chat = bool(rollout.task.prompt) and isinstance(rollout.task.prompt[0], Mapping)
+        messages = [{"role": "assistant", "content": text} for text in rollout.texts]
+        known["prompts"].append(rollout.task.prompt if chat else rollout.query)
+        known["completions"].append(messages if chat else "".join(rollout.texts))
+        known["completion_ids"].append(rollout.ids)
+    targets = [r.task.target for r in rollouts]
+    if targets and all(isinstance(target, Mapping) for target in targets):
+        shared = [name for name in targets[0] if isinstance(name, str) and all(name in target for target in targets)]
+        known |= {name: [target[name] for target in targets] for name in shared}
+    parameters = inspect.signature(reward).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    missing = [name for name in required if name not in known]
+    if len(missing) == 1 and missing[0] not in OF_A_TRAINER and any(target is not None for target in targets):
+        known[missing.pop()] = targets
+    if missing:
+        only = (
+            "only TRL's trainer has that: give it a default"
+            if missing[0] in OF_A_TRAINER
+            else (
+                f"name the columns that it needs with data.target_field={','.join(missing)}, or from Python give each "
+                "Task a mapping of them as its target"
+            )
+        )
+        name = getattr(reward, "__name__", "of this form")
+        raise OperantError(f"reward {name!r} asks for {', '.join(missing)}, which the tasks do not have; {only}")
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        known = {name: value for name, value in known.items() if name in {p.name for p in parameters}}
+    return reward(**known)

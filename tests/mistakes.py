@@ -1,0 +1,210 @@
+"""Mistakes of a first hour: what is typed, in a folder with a few files, and what operant says.
+
+`python docs/generate.py` writes the answers to docs/mistakes.md, and `test_mistakes.py` compares them.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+from toys import letters, lm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import operant
+from operant.cli import main
+
+FILES = {
+    "tasks.txt": "ab\ncde\nfg\nh\n",
+    "tasks.jsonl": '{"question": "ab", "answer": "c"}\n{"question": "de", "answer": "f"}\n',
+    "broken.jsonl": '{"text": "ab"}\n{"text": "cd"\n',
+    "empty.txt": "",
+    "semicolons.csv": "question;answer\nab;c\nde;f\n",
+    "tasks.xlsx": "",
+    "typo.yaml": "policy: model\ntasks: tasks.txt\nreward: letters:e\nkl:\n  ceof: 0.1\n",
+    "value.yaml": "policy: model\ntasks: tasks.txt\nreward: letters:e\nsteps: many\n",
+    "trl.yaml": "policy: model\ntasks: tasks.txt\nreward: letters:e\nlearning_rate: 1.0e-5\n",
+    "bracket.yaml": "policy: model\ntasks: [tasks.txt\nreward: letters:e\n",
+    "my.py": """def one(rollouts): return 0.5
+def short(rollouts): return [1.0]
+def fails(rollouts): return [1 / len(r.reply.split("?")[1:]) for r in rollouts]
+def huge(rollouts): return [3e38 for r in rollouts]
+def words(rollouts): return ["good" for r in rollouts]
+def silent(rollouts): pass
+def by_trl(prompts, completions, answer, **kwargs): return [float(a in c) for c, a in zip(completions, answer)]
+class Judge: pass
+limit = 3
+""",
+}
+BASE = "operant train --policy model --tasks tasks.txt --reward letters:e --batch 4 --steps 1 --max-tokens 4"
+OWN = "operant train --policy model --tasks tasks.txt --batch 4 --steps 1 --max-tokens 4 --reward"
+TABLE = {
+    "Commands and their arguments": [
+        "operant trian sentiment",
+        "operant train",
+        "operant train sentimant",
+        "operant train missing.yaml",
+        "operant train letters steps=3",
+        "operant train steps=3",
+        "operant train letters --steps",
+        "operant train letters --steps 2 --steps 3",
+        "operant generate nowhere",
+        "operant generate runs/begun",
+        "operant report nowhere",
+        "operant train --resume nowhere",
+        "operant train --resume runs/begun letters",
+        "operant sweep letters",
+        "operant sweep letters --kl.coef",
+    ],
+    "Options": [
+        "operant train letters --kl.ceof 0.1",
+        "operant train letters --clip 0.1",
+        "operant train letters --steps many",
+        "operant train letters --steps 2.5",
+        "operant train letters --kl.coef -1",
+        "operant train letters --shuffle perhaps",
+        "operant train letters --lr 100",
+        "operant train letters --top-p 0.9",
+        "operant train letters --preset tlr",
+        "operant train letters --algorithm dpo",
+        "operant train letters --algorithm grpo --batch 30",
+        "operant train letters --algorithm grpo --samples 1",
+        "operant train letters --env gym",
+        "operant train letters --engine vllm",
+        "operant train letters --trackers wanbd",
+        "operant train letters --optimizer.kind adam",
+        "operant train letters --best reward/maen",
+        "operant train letters --batch 100000000",
+        "operant train typo.yaml",
+        "operant train value.yaml",
+        "operant train bracket.yaml",
+        "operant train tasks.txt",
+    ],
+    "Names from TRL, transformers and OpenRLHF": [
+        "operant train letters --learning-rate 1e-5",
+        "operant train letters --num_ppo_epochs 4",
+        "operant train letters --per-device-train-batch-size 8",
+        "operant train letters --mini-batch-size 32",
+        "operant train letters --cliprange 0.2",
+        "operant train letters --max-new-tokens 40",
+        "operant train letters --algorithm grpo --beta 0.04",
+        "operant train letters --num-generations 8",
+        "operant train letters --rollout-batch-size 128",
+        "operant train letters --micro-train-batch-size 4",
+        "operant train letters --actor-learning-rate 1e-6",
+        "operant train letters --model gpt2",
+        "operant train trl.yaml",
+        "operant generate model --max-new-tokens 40",
+        "operant.train('model', ['ab'], 'letters:e', init_kl_coef=0.2)",
+        "operant.Learner('model', vf_coef=0.1)",
+    ],
+    "Models": [
+        "operant train letters --policy ./nowhere",
+        "operant train letters --policy gtp2",
+        BASE.replace("--policy model", "--policy bare"),
+        BASE.replace("--max-tokens 4", "--max-tokens 100000"),
+        BASE + " --reference other",
+        "operant.train(wide, ['ab'], lambda replies: [1.0] * len(replies), tokenizer=tokenizer, out='runs/python', "
+        "resume=True, steps=2)",
+    ],
+    "Data": [
+        "operant train --policy model --reward letters:e",
+        BASE.replace("tasks.txt", "taks.txt"),
+        BASE.replace("tasks.txt", "tasks.jsonl"),
+        BASE.replace("tasks.txt", "semicolons.csv"),
+        BASE.replace("tasks.txt", "broken.jsonl"),
+        BASE.replace("tasks.txt", "empty.txt"),
+        BASE.replace("tasks.txt", "tasks.xlsx"),
+    ],
+    "Rewards": [
+        BASE.replace(" --reward letters:e", ""),
+        f"{OWN} lettres:e",
+        f"{OWN} my.py",
+        f"{OWN} my.py:two",
+        f"{OWN} my.py:limit",
+        f"{OWN} my.py:Judge",
+        f"{OWN} my.py:one",
+        f"{OWN} my.py:short",
+        f"{OWN} my.py:silent",
+        f"{OWN} my.py:words",
+        f"{OWN} my.py:fails",
+        f"{OWN} my.py:huge",
+        f"{OWN} isolated:my.py:one",
+        f"{OWN} my.py:by_trl",
+    ],
+    "From Python": [
+        "learner.generate('one text')",
+        "learner.generate([5, 6, 7])",
+        "learner.step('ab', 'cd', 1.0)",
+        "learner.step(learner.generate(['ab', 'cd']), 1.0)",
+        "learner.step(learner.generate(['ab', 'cd']), [1.0])",
+        "learner.step(learner.generate(['ab', 'cd']), [1.0, float('nan')])",
+        "learner.generate(['ab'], num_beams=4)",
+        "operant.train('model', 'tasks.txt')",
+        "operant.train(5, ['ab'], 'letters:e')",
+    ],
+}
+INTRO = """# Mistakes, and what operant says
+
+Each of these was typed in a folder with a small `model`, one without a tokenizer (`bare`), one of another vocabulary
+(`other`), the unfinished run `runs/begun`, and a few files; the files are in
+[tests/mistakes.py](../tests/mistakes.py). A command ends with exit code 2 and prints this sentence, without a
+traceback; from Python it is an `operant.OperantError`. This page is generated: `make docs`.
+"""
+
+
+def prepare(folder: Path) -> dict[str, object]:
+    """Write the files; returns what Python code finds beside `operant`."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    tokenizer = letters()
+    for name, size in {"model": len(tokenizer), "bare": len(tokenizer), "other": 17}.items():
+        lm("gpt2", vocab=size, spread=0.02).save_pretrained(folder / name)
+    tokenizer.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "other")
+    (folder / "runs/begun").mkdir(parents=True)
+    (folder / "runs/begun/config.yaml").write_text("schema: 2\npolicy: model\n", encoding="utf-8")
+    shape = {"n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    space = {"tokenizer": tokenizer, "wide": GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape))}
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        options = {"tokenizer": tokenizer, "out": "runs/python", "steps": 1, "batch": 2, "probes": 0}
+        reward = lambda replies: [1.0] * len(replies)  # noqa: E731
+        operant.train(lm("gpt2", vocab=len(tokenizer)), ["ab"], reward, **options, **{"sampling.max_tokens": 4})
+        return space | {"learner": operant.Learner("model", **{"sampling.max_tokens": 4})}
+
+
+def said(typed: str, folder: Path, space: dict[str, object]) -> str:
+    """What operant says to it. Raises: AssertionError if it says nothing, or anything but an OperantError."""
+    printed = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
+        warnings.simplefilter("ignore")
+        if typed.startswith("operant "):
+            assert main(shlex.split(typed)[1:]) == 2, f"{typed}: {printed.getvalue()}"
+            text = printed.getvalue().strip().splitlines()[-1].removeprefix("operant: ")
+        else:
+            try:
+                exec(typed, {"operant": operant, **space})
+                raise AssertionError(f"{typed}: no error")
+            except operant.OperantError as error:
+                text = str(error)
+    text = re.sub(r"this machine has [\d,]+", "this machine has 16", text.replace(str(folder), "/home/me"))
+    return " ".join(text.split())
+
+
+def page(folder: Path) -> str:
+    """docs/mistakes.md."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    space, text = prepare(folder), INTRO
+    for title, typed in TABLE.items():
+        text += f"\n## {title}\n\n| typed | operant says |\n|---|---|\n"
+        text += "".join(row(line, said(line, folder, space)) for line in typed)
+    return text
+
+
+def row(typed: str, answer: str) -> str:
+    """One row of the table."""
+    typed, answer = (text.replace("|", "\\|") for text in (typed, answer))
+    return f"| `{typed}` | {answer.replace('<', '&lt;').replace('*', chr(92) + '*')} |\n"
