@@ -61,11 +61,11 @@ def describe_error(error: BaseException, most: int = 1000) -> str:
         return f"{type(error).__name__}, which cannot be shown"
 
 
-def brief(thing: Any) -> str:
+def brief(self: Any) -> str:
     """The repr of a core type: its fields that are not their defaults, with sizes in place of long contents."""
-    named = [(f.name, getattr(thing, f.name), f.default) for f in fields(thing)]
+    named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
     told = [f"{name}={sized(value)}" for name, value, default in named if value is not default and value != {}]
-    return f"{type(thing).__name__}({', '.join(told)})"
+    return f"{type(self).__name__}({', '.join(told)})"
 
 
 def sized(value: Any) -> str:
