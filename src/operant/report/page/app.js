@@ -115,7 +115,7 @@
     host.dataset.worst = worst ?? "";
   }
 
-  const arrows = (text) => text.replaceAll("->", "→");
+  const arrows = (text) => text.replaceAll("->", "→").replaceAll(" %", "\u00a0%");
 
   function keyNumber({ label, note, unit, before, after }) {
     const value =

@@ -78,7 +78,7 @@ const Cycle = (() => {
     const svg = () => host.querySelector("svg");
     const redraw = () => svg().replaceWith(picture(host.cycle, Math.max(280, Math.floor(host.clientWidth))));
     if (known) return redraw();
-    const caption = element("figcaption", "", "One step, with the median seconds of each part. The next begins with the new weights. ");
+    const caption = element("figcaption", "", "One step, with the median seconds of each part. ");
     const table = () => [["part", "seconds", "text"], ...host.cycle.parts.map((p) => [p.name, p.seconds, p.text])];
     caption.append(Charts.buttons({ spec: { id: "training-cycle", title: "Training cycle" }, drawing: () => alone(svg()), table }));
     host.append(draw("svg", {}), caption);
