@@ -21,6 +21,8 @@ letters task without a penalty 5."""
 LEAP, EARLY = 1.5, 3
 """Nats per token within one of the first `EARLY` steps, which is faster than any penalty acts. The demo moves 0.08, the
 letters task without a penalty 0.14, a learning rate ten times the demo's 1.6."""
+USUAL_RATE = 3e-4
+"""The learning rate that is proposed at most after such a leap: a tenth of one that is far off is far off too."""
 LOST = 0.5
 """The entropy is low when it is below this share of its first value."""
 DROWNED = 2.0
@@ -59,13 +61,14 @@ def leap(history: History) -> Finding | None:
         return None
     at, rate = jumps.index(max(jumps)), history.first("update/lr")
     per_reply = history.values("kl/per_reply")
+    lower = min(rate / 10, USUAL_RATE) if rate else None
     return Finding(
         "leap",
         "problem",
         f"KL rose by {number(per_reply[at + 1] - per_reply[at])} nats a reply in one step, the "
         f"{('1st', '2nd', '3rd')[at]}.",
         "the steps are far too large" + (f": a learning rate of {number(rate)}" if rate else ""),
-        f"`--optimizer.lr {number(rate / 10)}`" if rate else "`--optimizer.lr` a tenth",
+        f"`--optimizer.lr {number(lower)}`" if lower else "`--optimizer.lr` a tenth",
         ("kl/per_reply", "update/lr"),
         history.step if len(history.metrics) <= at + 1 else int(history.metrics[at + 1].get("step", at + 2)),
     )

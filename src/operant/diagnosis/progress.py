@@ -134,7 +134,7 @@ def _repeated(history: History, spread: float) -> RewardChange | None:
     Only their means are known here, so the error is that of two independent samples, which is larger.
     """
     held_out = len((history.evaluation.get("before") or {}).get("replies", ())) or REPLIES
-    probes = int(history.option("probes") or PROBES)
+    probes = int(history.first("probe/count") or history.option("probes") or PROBES)
     for name, label, queries in (
         ("evaluate/reward", "held-out reward", held_out),
         ("probe/reward", "probe reward", probes),

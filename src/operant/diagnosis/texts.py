@@ -38,6 +38,8 @@ LONGER, SHORTER = 1.5, 0.5
 
 def empty(history: History) -> Finding | None:
     """Many replies have no text."""
+    if (spreads := history.values("reward/std")) and not any(spreads):
+        return None  # a reward that has never told two replies apart is the cause, and `constant` names it
     now, usual = history.recent("text/empty", STEPS), history.usual("text/empty")
     if now is not None and history.rows and all(map(collect.is_blank, history.texts)):
         now = 1.0  # all replies of the newest step are empty, so no other text metric can confirm it
@@ -68,13 +70,13 @@ def empty(history: History) -> Finding | None:
 
 
 def _scores_of_empty_replies(history: History) -> str | None:
-    """Return a clause that compares the scores of empty replies with the others'; None if one kind is absent."""
+    """Return a clause that compares the scores of empty replies with the others'; None if they are not higher."""
     scores: dict[bool, list[float]] = {True: [], False: []}
     for row in history.rows:
         if row.get("reward") is not None:
             scores[collect.is_blank(str(row.get("reply") or ""))].append(float(row["reward"]))
     blank, others = scores[True], scores[False]
-    if not blank or not others:
+    if not blank or not others or sum(blank) / len(blank) <= sum(others) / len(others):
         return None
     return f"empty replies score {number(sum(blank) / len(blank))}, the others {number(sum(others) / len(others))}"
 

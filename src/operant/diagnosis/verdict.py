@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from operant.diagnosis.history import RECENT, Finding, History
+from operant.diagnosis.history import RECENT, Finding, History, number
 from operant.diagnosis.progress import DRIFTED, EARLY, RewardChange, progress
-from operant.diagnosis.rewards import PATIENCE
+from operant.diagnosis.rewards import MOVED, PATIENCE
 
 Outcome = Literal[
     "nothing yet", "too early", "learned", "may have learned", "got worse", "no rise yet", "did not learn"
@@ -53,6 +53,9 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     if said == "got worse":
         return f"It got worse: {change}.{also}"
     why = "no more than a run without a signal drifts" if score.beyond_noise else "within noise"
+    rate = history.recent("update/lr")
+    if not also and kl is not None and rate and abs(kl) < MOVED:
+        also = f" The policy has hardly moved: try a higher `--optimizer.lr` than {number(rate)}."
     return f"It {'has not learned yet' if said == 'no rise yet' else 'did not learn'}: {change}, which is {why}.{also}"
 
 

@@ -175,6 +175,7 @@ evaluate/best_of_k | score | | | best score among the judged replies of a held-o
     (and seeds); only with evaluation.samples above 1
 probe/reward | score | rises | | mean score of the policy's replies to the probe queries, with the same random numbers
     each time
+probe/count | | | | number of those replies that the reward judged
 probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies that a step would train on
 probe/reward_before | score | | | probe/reward before training
 probe/reference_reward | score | | | mean score of the reference's replies to the same queries

@@ -43,7 +43,9 @@ class Probes:
         """The answers of the current policy."""
         answers = self._judged(self.learner.play(self.tasks, stream="probe"))
         tally = Tally()
-        tally.mean("probe/reward", _scores(answers))
+        scores = _scores(answers)
+        tally.mean("probe/reward", scores)
+        tally.add("probe/count", len(scores), 0.0)
         if answers.kl is not None:
             tally.add("probe/kl_per_reply", answers.kl)
         return replace(answers, metrics=tally.result())
