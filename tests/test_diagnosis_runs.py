@@ -280,7 +280,7 @@ def no_advantage(fault: bool) -> TrainedLearner:
 
 @cache
 def ratio(fault: bool) -> TrainedLearner:
-    return run(toy(**{"optimizer.lr": 0.05 if fault else 1e-3, "epochs": 4}), share, 3)
+    return run(toy(**{"optimizer.lr": 0.02 if fault else 1e-3, "epochs": 4}), share, 3)
 
 
 @cache
@@ -413,7 +413,7 @@ CASES = {
     "refused": (refused, refusals, "moved the policy too far", "--optimizer.lr", True),
     "high_kl": (high_kl, kl, "0.02", "--kl.coef 0.04", True),
     "leap": (leap, lambda t: f"rose by {rise(t):.3g} nats a reply in one step, the 1st",
-             "learning rate of 0.3", "--optimizer.lr 0.03", True),
+             "learning rate of 0.3", "--optimizer.lr 0.0003", True),
     "unpaid_kl": (unpaid_kl, kl, "kl.coef is 0", "--kl.coef 0.1", True),
     "flat": (flat, lambda t: (*before_and_after(t), kl(t), "31 steps"), "does not depend", "--optimizer.lr", True),
     "signs": (signs, lambda t: (f"{percent(by_steps(t, 3, exclaimed))} of the characters are exclamation marks",
@@ -576,14 +576,14 @@ def test_a_declared_setting_that_differs_is_a_note(declared):
 
 def test_probes_see_that_the_query_decides(tmp_path):
     """One reply per query does not show it, but the probes have two replies per query before training."""
-    tasks = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
+    tasks = [a + b for a in "abcdef" for b in "ghijkl"]  # more than `PROBES`
 
     def trained(out, weight):
         def reward(rollouts):
             return [grouped(r) + weight * tasks.index(r.query) for r in rollouts]
 
         model = lm("gpt2", len(letters()), spread=0.05)
-        options = {"steps": 3, "batch": 10, "max_tokens": 6, "optimizer.lr": 5e-3, "epochs": 1, "probe_every": 1}
+        options = {"steps": 3, "batch": 36, "max_tokens": 6, "optimizer.lr": 5e-3, "epochs": 1, "probe_every": 1}
         return train(model, tasks, reward, out=tmp_path / out, tokenizer=letters(), **options)
 
     made = trained("fault", 1.0)

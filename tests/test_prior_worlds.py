@@ -102,7 +102,8 @@ def test_8_whitening_on_ranks_is_whitening_of_the_whole(monkeypatch):
 def test_14_a_score_does_not_depend_on_its_neighbours():
     made = {"length": "length:5", "letters": "letters:e", "pattern": "pattern:e$", "repetition": "repetition"}
     models = {"builtin", "classifier", "vader", "minus_query"}  # of models: tests/test_rewards.py
-    elsewhere = models | {"isolated"}  # in processes of their own: tests/test_isolated.py
+    # In processes of their own: tests/test_isolated.py. Of targets and of ends: tests/test_recipes.py
+    elsewhere = models | {"isolated", "keyword", "ended"}
     assert made.keys() | elsewhere == NAMES.keys(), "a new reward stands here, or says where its test is"
     texts = ["the end", "e", "", "see see see see", "no", "the end"]
     rollouts = [said([3], letters()(t or " ")["input_ids"], group=i) for i, t in enumerate(texts)]

@@ -372,7 +372,7 @@ def count_a(rollouts):
 
 def run(out, **options):
     model = lm("gpt2", vocab=len(letters()), spread=0.02)
-    return train(model, ["ab", "cde", "fg"], count_a, out=out, tokenizer=letters(), **SMALL, **options)
+    return train(model, ["ab", "cde", "fg"], count_a, out=out, tokenizer=letters(), **{"quiet": True} | SMALL | options)
 
 
 def metrics_of(run):
@@ -413,7 +413,7 @@ def reward(rollouts):
 
 model = lm("gpt2", vocab=len(letters()), spread=0.02)
 options = SMALL | {{"steps": 50, "evaluate": None, "probe_every": 1000}}
-run = train(model, ["ab", "cde"], reward, out={out!r}, tokenizer=letters(), trackers={names!r}, **options)
+run = train(model, ["ab", "cde"], reward, out={out!r}, tokenizer=letters(), trackers={names!r}, quiet=True, **options)
 sys.exit(0 if run.interrupted else 9)
 """
 

@@ -70,7 +70,7 @@ TASKS = [
     ("a.csv", b"", "has no rows"),
     ("a.csv", b"text,label\n", "has no rows"),
     ("a.csv", b"text,label\n,1\n,2\n", "the field 'text' is empty everywhere"),
-    ("a.csv", b"text,label\na,1\nb,c,2\n", "line 3: 3 cells and 2 columns; put a cell that holds a comma in quotes"),
+    ("a.csv", b"text,label\na,1\nb,c,2\n", "line 3: 3 cells and 2 columns; put a cell that holds ',' in quotes"),
     ("a.csv", b"label,text\n1,a\n2\n", "row 1: there is no field 'text'"),
     ("a.csv", b'text,label\n"a,1\nb,2\n', "invalid CSV"),
     ("a.csv", b"text,text\na,b\n", "has two columns of one name"),

@@ -4,7 +4,7 @@ run = train("builtin:reviews-lm", tasks="builtin:openings/train", reward="builti
 for metrics in steps(...): ...          # the same run, as a generator of the metrics of each step
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from operant.diagnosis.observer import DiagnosisObserver
@@ -12,6 +12,7 @@ from operant.report.display import display
 from operant.report.observer import ReportObserver
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
+from operant.trackers.trackers import Tracker
 from operant.types import OperantError, RewardFn
 
 if TYPE_CHECKING:
@@ -71,15 +72,23 @@ def steps(
             yield run.metrics[-1]
 
 
-def runs(out: Any = None, *, observers: Sequence[Observer] = (), quiet: bool = False, **options: Any) -> Iterator[Run]:
+def runs(
+    out: Any = None,
+    *,
+    observers: Sequence[Observer] = (),
+    show: Iterable[Tracker] = (),
+    quiet: bool = False,
+    **options: Any,
+) -> Iterator[Run]:
     """Train with a diagnosis, a report and a display, and yield the run itself as `trainer.runs` does.
 
+    show: trackers besides the display and the option `trackers`.
     Raises: OperantError if `observers` is not a list of observers.
     """
     if not isinstance(observers, Sequence) or not all(isinstance(observer, Observer) for observer in observers):
         raise OperantError(f"observers={observers!r}: give a list of objects of a subclass of operant.Observer")
     shown, run, announced = None if quiet else display(), None, False
-    show = [] if shown is None else [shown]
+    show = [*show] if shown is None else [shown, *show]
     for run in trainer.runs(out, show=show, observers=(DiagnosisObserver(), ReportObserver(), *observers), **options):
         if shown is not None and run.first and not announced:
             announced = True

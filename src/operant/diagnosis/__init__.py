@@ -69,9 +69,11 @@ EXPLAINS: dict[str, frozenset[str]] = {
 """Findings that are not reported beside the named one: they follow from it, or have the same remedy."""
 AT_ONCE = (
     *(updates.not_finite, updates.refused, distance.leap, sampling.declared_otherwise, updates.overfits),
-    *(rewards.flat, updates.critic),
+    *(rewards.constant, rewards.no_advantage, sampling.other_sampler, updates.scoring),
+    *(rewards.flat, updates.critic, updates.ratio),
 )
-"""Rules that report what has happened, such as refused steps, and those that wait for many steps themselves."""
+"""Rules that report what has happened, such as refused steps or scores that are all equal, so that a run that cannot
+learn says so at its first step; and, in the last line, those that wait for more steps themselves."""
 PERSISTS = 3
 """The problems and warnings of the other rules are reported once their rule finds them in this many steps in a row."""
 _LEVELS = ("problem", "warning", "note")

@@ -68,7 +68,7 @@ def leap(history: History) -> Finding | None:
         f"KL rose by {number(per_reply[at + 1] - per_reply[at])} nats a reply in one step, the "
         f"{('1st', '2nd', '3rd')[at]}.",
         "the steps are far too large" + (f": a learning rate of {number(rate)}" if rate else ""),
-        f"`--optimizer.lr {number(lower)}`" if lower else "`--optimizer.lr` a tenth",
+        f"`--optimizer.lr {lower:g}`" if lower else "`--optimizer.lr` a tenth",
         ("kl/per_reply", "update/lr"),
         history.step if len(history.metrics) <= at + 1 else int(history.metrics[at + 1].get("step", at + 2)),
     )

@@ -144,7 +144,7 @@ def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetri
     """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
     found = EVALUATION_METRICS.find(full)
     if not callable(found):
-        raise OperantError(f"evaluation metric {full!r} is a {type(found).__name__}; name a function or a class")
+        raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")
     group = f"evaluation.metrics.{name}"
     options = compose({group: Factory(found, skip=int(not inspect.isclass(found)))}, {group: given})[group]
     measure = partial(found, **options)

@@ -24,7 +24,7 @@ from operant.models.safe_loading import check_finite, check_model, load_model, l
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io
 from operant.storage.hub import OWN, find_model, quietly
-from operant.types import OperantError, shown
+from operant.types import OperantError
 
 WEIGHTS = "policy.safetensors"
 """The trained weights of an exported policy that is no transformers model."""
@@ -63,7 +63,7 @@ def load_policy(
         return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
-            f"{shown(name)} is no policy: give a name, a transformers model, a Policy, or one of your own, "
+            f"a {type(name).__name__} is no policy: give a name, a transformers model, a Policy, or one of your own, "
             "whose class is derived from operant.PolicyBase (docs/extending.md)"
         )
     try:
