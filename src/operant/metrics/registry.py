@@ -20,12 +20,13 @@ reward/max | score | | | highest of those scores
 reward/scaled_mean | scaled score | | ppo/mean_scores, objective/scores | mean score after scaling, normalising and
     clipping, rewards of the environment included: the score that is trained on
 reward/scaled_std | scaled score | | ppo/std_scores | spread of the scores that are trained on
-reward/kl_penalty | scaled score | small beside the spread of the scaled scores | ppo/mean_non_score_reward,
+reward/kl_penalty | scaled score | levels off; far above the spread of the scaled scores, training is
+    mostly about KL | ppo/mean_non_score_reward,
     objective/non_score_reward (negative there) | KL penalty subtracted from the reward of a reply, mean over replies:
     coefficient times kl/paid
 reward/return | scaled score | may fall while the reward rises: KL is paid for, and a normalised score is
     measured against the mean of all scores so far | objective/rlhf_reward | scaled score minus KL penalty, mean over
-    replies: the quantity that PPO maximises
+    replies: what each step maximises
 reward/kl_penalty_std | scaled score | | | spread of that penalty over the replies
 reward/return_std | scaled score | | | spread of the returns over the replies
 reward/query_share | share | ..0.8 | | share of the judged scores' variance that the query explains (their intraclass
@@ -53,7 +54,7 @@ kl/k3 | nats | close to kl/per_reply | | a second estimate of the same KL, never
     difference d, summed over a reply
 kl/in_loss | nats | | | the KL term of the loss before its coefficient, mean over tokens
 kl/coef | scaled score per nat | steady; a climb comes before numerical trouble | objective/kl_coef | penalty in the
-    reward for one nat of KL in this step; the adaptive controller changes it
+    reward for one nat of KL in this step; constant where kl.control is fixed
 kl/loss_coef | | | | weight of the KL term in the loss
 # Policy
 policy/loss | | noise around 0 | ppo/loss/policy, loss/policy_avg | the clipped objective, mean over tokens
@@ -80,12 +81,12 @@ policy/skipped_steps | share | 0 | | share of optimizer steps left out because t
 # Value
 value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
     mean over tokens, before its coefficient
-value/mean | score | near returns/mean | ppo/val/mean | value before each token when it was sampled, mean over tokens
-value/std | score | | ppo/val/var (its square) | spread of those values over tokens
-value/prediction | score | near returns/mean | ppo/val/vpred | value during the update, mean over tokens
-value/error | score² | falls | ppo/val/error | squared distance of value and return during the update, mean over
+value/mean | scaled score | near returns/mean | ppo/val/mean | value before each token when it was sampled, mean over tokens
+value/std | scaled score | | ppo/val/var (its square) | spread of those values over tokens
+value/prediction | scaled score | near returns/mean | ppo/val/vpred | value during the update, mean over tokens
+value/error | scaled score² | falls | ppo/val/error | squared distance of value and return during the update, mean over
     tokens
-value/error_before | score² | falls | | squared distance of value and return before the update, mean over tokens
+value/error_before | scaled score² | falls | | squared distance of value and return before the update, mean over tokens
 value/clip_fraction | share | often 0.3 to 0.6 early on | ppo/val/clipfrac, val/clipfrac_avg | share of tokens whose
     value loss is clipped
 value/explained_variance | | rises towards 1 | | 1 minus value/error_before over the variance of the returns, for the
@@ -93,8 +94,8 @@ value/explained_variance | | rises towards 1 | | 1 minus value/error_before over
     one
 value/explained_variance_fitted | | | ppo/val/var_explained | the same with value/error: these values are already
     fitted to the returns, so it is above 0 even for random returns
-returns/mean | score | | ppo/returns/mean | mean of the value targets, over tokens
-returns/std | score | | ppo/returns/var (its square) | spread of those targets
+returns/mean | scaled score | | ppo/returns/mean | mean of the value targets, over tokens
+returns/std | scaled score | | ppo/returns/var (its square) | spread of those targets
 loss/total | | hardly informative: watch reward and KL | ppo/loss/total | the loss of the update: policy, value,
     entropy and KL terms with their coefficients, mean over the optimizer steps made
 # Rollout

@@ -129,7 +129,9 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     label = score.label[0].upper() + score.label[1:] if score else ""
     steps = min(RECENT, len(history.metrics))
     last = f"mean of the last {steps} steps" if steps > 1 else "step 1"
-    known = "before and after training" if label.startswith("Held-out") else f"start, {last}"
+    tasks = len({row["task"] for row in (history.evaluation.get("after") or {}).get("replies") or () if "task" in row})
+    known = f"{tasks} tasks, before and after training" if tasks else "before and after training"
+    known = known if label.startswith("Held-out") else f"start, {last}"
     ends = [history.evaluation.get(key) or {} for key in ("before", "after")]
     numbers = [
         {"label": label, "note": known, "unit": "", "before": score and score.before, "after": score and score.after},

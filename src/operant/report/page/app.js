@@ -187,7 +187,7 @@
     const signed = (gain) => (gain > 0 ? "+" : "") + number(gain);
     const picked = better === null
       ? `the first ${rows.length} of ${of} ${queries}`
-      : `of ${of} ${queries}, ${better} score higher than before; here are the ${rows.map((row) => row.pick).join(", ")} gain`;
+      : `to ${of} ${queries}, ${better} score higher than before; here are the ${rows.map((row) => row.pick).join(", ")} gain`;
     const cell = (label, query, answer, pick) =>
       make(
         "td",
@@ -223,9 +223,14 @@
         ),
       ),
       data.replies || live
-        ? make("a", { class: "more", href: "#replies", onclick: () => unfold($("#replies")) }, "All replies, with the log-prob and value of every token")
+        ? make("a", { class: "more", href: "#replies", onclick: showReplies }, "All replies, with the log-prob and value of every token")
         : null,
     );
+  }
+
+  function showReplies() {
+    unfold($("#replies"));
+    document.querySelectorAll("#replies [role=tab]").forEach((tab) => tab.textContent === "All replies" && tab.click());
   }
 
   function details() {

@@ -158,8 +158,8 @@ const Figures = (() => {
     "Mean score of the replies to the same (probe) queries, sampled with the same random numbers each time. Dashed: that " +
     "of the reference. Healthy: rises.";
   const COST =
-    "The KL penalty: its coefficient times KL, subtracted from the reward of a reply. Healthy: small beside the spread " +
-    "of the rewards.";
+    "The KL penalty: its coefficient times KL, subtracted from the reward of a reply. Healthy: levels off with " +
+    "KL. Where it is far above the spread of the rewards, training is mostly about KL.";
   const NET =
     "The mean reward minus the mean KL penalty: what training maximises. Healthy: rises while the reward gains more than " +
     "KL costs, then stays level. It may fall while KL is paid for.";
@@ -281,7 +281,7 @@ const Figures = (() => {
         include: [0, 1],
         caption: CRITIC + (low ? " Values below −1 are drawn at −1." : ""),
       }),
-      single("value/loss", "Error of the critic", { include: [0], unit: "squared score" }),
+      single("value/loss", "Error of the critic", { include: [0], unit: "squared scaled score" }),
     ];
   }
 

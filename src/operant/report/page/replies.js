@@ -116,7 +116,7 @@ const Replies = (() => {
     ref_logprobs: { label: "Reference log-prob", of: (t, i) => t.ref_logprobs?.[i], scale: likely("--orange"), explanation: "darker: less likely under the reference" },
     kl: { label: "KL", of: difference, scale: around("--blue", "--orange", 1), explanation: "log-prob minus reference log-prob; blue: likelier under the policy, orange: likelier under the reference" },
     values: { label: "Value", of: (t, i) => t.values?.[i], scale: between("--green"), explanation: "the critic's estimate before the token" },
-    advantages: { label: "Advantage", of: (t, i) => t.advantages?.[i], scale: around("--green", "--pink", 0.1), explanation: "green: better than expected, made likelier; pink: worse, made unlikelier" },
+    advantages: { label: "Advantage", of: (t, i) => t.advantages?.[i], scale: around("--green", "--pink", 0.1), explanation: "green: better than expected, made likelier; pink: worse, made less likely" },
   };
   let mode = "kl"; // the choice applies to the next reply that is opened, too
   let groups = 0; // number of groups of radio buttons, for unique names
