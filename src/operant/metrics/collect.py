@@ -215,7 +215,8 @@ def of_texts(texts: Sequence[str]) -> Tally:
         tally.add("text/top_word", Counter(flat).most_common(1)[0][1], len(flat))
     characters = "".join(texts)
     if characters:
-        emojis = sum(c >= "\u2600" and unicodedata.category(c) == "So" for c in characters)
+        # U+FFFD stands for the bytes of a cut character.
+        emojis = sum(c >= "\u2600" and c != "\ufffd" and unicodedata.category(c) == "So" for c in characters)
         others = sum(not (c.isalnum() or c.isspace() or c in _COMMON) for c in characters)
         for name, count in (("exclamations", characters.count("!")), ("emojis", emojis), ("non_letters", others)):
             tally.add(f"text/{name}", count, len(characters))

@@ -161,7 +161,7 @@ Charts.heat = (() => {
     bar.style.background = `linear-gradient(to right, ${css(spec.ramp ?? "--ramp")
       .split(/\s+/)
       .join(", ")})`;
-    const [low, high] = spec.names ? [number(self.least), number(self.most)] : ["0", `${percent(self.most)} of the ${spec.of ?? "replies"}`];
+    const [low, high] = spec.names ? [number(self.least), number(self.most)] : ["0", `${percent(self.most)} of the ${spec.of ?? "replies"} or more`];
     self.keys.replaceChildren(element("span", "", low), bar, element("span", "", high));
   }
 

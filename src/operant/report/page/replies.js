@@ -241,7 +241,7 @@ const Replies = (() => {
       sorts ? make("button", { type: "button", onclick: () => sortBy(name) }, label) : make("span", { class: name === "open" ? "hidden" : undefined }, label)));
     const body = make("tbody", { role: "rowgroup" });
     function sortBy(name) {
-      state.descending = state.sort === name ? !state.descending : !["place", "end", "outcome"].includes(name);
+      state.descending = state.sort === name ? !state.descending : !["query", "end", "outcome"].includes(name);
       state.sort = name;
       changed();
     }
@@ -313,7 +313,7 @@ const Replies = (() => {
     let probes = null, shown = "";
     const steps = slider("Step", draw);
     const summary = make("p", { class: "summary", role: "status" }), explanation = make("p", { class: "explanation" });
-    const columns = [["place", "Query", "query"], ["before", "Reference", "reply"], ["after", "Policy", "reply policy"], ["gain", "Gain", "n"]]
+    const columns = [["query", "Query", "query"], ["before", "Reference", "reply"], ["after", "Policy", "reply policy"], ["gain", "Gain", "n"]]
       .map(([name, label, kind]) => ({ name, label, class: kind, sorts: true }));
     const list = table("Fixed queries", [...columns, { name: "open", label: "Tokens", class: "opens" }], state, draw);
     const host = make("div", { class: "probes" }, explanation, make("div", { class: "controls" }, steps.host, summary), list.host);
