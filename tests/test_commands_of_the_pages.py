@@ -31,7 +31,8 @@ SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12",
 def commands(page):
     """Every `operant ...` line in the code blocks of a page, split into words, without its comment."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    blocks = re.findall(r"^ *```\n(.*?)^ *```", text, re.S | re.M) + re.findall(r"^    (\S.*)$", text, re.M)
+    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.S | re.M)
+    blocks = [block for language, block in fenced if not language] + re.findall(r"^    (\S.*)$", text, re.M)
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     lines = [line.removeprefix("WANDB_MODE=offline ") for line in lines]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("operant ")]

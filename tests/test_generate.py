@@ -102,7 +102,12 @@ def test_scores_and_the_reference_stand_in_columns_and_a_target_is_asked_for(tmp
     assert main(["runs", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["run"], first["state"]) == ("runs/plain", "unreadable") and "line 2" in first["verdict"]
-    assert (second["state"], second["step"], second["steps"], second["verdict"]) == ("finished", 1, 1, "too early")
+    assert (second["state"], second["step"], second["steps"], second["verdict"]) == (
+        "finished",
+        1,
+        1,
+        "do not trust: constant",
+    )
     assert main(["runs", "elsewhere"]) == 2
 
 

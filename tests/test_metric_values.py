@@ -403,6 +403,7 @@ GAME = {
     "evaluate/best_of_k": lambda s: mean(best(s.evaluated.rollouts)),
     "evaluate/kl_per_reply": lambda s: kl(s.evaluated, s.reference),
     "probe/reward": lambda s: mean(scores(s.probed.rollouts)),
+    "probe/count": lambda s: len(scores(s.probed.rollouts)),
     "probe/reward_before": lambda s: mean(scores(s.probed_before.rollouts)),
     "probe/reference_reward": lambda s: mean(scores(s.probed_reference.rollouts)),
     "probe/query_share": lambda s: query_share(s.probed_twice.rollouts),

@@ -4,6 +4,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from benchmarks.screenshot import photograph
 from browsing import LAPTOP, PHONE, chromium, visit
 
 from operant.report.run_report import write_report
@@ -351,6 +352,12 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
             settled(page, "1 found")
             assert texts(page, ".replies mark") == ["IndexError"]
             assert "runtime error" in page.locator("#chart-outcomes").inner_text()
+
+
+def test_the_page_is_photographed_for_the_readme(browser, run, tmp_path):
+    photograph(browser, write_report(run.path), tmp_path)
+    for name in ("report.png", "tokens.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_without_outcomes_shows_none_of_this(page):

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "benchmarks/scale.py": "tests/test_bench.py",
     "benchmarks/memory_plan.py": "tests/test_plan.py",
     "benchmarks/wheel.py": "Makefile",  # it needs the network
+    "benchmarks/screenshot.py": "tests/test_replies_page.py",
     "benchmarks/chaos.py": "tests/test_chaos.py",
     "benchmarks/soak.py": "tests/test_soak.py",
     "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",

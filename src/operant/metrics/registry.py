@@ -81,7 +81,8 @@ policy/skipped_steps | share | 0 | | share of optimizer steps left out because t
 # Value
 value/loss | | falls, without spikes | ppo/loss/value, loss/value_avg | half the clipped squared error of the value,
     mean over tokens, before its coefficient
-value/mean | scaled score | near returns/mean | ppo/val/mean | value before each token when it was sampled, mean over tokens
+value/mean | scaled score | near returns/mean | ppo/val/mean | value before each token when it was sampled, mean over
+    tokens
 value/std | scaled score | | ppo/val/var (its square) | spread of those values over tokens
 value/prediction | scaled score | near returns/mean | ppo/val/vpred | value during the update, mean over tokens
 value/error | scaled score² | falls | ppo/val/error | squared distance of value and return during the update, mean over
