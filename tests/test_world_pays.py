@@ -50,7 +50,7 @@ def test_a_world_may_be_the_only_payer_and_every_number_says_so(tmp_path):
     rows = pq.read_table(run.path / "rollouts" / "step-00002.parquet").to_pylist()
     assert [r["reward"] for r in rows] == [None, 5.0] * 4 and [r["paid"] for r in rows] == [2.0, 3.0] * 4
     assert rows[1]["reward/world"] == 5.0
-    assert "Every reply scores 5" in next(f.message for f in diagnose(run) if f.name == "constant")
+    assert "scores 5, so there is nothing" in next(f.message for f in diagnose(run) if f.name == "constant")
 
 
 def test_what_a_reward_adds_comes_on_top_and_both_are_named(tmp_path):

@@ -30,7 +30,7 @@ def constant(history: History) -> Finding | None:
     return Finding(
         "constant",
         "problem",
-        f"Every reply scores {number(mean)}, so there is nothing to learn from.",
+        f"Every reply {'' if len(spreads) > 2 else 'so far '}scores {number(mean)}, so there is nothing to learn from.",
         "the reward does not depend on the reply, is too hard for any higher score, or fails without an error",
         "read replies and scores (`operant report RUN --serve`); try the reward on texts that must score high and low; "
         "begin with easier tasks",
