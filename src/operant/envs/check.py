@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import fields
 
+from operant.envs import own_games
 from operant.rollouts import answers
 from operant.types import Env, OperantError, Step, Task, shown
 
@@ -13,29 +14,35 @@ Played = dict[tuple[int, int], Step]
 
 def check_env(
     env: Env,
-    tasks: Sequence[Task],
+    tasks: Sequence[Task] | None = None,
     *,
-    replies: Sequence[str] = ("", "yes", "a longer reply, with a number: 12"),
+    replies: Sequence[str] = ("", "yes", "a longer reply, with a number: 12", "two\nlines\n", "x" * 10_000),
     seed: int = 0,
     max_turns: int = 1000,
 ) -> None:
     """Play one episode for each task, twice, with replies drawn from `replies` or from the options that are offered.
 
-    In every turn, a random part of the live episodes is stepped, as a run may do. The second time all tasks, replies
-    and parts are the same, so the answers must be the same; a world with a state is reset to its state from before.
+    In every turn, a random part of the live episodes is stepped, as a run may do; before, some episodes are left in
+    their middle and begun again. The second time the same replies are given to every episode, so the answers must be
+    the same. A world with a state is then reset to its state from before, and the same parts are stepped; in any other,
+    other parts are stepped, because an episode must not depend on those beside it.
+    tasks: None: the first of the world's own (`games`), which are checked too.
     Raises: OperantError with a sentence about the world, the slot and the remedy, for an exception, an answer for a
     wrong slot or of a wrong type, a reward that is not finite, an episode that does not end within `max_turns` turns,
     and an answer that differs the second time.
     """
+    tasks = _own_tasks(env) if tasks is None else tasks
     if not tasks:
         raise OperantError("check_env needs at least one task to play")
     has_state = all(callable(getattr(env, name, None)) for name in ("state_dict", "load_state_dict"))
     before = env.state_dict() if has_state else None  # pyright: ignore[reportAttributeAccessIssue]
-    first = _play(env, tasks, replies, random.Random(seed), max_turns)
+    first = _play(env, tasks, replies, seed, max_turns, random.Random(seed))
     if has_state:
         env.load_state_dict(before)  # pyright: ignore[reportAttributeAccessIssue]
-    for (turn, slot), again in _play(env, tasks, replies, random.Random(seed), max_turns).items():
-        once = first.get((turn, slot), again)
+    for (turn, slot), again in _play(
+        env, tasks, replies, seed, max_turns, random.Random(seed if has_state else -1)
+    ).items():
+        once = first[turn, slot]
         for name in (f.name for f in fields(Step)):
             a, b = getattr(once, name), getattr(again, name)
             if shown(a, 10000) != shown(b, 10000):
@@ -43,23 +50,40 @@ def check_env(
                 raise OperantError(
                     f"world {answers.name_of(env)!r}: {call} answered slot {slot} (task {tasks[slot].id!r}) with "
                     f"{name}={shown(a)}, and the second time with {name}={shown(b)}, after the same replies: draw its "
-                    "random numbers from the task's id, or keep their state with state_dict and load_state_dict"
+                    "random numbers from the task's id, or keep their state with state_dict and load_state_dict; and "
+                    "let no episode depend on those beside it"
                 )
 
 
-def _play(env: Env, tasks: Sequence[Task], replies: Sequence[str], chance: random.Random, max_turns: int) -> Played:
-    """Play every task to its end, and return all steps of the world."""
+def _own_tasks(env: Env) -> list[Task]:
+    """The first 8 of a world's own tasks."""
+    train, test = own_games(env, "train"), own_games(env, "test")
+    if both := {task.id for task in train} & {task.id for task in test}:
+        raise OperantError(
+            f"world {answers.name_of(env)!r}: games('train') and games('test') both have the task {min(both)!r}, so an "
+            "evaluation would measure what was trained on; give them different ids and seeds"
+        )
+    return train[:8]
+
+
+def _play(
+    env: Env, tasks: Sequence[Task], replies: Sequence[str], seed: int, max_turns: int, parts: random.Random
+) -> Played:
+    """Play every task to its end, and return all steps of the world. parts: decides which episodes are stepped."""
     most = getattr(env, "most", None) or len(tasks)
     played: Played = {}
     for begin in range(0, len(tasks), most):
         tasks_of = {slot: tasks[slot] for slot in range(begin, min(begin + most, len(tasks)))}
+        left = {slot: step for slot, step in answers.reset(env, tasks_of).items() if not _ends(step)}
+        if left:  # one turn, and then all begin again, as the slots of episodes that have outgrown the context do
+            answers.step(env, {slot: (left[slot].options or replies)[0] for slot in left}, tasks_of)
         live = answers.reset(env, tasks_of)
         played |= {(0, slot): step for slot, step in live.items()}
         turns = dict.fromkeys(live, 0)
         while live := {slot: last for slot, last in live.items() if not _ends(last)}:
-            part = sorted(chance.sample(list(live), chance.randint(1, len(live))))
-            said = {slot: chance.choice(live[slot].options or replies) for slot in part}
-            for slot, step in answers.step(env, said, tasks_of).items():
+            part = sorted(parts.sample(list(live), parts.randint(1, len(live))))
+            replied = {s: random.Random(f"{seed}/{s}/{turns[s]}").choice(live[s].options or replies) for s in part}
+            for slot, step in answers.step(env, replied, tasks_of).items():
                 turns[slot] += 1
                 live[slot] = played[turns[slot], slot] = step
                 if turns[slot] == max_turns and not _ends(step):

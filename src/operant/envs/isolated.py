@@ -1,6 +1,7 @@
-"""Worlds in worker processes: they may raise, hang or crash, and it costs one episode.
+"""Worlds in worker processes, which may raise, hang or crash: one process for each episode, or a few for all of them.
 
 env = IsolatedEnv("my_world.py:Maze", {"size": 5}, workers=16, isolation={"timeout": 10})
+env = WorkerEnv("my_world.py:Maze", {"size": 5}, workers=4)
 run = operant.train(..., env=env)
 """
 
@@ -9,16 +10,19 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
+from operant.envs.functions import maker
 from operant.rollouts.answers import fault
+from operant.rollouts.token_count import TokenCount
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
-from operant.sandbox.serialise import task_to_plain
+from operant.sandbox.serialise import task_from_plain, task_to_plain
 from operant.sandbox.spec import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
 
-__all__ = ["DEFAULTS", "IsolatedEnv", "isolated"]
+__all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "WorkerEnv", "isolated"]
 
 DEFAULTS = {
     "timeout": 60.0,
@@ -39,19 +43,33 @@ def isolated(spec: str, **options: Any) -> "IsolatedEnv":
     return IsolatedEnv(spec, options)
 
 
-def isolated_maker(spec: str, world: Any) -> Callable[..., "IsolatedEnv"]:
-    """What `env="isolated:SPEC"` calls: it has the arguments of `world`, which SPEC names, and makes it isolated."""
+def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "IsolatedEnv"]:
+    """What `env="PREFIX:SPEC"` calls, for a prefix of `FORMS`: it has the arguments of `world`, which SPEC names, and
+    those of the form that can be options of a run.
 
+    Raises: OperantError for a world that lacks a method, or has an argument of such a name itself.
+    """
     lacking = [name for name in ("reset", "step") if inspect.isclass(world) and not hasattr(world, name)]
     if lacking:
-        raise OperantError(f"environment isolated:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
+        raise OperantError(f"environment {prefix}:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
+    place, made, called = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
+    own = [p for p in inspect.signature(called).parameters.values() if p.name in called.options_of_runs]
+    theirs = inspect.signature(made)
+    if taken := [p.name for p in own if p.name in theirs.parameters]:
+        raise OperantError(
+            f"environment {prefix}:{spec}: its argument {taken[0]!r} is an option of {prefix} too; rename the world's"
+        )
 
     def make(**options: Any) -> "IsolatedEnv":
-        return isolated(spec if ":" in spec else spec_of(world), **options)
+        return called(place, options, **{p.name: options.pop(p.name) for p in own if p.name in options})
 
-    make.__signature__ = inspect.signature(world)  # pyright: ignore[reportFunctionMemberAccess]
-    make.__annotations__ = getattr(world.__init__ if inspect.isclass(world) else world, "__annotations__", {})
-    make.pays = getattr(world, "pays", True)  # pyright: ignore[reportFunctionMemberAccess]
+    ends = [p for p in theirs.parameters.values() if p.kind is p.VAR_KEYWORD]
+    rest = [p for p in theirs.parameters.values() if p not in ends]
+    make.__signature__ = theirs.replace(parameters=[*rest, *own, *ends])  # pyright: ignore[reportFunctionMemberAccess]
+    annotated = made.__init__ if inspect.isclass(made) else made
+    make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
+    make.__annotations__ = {**getattr(annotated, "__annotations__", {}), **{p.name: int for p in own}}
+    make.pays, make.games = getattr(made, "pays", True), getattr(made, "games", None)  # pyright: ignore
     return make
 
 
@@ -68,6 +86,11 @@ class IsolatedEnv:
     Raises: OperantError for a world that no other process can find, or a value that is not allowed.
     """
 
+    anew = True
+    """Whether the world is made anew for each episode."""
+    options_of_runs: tuple[str, ...] = ()
+    """The arguments that are options of a run, beside the world's own."""
+
     def __init__(
         self,
         world: str | Callable[..., Env],
@@ -76,24 +99,26 @@ class IsolatedEnv:
         workers: int = 64,
         isolation: Mapping[str, Any] | None = None,
     ):
-        self.spec, self.options, self.most = spec_of(world), dict(options or {}), workers
+        self.spec, self.options, self.workers = spec_of(world), dict(options or {}), workers
         self.__name__ = self.spec.rpartition(":")[2]
         self._own, self._limits = dict(isolation or {}), DEFAULTS | dict(isolation or {})
         self._check_limits()
-        memory = self._limits["memory_gb"]
-        limits = Limits(memory and int(memory * (1 << 30)), self._limits["processes"], self._limits["level"])
-        job = Job("operant.envs.world_job:world", {"spec": self.spec, "options": self.options})
-        self._make_pool = lambda: Pool(job, limits)
         self._pools: list[Pool] = []
         self._pool_of: dict[int, Pool] = {}
-        self._pays: bool | None = None
+        self._about: dict[str, Any] = {}
+        self._counting: dict[str, Any] | None = None
+        self._evaluating, self._evaluation = False, None
 
-    def under(self, isolation: Any) -> "IsolatedEnv":
-        """The world with a run's `IsolationOptions`; its own values win."""
+    def under(self, isolation: Any) -> Self:
+        """A copy of the world with a run's `IsolationOptions`; its own values win.
+
+        Raises: OperantError for a value that is not allowed.
+        """
         theirs = {name: getattr(isolation, name) for name in DEFAULTS}
         theirs["on_error"] = theirs["on_error"] or DEFAULTS["on_error"]
-        made = IsolatedEnv(self.spec, self.options, workers=self.most, isolation=theirs | self._own)
-        made._own = self._own
+        made = copy(self)
+        made._limits, made._pools, made._pool_of, made._evaluation = theirs | self._own, [], {}, None
+        made._check_limits()
         return made
 
     @property
@@ -102,36 +127,62 @@ class IsolatedEnv:
         return self._pools[0].level if self._pools else ""
 
     @property
+    def most(self) -> int | None:
+        """The largest number of episodes at the same time."""
+        return self.workers
+
+    @property
     def pays(self) -> bool:
-        """Whether the world pays rewards. It is asked in a worker, which ends at once if none was running."""
-        if self._pays is None:
-            idle = not self._pools
-            self.check()
-            if idle:  # who asks need not be who plays: a run plays in a copy, and closes that one alone
-                self.close()
-        return bool(self._pays)
+        """Whether the world pays rewards."""
+        return bool(self._known("pays"))
+
+    @property
+    def games(self) -> Callable[[str], list[Task]] | None:
+        """What returns the world's own tasks for a split; None if it has none."""
+        return self.games_of if self._known("games") else None
+
+    @property
+    def measure(self) -> Callable[[Callable[[str], int], int | None], None] | None:
+        """What gives the worlds their count of tokens and the room of a prompt; None if they have no such method."""
+        return self._count_with if self._known("measure") else None
+
+    def _count_with(self, count: Callable[[str], int], room: int | None) -> None:
+        """Workers start with this, so those that run are ended. A tokenizer in Python cannot be sent to them."""
+        plain = count.plain() if isinstance(count, TokenCount) else None
+        self._counting = {"tokenizer": plain, "room": room} if plain else None
+        self.close()
+        self._pools, self._pool_of, self._evaluation = [], {}, None
+
+    @property
+    def for_evaluation(self) -> Callable[[], "IsolatedEnv"] | None:
+        """What returns the world in which a policy is measured, with workers of its own; None if it is this one."""
+        return self._copy_for_evaluation if self._known("for_evaluation") and not self._evaluating else None
+
+    def _copy_for_evaluation(self) -> "IsolatedEnv":
+        if self._evaluation is None:
+            self._evaluation = made = copy(self)
+            made._evaluating, made._pools, made._pool_of = True, [], {}
+        return self._evaluation
 
     def check(self) -> None:
         """Start a worker and make a world in it. Raises: OperantError with the reason if that fails."""
-        [pool] = self._started(1)
-        response = pool.run([{}], until=time.monotonic() + max(self._limits["timeout"], START))[0]
-        if response.outcome != "ok":
-            raise OperantError(f"isolated world {self.spec!r} with options {self.options} {response.reason}")
-        self._pays = bool(response.content["pays"])
+        self._about = self._ask_one(self._started(1)[0], {"call": "about"})
 
     def close(self) -> None:
         """End the workers, with every process that they have started."""
         self._in_parallel(Pool.close, self._pools)
+        if self._evaluation is not None:
+            self._evaluation.close()
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes. Raises: OperantError for a task that is no plain data, or if no worker can be started."""
-        requests = {slot: {"slot": slot, "task": task_to_plain(task)} for slot, task in tasks.items()}
+        plain = {slot: task_to_plain(task) for slot, task in tasks.items()}
         self._pool_of = dict(zip(tasks, self._started(len(tasks))))
-        return self._ask(requests)
+        return self._ask("reset", plain, lambda pool: {"version": 0, "state": None})
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
         """Send each reply to its episode. Raises: OperantError if a failure stops the run."""
-        return self._ask({slot: {"slot": slot, "reply": reply} for slot, reply in replies.items()})
+        return self._ask("step", replies)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -149,19 +200,24 @@ class IsolatedEnv:
             }.get(name, (True, ""))
             if not good:
                 raise OperantError(f"isolation.{name}={value!r} for world {self.__name__!r}: it must be {rule}")
-        if self.most < 1:
-            raise OperantError(f"workers={self.most} for world {self.__name__!r}: it must be at least 1")
+        if self.workers < 1:
+            raise OperantError(f"workers={self.workers} for world {self.__name__!r}: it must be at least 1")
 
     def _started(self, count: int) -> list[Pool]:
         """The first `count` workers, running, without the orphans of earlier episodes."""
 
         def start(pool: Pool) -> None:
-            if pool.level:
+            if pool.level and self.anew:
                 pool.run([], until=0.0)  # kills orphans
-            else:
+            elif not pool.level:
                 pool.start(max(self._limits["timeout"], START))
 
-        self._pools += [self._make_pool() for _ in range(count - len(self._pools))]
+        memory = self._limits["memory_gb"]
+        limits = Limits(memory and int(memory * (1 << 30)), self._limits["processes"], self._limits["level"])
+        argument = {"spec": self.spec, "options": self.options, "anew": self.anew}
+        argument |= {"counting": self._counting, "evaluating": self._evaluating}
+        job = Job("operant.envs.world_job:WorldHandler", argument)
+        self._pools += [Pool(job, limits) for _ in range(count - len(self._pools))]
         try:
             self._in_parallel(start, self._pools[:count])
         except OperantError as error:
@@ -172,24 +228,60 @@ class IsolatedEnv:
         with ThreadPoolExecutor(max(len(items), 1)) as threads:
             return list(threads.map(work, items))
 
-    def _ask(self, requests: Mapping[int, Any]) -> dict[int, Step]:
-        until = time.monotonic() + self._limits["timeout"]
+    def _known(self, name: str) -> Any:
+        """What the world says about itself. It is asked in a worker, which ends at once if none was running."""
+        if not self._about:
+            idle = not self._pools
+            self.check()
+            if idle:  # who asks need not be who plays: a run plays in a copy, and closes that one alone
+                self.close()
+        return self._about[name]
 
-        def run(slot: int) -> Response:
-            return self._pool_of[slot].run([requests[slot]], until=until, keep_orphans=True)[0]
+    def games_of(self, split: str) -> list[Task]:
+        """The world's own tasks, from a worker. Raises: OperantError as `check` does."""
+        plain = self._ask_one(self._started(1)[0], {"call": "games", "split": split})
+        return [task_from_plain(task) for task in plain]
 
-        return dict(zip(requests, map(self._read, self._in_parallel(run, list(requests)))))
+    def _ask_one(self, pool: Pool, request: dict[str, Any]) -> Any:
+        """What a worker answers. Raises: OperantError if it fails."""
+        until = time.monotonic() + max(self._limits["timeout"], START)
+        response = pool.run([request], until=until, keep_orphans=True)[0]
+        if response.outcome != "ok":
+            raise OperantError(f"isolated world {self.spec!r} with options {self.options} {response.reason}")
+        return response.content
 
-    def _read(self, response: Response) -> Step:
-        """The step in a response, which comes from an untrusted process; if there is none, how the world failed.
+    def _ask(
+        self, call: str, given: Mapping[int, Any], more: Callable[[Pool], dict[str, Any]] = lambda pool: {}
+    ) -> dict[int, Step]:
+        """The answer for each slot; the workers answer at the same time. more: what else a worker's request has."""
+        until, slots_of = time.monotonic() + self._limits["timeout"], dict[Pool, list[int]]()
+        for slot in given:
+            slots_of.setdefault(self._pool_of[slot], []).append(slot)
+
+        def run(pool: Pool) -> dict[int, Step]:
+            slots = slots_of[pool]
+            request = {"call": call, "given": [[slot, given[slot]] for slot in slots], **more(pool)}
+            response = pool.run([request], until=until, keep_orphans=True)[0]
+            answers, fine = response.content, isinstance(response.content, list) and len(response.content) == len(slots)
+            if not fine and response.reusable and not self.anew:
+                pool.close()  # its world is in an unknown state
+            return {slot: self._read(response, answers[i] if fine else None) for i, slot in enumerate(slots)}
+
+        answered = {slot: step for steps in self._in_parallel(run, list(slots_of)) for slot, step in steps.items()}
+        return {slot: answered[slot] for slot in given}
+
+    def _read(self, response: Response, answer: Any) -> Step:
+        """The step in a worker's answer, which is not trusted; if there is none, how the world failed.
 
         Raises: OperantError if the failure stops the run.
         """
         kind: Failure = "timeout" if response.outcome == "timeout" else "raised" if response.reusable else "crashed"
         reason = response.reason
-        if response.outcome == "ok":
+        if response.outcome == "ok" and isinstance(answer, dict) and "raised" in answer:
+            reason = str(answer["raised"])
+        elif response.outcome == "ok":
             try:
-                step = Step(**response.content)
+                step = Step(**answer)
                 reason = fault(step)
             except TypeError:
                 kind, reason = "crashed", "has lost the process of its episode"
@@ -199,3 +291,81 @@ class IsolatedEnv:
         if self._limits["on_timeout" if kind == "timeout" else "on_error"] == "stop":
             raise OperantError(f"world {self.__name__!r} {reason}; fix it, or let such episodes be dropped")
         return Step(failed=kind, info={"failure": reason})
+
+
+class WorkerEnv(IsolatedEnv):
+    """An `Env` whose episodes are spread over a few worker processes, each with one world for many of them.
+
+    world, options, isolation: as in `IsolatedEnv`, except that the world is made once in each worker, and keeps its
+    state. Each slot is stepped by a call of its own, so an exception costs one episode. A worker that crashes, or does
+    not answer in time, costs all episodes that it plays, and is started again.
+    workers: number of processes; the i-th episode of a `reset` is played by worker i modulo `workers`, so results do
+    not depend on timing. A world that plays at most `most` episodes plays that many in each worker.
+    waves: the live episodes are cut into this many parts; while the world answers one of them, the replies of the next
+    are generated. With 1, all live episodes are generated together, nothing overlaps, and the results are bit-identical
+    to those of the world in this process.
+    Raises: OperantError as `IsolatedEnv` does, and for fewer than one worker or wave.
+    """
+
+    anew = False
+    options_of_runs = ("workers", "waves")
+
+    def __init__(
+        self,
+        world: str | Callable[..., Env],
+        options: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 4,
+        waves: int = 1,
+        isolation: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(world, options, workers=workers, isolation=isolation)
+        self.waves = waves
+        if waves < 1:
+            raise OperantError(f"waves={waves} for world {self.__name__!r}: it must be at least 1")
+        self._states: list[Any] = [None] * workers
+        self._version = 0
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of episodes at the same time; None: no limit."""
+        most = self._known("most")
+        return None if most is None else most * self.workers
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Begin episodes. Raises: OperantError as `IsolatedEnv.reset` does."""
+        plain = {slot: task_to_plain(task) for slot, task in tasks.items()}
+        pools = self._started(self.workers)
+        self._pool_of |= {slot: pools[i % self.workers] for i, slot in enumerate(tasks)}
+        return self._ask("reset", plain, lambda pool: self._state_of(pools.index(pool)))
+
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]] | None:
+        """What returns the states of the worlds in all workers; None if they have none."""
+        return self.states if self._known("state_dict") else None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the states; each worker loads its own with the next `reset`.
+
+        Raises: OperantError for the states of another number of workers.
+        """
+        if len(state["workers"]) != self.workers:
+            raise OperantError(
+                f"the state of world {self.__name__!r} is that of {len(state['workers'])} workers, and there are "
+                f"{self.workers}; set workers={len(state['workers'])}"
+            )
+        self._states, self._version = list(state["workers"]), self._version + 1
+
+    def _state_of(self, worker: int) -> dict[str, Any]:
+        return {"version": self._version, "state": self._states[worker]}
+
+    def states(self) -> dict[str, Any]:
+        """The states of the worlds in all workers. Raises: OperantError for a state that is no plain data."""
+        requests = [{"call": "state", **self._state_of(i)} for i in range(self.workers)]
+        pairs = list(zip(self._started(self.workers), requests))
+        self._states = self._in_parallel(lambda pair: self._ask_one(*pair), pairs)
+        return {"workers": self._states}
+
+
+FORMS = {"isolated": IsolatedEnv, "workers": WorkerEnv}
+"""The forms of worlds in worker processes, by the prefix of their names."""

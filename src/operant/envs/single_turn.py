@@ -10,6 +10,8 @@ class SingleTurn:
 
     pays = False
     """Whether the environment pays rewards."""
+    turns = 1
+    """Most turns of an episode: an engine need not keep anything for a next one."""
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         return {slot: Step(fresh=True) for slot in tasks}

@@ -1,37 +1,95 @@
-"""The handler of a worker that plays a world: one episode at a time, each in a world of its own."""
+"""The handler of a worker that plays a world, for `isolated.py` and `workers.py`."""
 
-from collections.abc import Callable
 from typing import Any
 
+from operant.envs import for_evaluation
+from operant.envs.functions import maker
 from operant.import_by_name import find_function
 from operant.rollouts.answers import checked
-from operant.sandbox.serialise import step_to_plain, task_from_plain
-from operant.types import Env, Task
+from operant.rollouts.token_count import count_with
+from operant.sandbox.serialise import state_from_plain, state_to_plain, step_to_plain, task_from_plain, task_to_plain
+from operant.types import Task, describe_error
 
 
-def world(argument: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The handler for the world that `argument["spec"]` names: it is made with `argument["options"]`.
+class WorldHandler:
+    """Answers requests about the world that `argument["spec"]` names, which is made with `argument["options"]`.
 
-    A request is {} (make a world and tell about it), {"slot", "task"} (begin an episode) or {"slot", "reply"}.
+    With `argument["anew"]` each `reset` makes the world anew, and an exception is the answer to the whole request.
+    Otherwise it is made once. Each slot is then stepped by a call of its own, so that an exception costs that episode
+    alone: its answer is {"raised": reason}, and {"lost": True} for an unknown slot. `argument["counting"]` is what the
+    world's `measure` needs, or None. With `argument["evaluating"]`, its `for_evaluation` returns the world to play in.
     """
-    place, _, name = argument["spec"].rpartition(":")
-    make = find_function("world", place, name)
-    env: Env | None = None
-    tasks: dict[int, Task] = {}
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        nonlocal env, tasks
-        if "slot" not in request:
-            return {"pays": bool(getattr(make(**argument["options"]), "pays", True))}
-        slot = request["slot"]
-        if "task" in request:
-            env = None  # the last episode's world goes before the next one is made
-            env, tasks = make(**argument["options"]), {slot: task_from_plain(request["task"])}
-            steps = env.reset(tasks)
-        elif env is None:
-            return {"lost": True}
-        else:
-            steps = env.step({slot: request["reply"]})
-        return step_to_plain(checked(f"{name}.{'reset' if 'task' in request else 'step'}", steps, tasks, [slot])[slot])
+    def __init__(self, argument: dict[str, Any]):
+        place, _, self.name = argument["spec"].rpartition(":")
+        self.make, self.options = maker(find_function("world", place, self.name)), argument["options"]
+        self.anew, self.version = argument["anew"], 0
+        counting, self.evaluating = argument["counting"], argument["evaluating"]
+        self.measured = counting and (count_with(counting["tokenizer"]), counting["room"])
+        self.env: Any = None
+        self.tasks: dict[int, Task] = {}
 
-    return answer
+    def __call__(self, request: dict[str, Any]) -> Any:
+        return getattr(self, request.pop("call"))(**request)
+
+    def about(self) -> dict[str, Any]:
+        """What the run has to know about the world."""
+        env = self.made()
+        has = {name: callable(getattr(env, name, None)) for name in ("games", "state_dict", "measure")}
+        has["for_evaluation"] = for_evaluation(env) is not env
+        return has | {"pays": bool(getattr(env, "pays", True)), "most": getattr(env, "most", None)}
+
+    def games(self, split: str) -> list[dict[str, Any]]:
+        """The world's own tasks."""
+        return [task_to_plain(task) for task in self.made().games(split)]
+
+    def state(self, version: int, state: Any) -> Any:
+        """The world's state, after that of the request is loaded as `reset` does."""
+        self.restore(version, state)
+        return state_to_plain(self.env.state_dict())
+
+    def reset(self, given: list[Any], version: int, state: Any) -> list[dict[str, Any]]:
+        """Begin an episode in each slot of `given`, [slot, task] each.
+
+        version: number of the state that the run has loaded; a world that does not have it, such as one of a restarted
+        worker, loads `state` first.
+        """
+        if self.anew:
+            self.env = None  # the last episode's world goes before the next one is made
+        self.restore(version, state)
+        tasks = {slot: task_from_plain(task) for slot, task in given}
+        self.tasks = tasks if self.anew else self.tasks | tasks
+        steps = checked(f"{self.name}.reset", self.env.reset(tasks), tasks, list(tasks))
+        return [step_to_plain(step) for step in steps.values()]
+
+    def step(self, given: list[Any]) -> list[dict[str, Any]]:
+        """Answer the reply in each slot of `given`, [slot, reply] each."""
+        return [self.answer(*pair) if pair[0] in self.tasks else {"lost": True} for pair in given]
+
+    def made(self) -> Any:
+        """The world; one that is there already is used unless each episode has its own."""
+        if self.env is None:
+            self.env = self.make(**self.options)
+            if self.measured:
+                self.env.measure(*self.measured)
+            if self.evaluating:
+                self.env = for_evaluation(self.env)
+        return self.env
+
+    def restore(self, version: int, state: Any) -> None:
+        """Make the world, and load its state unless it has it."""
+        fresh, env = self.env is None, self.made()
+        if state is not None and (fresh or version != self.version):
+            env.load_state_dict(state_from_plain(state))
+        self.version = version
+
+    def answer(self, slot: int, reply: str) -> dict[str, Any]:
+        """The world's step for one slot as plain data."""
+        try:
+            steps = self.env.step({slot: reply})
+            return step_to_plain(checked(f"{self.name}.step", steps, self.tasks, [slot])[slot])
+        except (Exception, SystemExit) as error:
+            if self.anew or isinstance(error, MemoryError):  # a new process has its memory again
+                raise
+            del self.tasks[slot]
+            return {"raised": f"raised {describe_error(error)}"}

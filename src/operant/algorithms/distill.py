@@ -1,0 +1,67 @@
+r"""Distill: learning from language feedback; a teacher that reads a hint corrects the policy's own replies.
+
+The policy plays. Its teacher reads the same replies behind prompts with a hint, which the policy does not see: the
+right answer, the outcome, the world's next answer. The loss is the divergence of the policy from the teacher before
+each token of the reply $y$, over the whole vocabulary,
+
+$$\text{loss} = \frac{1}{|y|}\sum_t
+  \mathrm{KL}\big(\pi(\cdot \mid x, y_{<t}) \,\|\, \pi_T(\cdot \mid x, h, y_{<t})\big),$$
+
+and there is no reward. A prior system planned to learn from language feedback and never defined how; this is our
+reading of it: distillation on the student's own replies
+([Agarwal et al. 2024](https://arxiv.org/abs/2306.13649)) of a model that has more in its context
+([Snell et al. 2022](https://arxiv.org/abs/2209.15189)).
+
+```
+operant train --algorithm distill --tasks questions.jsonl --teacher.hint target
+operant train --algorithm distill --env my_worlds.py:Maze --teacher.hint feedback --teacher.rate 0.05
+operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hints.py:hint --reference ./larger-model
+```
+
+- **The teacher** is the copy `reference`: the first policy (`--reference copy`), or another model with the same
+  vocabulary. With `teacher.rate`, a copy follows the policy by that share of the distance after each step; at 1 it is
+  the policy itself, as it was before the step. The teacher has no gradient.
+- **The hint** is a function from a rollout to a text: `target` is the task's target; `feedback` is `info["feedback"]`
+  of the rollout, or the message of its judgement (the world `feedback`); `answer` is what the world answered to each
+  reply. A function of your own (`my_hints.py:hint`) may also return a list with one text for each turn. An empty hint
+  tells the teacher nothing.
+- **Where the hint stands** is `teacher.template`, `{hint}\n{prompt}` by default. The prompt keeps its token ids. In a
+  chat, the template is applied to the last message. It stands in the prompt that opens a row; later turns of the same
+  row go on from there. One hint for each turn needs a world with fresh prompts.
+- **The gradient** is that of the divergence in the states that the policy visited. That a reply leads to other states
+  is no part of it. `loss.divergence=forward` is KL(teacher || policy).
+- A hint helps only a teacher that can use it. If the teacher ignores its hint, the divergence is about 0 from the
+  beginning (`distill/divergence`), and nothing is learnt. With `--reward`, the replies are scored as well, and the
+  scores are shown and not trained on. `kl/per_reply` is measured to the teacher without the hint.
+"""
+
+from torch import Tensor
+
+from operant.algorithms.base import Algorithm, Needs
+from operant.types import Batch, OperantError, Outputs
+
+
+def distillation(out: Outputs, batch: Batch, *, divergence: str = "reverse") -> dict[str, Tensor]:
+    """The divergence of the policy from its teacher before each action [B, T], over the whole vocabulary.
+
+    `divergence`: reverse, KL(policy || teacher), or forward, KL(teacher || policy) (arXiv:2306.13649, equation 4).
+    Raises: OperantError for another name, or a policy that computes none.
+    """
+    if divergence not in ("reverse", "forward"):
+        raise OperantError(f"loss.divergence={divergence!r}: it must be reverse or forward")
+    if out.kl is None:
+        raise OperantError("the policy computed no divergence: `Outputs.kl` of its `forward` must be that to `against`")
+    return {"loss": out.kl[divergence], "distill/divergence": out.kl[divergence].detach()}
+
+
+DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
+
+ALGORITHM = Algorithm(
+    distillation,
+    copies={"reference": "frozen"},
+    teacher=True,
+    needs=Needs(reward=False),
+    defaults=DEFAULTS,
+)
+
+PRESETS: dict[str, dict[str, object]] = {}

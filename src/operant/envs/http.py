@@ -1,0 +1,302 @@
+"""A world behind HTTP: `Http(url)` plays in it, and `serve(env)` offers any world in this way.
+
+    server = serve(Maze(), port=8000)                  # where the world is; it stays until server.close()
+    operant train --env http --env.url http://127.0.0.1:8000 --tasks mazes.jsonl
+
+Every request is a POST of a JSON object with `session` (a text that is different for each run) and `number` (counted
+from 1; the same number again asks for the same answer, and steps nothing). Slots are texts there, because JSON has no
+other keys:
+
+    /about                                     -> {"pays": true, "most": null, "games": false}
+    /games  {"split": "train"}                 -> {"tasks": [{"id": "a", "prompt": "Go!"}]}
+    /reset  {"tasks": {"0": {"id": ..., ...}}} -> {"steps": {"0": {"text": "A door."}}}
+    /step   {"replies": {"0": "open it"}}      -> {"steps": {"0": {"reward": 1.0, "terminated": true}}}
+
+A step has the fields of `operant.Step` that are not their defaults. An error is {"error": sentence} with status 500.
+"""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+from operant.rollouts import answers
+from operant.sandbox.serialise import step_to_plain, task_from_plain, task_to_plain
+from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
+
+__all__ = ["Http", "serve"]
+
+MAX_BYTES = 64 << 20
+"""Most bytes of an answer or a request."""
+WAITS = (0.1, 0.5, 2.0)
+"""Seconds before each further try; the last of them before all later ones."""
+SESSIONS = 100
+"""Runs whose last answer a server keeps."""
+NO_REPLIES = {"replies": (), "references": ()}
+"""Fields of a task that need not be sent."""
+
+
+class Http:
+    """An `Env` whose episodes are played by a server at `url`, which is not trusted: its answers are checked.
+
+    timeout: seconds for an answer. tries: how often a request is sent while there is no connection, no answer in time,
+    or a status of 502 to 504. After that, as after an answer that is not allowed, its episodes fail and are left out of
+    training; the run goes on. waves: as for worlds in worker processes (docs/worlds.md).
+    Raises: OperantError for a URL that is not http or https.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 60.0, tries: int = 3, waves: int = 1):
+        if not url.startswith(("http://", "https://")):
+            raise OperantError(f"env.url={shown(url)}: it must begin with http:// or https://")
+        for name, value, good in (
+            ("timeout", timeout, timeout > 0),
+            ("tries", tries, tries >= 1),
+            ("waves", waves, waves >= 1),
+        ):
+            if not good:
+                raise OperantError(f"env.{name}={value}: it must be {'above 0' if name == 'timeout' else 'at least 1'}")
+        self.url, self.timeout, self.tries, self.waves = url.rstrip("/"), timeout, tries, waves
+        self.__name__ = self.url
+        self.session, self.number = uuid.uuid4().hex, 0
+        self.send = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # never through a proxy
+        self.about: dict[str, Any] = {}
+
+    def check(self) -> None:
+        """Ask the server about its world. Raises: OperantError if it does not answer as a world does."""
+        self.about = self.ask("about", {})
+        most = self.about.get("most")
+        if not isinstance(self.about.get("pays"), bool) or not (most is None or (isinstance(most, int) and most > 0)):
+            raise OperantError(f"world {self.url}: /about answered {shown(self.about)}, which is no world's answer")
+
+    def known(self, name: str) -> Any:
+        """What the server says about its world. Raises: OperantError if it does not answer."""
+        if not self.about:
+            self.check()
+        return self.about.get(name)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the world pays rewards."""
+        return self.known("pays")
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of episodes at the same time; None: no limit."""
+        return self.known("most")
+
+    @property
+    def games(self) -> Any:
+        """What returns the world's own tasks for a split; None if it has none."""
+        return self.tasks_of if self.known("games") else None
+
+    def tasks_of(self, split: Literal["train", "test"]) -> list[Task]:
+        """The world's own tasks. Raises: OperantError if the server does not return tasks."""
+        found = self.ask("games", {"split": split}).get("tasks")
+        try:
+            return [task_from_plain({**NO_REPLIES, **plain}) for plain in found]
+        except (TypeError, KeyError) as error:
+            raise OperantError(f"world {self.url}: /games answered {shown(found)}, which are no tasks") from error
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Begin episodes. Raises: OperantError for a task that is no plain data."""
+        return self.steps("reset", "tasks", {slot: task_to_plain(task) for slot, task in tasks.items()})
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        """Send each reply to its episode."""
+        return self.steps("step", "replies", replies)
+
+    def steps(self, call: str, name: str, given: Mapping[int, Any]) -> dict[int, Step]:
+        """The server's step for each slot; if there is none, how its episode has failed.
+
+        Raises: OperantError if a failure stops the run.
+        """
+        kind: Failure = "raised"
+        try:
+            answer = self.ask(call, {name: {str(slot): value for slot, value in given.items()}}).get("steps")
+            if not isinstance(answer, dict) or set(answer) != {str(slot) for slot in given}:
+                slots = shown(sorted(answer)) if isinstance(answer, dict) else shown(answer)
+                raise OperantError(
+                    f"/{call} was called with slots {shown([str(slot) for slot in given])} and answered for {slots}"
+                )
+            return {slot: self.read(answer[str(slot)]) for slot in given}
+        except NoAnswer as error:
+            kind, why = error.kind, str(error)
+        except OperantError as error:
+            why = str(error)
+        return {slot: Step(failed=kind, info={"failure": why}) for slot in given}
+
+    def read(self, plain: Any) -> Step:
+        """A step of the server; one that is not allowed fails its episode alone."""
+        try:
+            step = Step(**plain)
+            why = answers.fault(step)
+        except TypeError:
+            step, why = Step(), f"answered with {shown(plain)}, which are not the fields of a Step"
+        return step if why is None else Step(failed="raised", info={"failure": why})
+
+    def ask(self, call: str, content: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer to a request, which is sent up to `tries` times.
+
+        Raises: OperantError with the reason if there is none: a `NoAnswer` if the server may be there later.
+        """
+        self.number += 1
+        body = json.dumps({"session": self.session, "number": self.number, **content}).encode()
+        kind, why = "crashed", ""
+        for attempt in range(self.tries):
+            time.sleep(0.0 if not attempt else WAITS[min(attempt, len(WAITS)) - 1])
+            request = urllib.request.Request(f"{self.url}/{call}", body, {"Content-Type": "application/json"})
+            try:
+                with self.send(request, timeout=self.timeout) as response:
+                    data = self.received(response)
+                return self.parsed(call, data)
+            except urllib.error.HTTPError as error:
+                with error:
+                    answer = error.read(1000).decode(errors="replace")
+                if error.code not in (502, 503, 504):
+                    raise OperantError(
+                        f"{self.url}/{call} answered with status {error.code}: {shown(answer, 500)}"
+                    ) from error
+                kind, why = "crashed", f"answered with status {error.code}"
+            except TimeoutError:
+                kind, why = "timeout", f"has not answered in {self.timeout:g} s"
+            except OperantError:
+                raise
+            except (OSError, HTTPException, ValueError) as error:  # refused, reset, cut in the middle; an invalid URL
+                late = isinstance(getattr(error, "reason", None), TimeoutError)
+                kind = "timeout" if late else "crashed"
+                why = f"cannot be reached: {getattr(error, 'reason', error)}; is the server running?"
+        raise NoAnswer(f"world {self.url} {why} ({self.tries} tries)", kind)
+
+    def received(self, response: Any) -> bytes:
+        """The content of a response. Raises: TimeoutError also for one that trickles in."""
+        data, end = b"", time.monotonic() + self.timeout
+        while len(data) <= MAX_BYTES and (part := response.read1(1 << 20)):
+            data += part
+            if time.monotonic() > end:
+                raise TimeoutError
+        return data
+
+    def parsed(self, call: str, data: bytes) -> dict[str, Any]:
+        """An answer as a JSON object. Raises: OperantError if it is none."""
+        try:
+            answer = json.loads(data) if len(data) <= MAX_BYTES else None
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            what = "more than 64 MB" if len(data) > MAX_BYTES else f"{shown(data)}, which is no JSON object"
+            raise OperantError(f"world {self.url}: /{call} answered {what}; does another program listen there?")
+        return answer
+
+
+class NoAnswer(OperantError):
+    """A server has not answered."""
+
+    def __init__(self, message: str, kind: Any):
+        super().__init__(message)
+        self.kind: Failure = kind
+
+
+class WorldServer(ThreadingHTTPServer):
+    """Offers a world over HTTP, to any number of runs: each has slots of its own. `serve` starts one."""
+
+    daemon_threads = True
+
+    def __init__(self, env: Env, port: int, host: str):
+        try:
+            super().__init__((host, port), WorldRequest)
+        except (OSError, OverflowError) as error:
+            raise OperantError(f"a world cannot be served at {host}:{port}: {error}; choose another port") from error
+        self.env, self.lock = env, threading.Lock()
+        self.slots: dict[tuple[str, str], int] = {}
+        self.last: dict[str, tuple[int, int, bytes]] = {}
+        self.tasks: dict[int, Task] = {}
+        self.thread = threading.Thread(target=self.serve_forever, name="world server", daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.server_address[0]}:{self.server_port}"
+
+    def close(self) -> None:
+        """End the server, after the request that it is answering."""
+        self.shutdown()
+        self.server_close()
+
+    def answered(self, call: str, content: Any) -> tuple[int, bytes]:
+        """Status and body of the answer. The answer to a request that is repeated is not computed again."""
+        with self.lock:
+            try:
+                session, number = str(content.pop("session")), int(content.pop("number"))
+                if (last := self.last.get(session)) and last[0] == number:
+                    return last[1:]
+                status, answer = 200, getattr(self, f"answer_{call}")(session, **content)
+            except Exception as error:
+                status, answer, session, number = 500, {"error": describe_error(error)}, "", 0
+            self.last.pop(session, None)
+            self.last[session] = number, status, json.dumps(answer).encode()
+            while len(self.last) > SESSIONS:
+                del self.last[next(iter(self.last))]
+            return self.last[session][1:]
+
+    def answer_about(self, session: str) -> dict[str, Any]:
+        most, games = getattr(self.env, "most", None), getattr(self.env, "games", None)
+        return {"pays": bool(getattr(self.env, "pays", True)), "most": most, "games": games is not None}
+
+    def answer_games(self, session: str, split: str) -> dict[str, Any]:
+        return {"tasks": [task_to_plain(task) for task in self.env.games(split)]}  # pyright: ignore
+
+    def answer_reset(self, session: str, tasks: dict[str, Any]) -> dict[str, Any]:
+        own = {slot: self.slots.setdefault((session, slot), len(self.slots)) for slot in tasks}
+        given = {own[slot]: task_from_plain({**NO_REPLIES, **task}) for slot, task in tasks.items()}
+        self.tasks |= given
+        steps = answers.reset(self.env, given)
+        return {"steps": {slot: step_to_plain(steps[own[slot]]) for slot in tasks}}
+
+    def answer_step(self, session: str, replies: dict[str, str]) -> dict[str, Any]:
+        if new := [slot for slot in replies if (session, slot) not in self.slots]:
+            raise OperantError(f"slot {new[0]} has no episode here; was the server started again?")
+        own = {slot: self.slots[session, slot] for slot in replies}
+        steps = answers.step(self.env, {own[slot]: reply for slot, reply in replies.items()}, self.tasks)
+        return {"steps": {slot: step_to_plain(steps[own[slot]]) for slot in replies}}
+
+
+class WorldRequest(BaseHTTPRequestHandler):
+    """One request to a `WorldServer`."""
+
+    server: WorldServer
+    timeout = 60
+
+    def do_POST(self) -> None:
+        size, kind = self.headers.get("Content-Length", ""), self.headers.get_content_type()
+        if kind != "application/json":  # so that no web page can send it
+            return self.send_error(415, "the content must be application/json")
+        if not size.isdecimal() or int(size) > MAX_BYTES:
+            return self.send_error(413, "the content must have a length, of at most 64 MB")
+        try:
+            content = json.loads(self.rfile.read(int(size)))
+        except (ValueError, RecursionError):
+            return self.send_error(400, "the content is no JSON")
+        status, body = self.server.answered(self.path.strip("/"), content)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged: the run logs what fails."""
+
+
+def serve(env: Env, port: int = 0, host: str = "127.0.0.1") -> WorldServer:
+    """Start a thread that offers a world at `server.url`, until `server.close()`; port 0: any that is free.
+
+    Anybody who can reach the port can play. A script that does nothing else waits with `server.thread.join()`.
+    Raises: OperantError for a port that is taken or not allowed.
+    """
+    return WorldServer(env, port, host)

@@ -1,0 +1,68 @@
+"""Returns from each turn on, and groups of turns that begin in the same state (GiGPO)."""
+
+import torch
+from torch import Tensor
+
+from operant.objectives.advantages import episode_index, gae, gather, group_relative, scatter, with_groups
+from operant.objectives.turns import Turns
+from operant.types import Batch, OperantError
+
+
+def turn_returns(batch: Batch, discount: float) -> tuple[Tensor, Turns, Tensor]:
+    """Return `episode_index` [E, A], the turns of the episodes, and the return from each turn on, [E, K].
+
+    R_k = r_k + discount * R_{k+1}, where r_k is the sum of the rewards of turn k's actions; a turn in between that is
+    not trained on discounts once more.
+    """
+    index = episode_index(batch)
+    turns = Turns.of(gather(batch.turns, index, -1))
+    rewards = turns.summed(gather(batch.rewards, index))
+    between = discount * turns.count.clamp(max=1).to(rewards)
+    if batch.skipped is not None:
+        between = between * discount ** turns.summed(gather(batch.skipped, index)).to(rewards)
+    none = torch.zeros_like(rewards)
+    return index, turns, gae(rewards, none, none, between, none + 1)
+
+
+def with_turn_returns(batch: Batch, *, turn_gamma: float = 1.0) -> Batch:
+    """Give every action of a turn the return from that turn on, R_k = r_k + turn_gamma * R_{k+1}; no baseline.
+
+    A charge of KL counts in it, and has no gradient of its own. Raises: OperantError for a rate outside 0..1.
+    """
+    _check_rate(turn_gamma)
+    index, turns, returns = turn_returns(batch, turn_gamma)
+    return batch.with_(advantages=scatter(turns.spread(returns), index, batch.tokens.shape), price=None)
+
+
+def with_states(
+    batch: Batch,
+    *,
+    turn_gamma: float = 0.95,
+    omega: float = 1.0,
+    scale: bool = True,
+    deviation: str = "population",
+) -> Batch:
+    """Add two comparisons (arXiv:2505.10978, equation 8): of episodes in their group, as `with_groups`, and `omega`
+    times that of turns which begin in the same state, by their returns R_k = r_k + turn_gamma * R_{k+1}.
+
+    `scale`, `deviation`: of both comparisons, as in `with_groups`. A turn whose state no other turn of the group begins
+    in has only the first.
+    Raises: OperantError for a rate outside 0..1, an `omega` below 0, or another `deviation`.
+    """
+    _check_rate(turn_gamma)
+    if omega < 0:
+        raise OperantError(f"advantage.omega={omega}: it must be at least 0")
+    assert batch.anchors is not None  # the learner adds them
+    batch = with_groups(batch, scale=scale, deviation=deviation)
+    index, turns, returns = turn_returns(batch, turn_gamma)
+    played = turns.count > 0
+    compared = torch.zeros_like(returns)
+    states = turns.first(gather(batch.anchors, index))
+    compared[played] = group_relative(returns[played], states[played], scale=scale, deviation=deviation)
+    of_states = scatter(turns.spread(compared), index, batch.tokens.shape)
+    return batch.with_(advantages=batch.advantages + omega * of_states)
+
+
+def _check_rate(turn_gamma: float) -> None:
+    if not 0 <= turn_gamma <= 1:
+        raise OperantError(f"advantage.turn_gamma={turn_gamma}: it must lie in 0..1")

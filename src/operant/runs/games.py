@@ -1,0 +1,130 @@
+"""Plays the games of a world by any player, and records them: what `operant play` does.
+
+world = game_world("rooms", {"env.memory": 3})
+played = Recorded(world)
+play_by_model(played, world.games("test"), policy, engine, model_sampling({}, {}))
+played.games[0]["won"], played.turns[0]         # the record of the first game, and its rows of prompt and completion
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from operant.envs import ENVS
+from operant.envs.games import TextGames
+from operant.envs.players import PLAYERS, Player
+from operant.import_by_name import nearest
+from operant.options import arguments, compose
+from operant.rollouts.play import play
+from operant.runs import named_parts
+from operant.sampling import Sampling
+from operant.training.setup import tell_room
+from operant.types import OperantError, Step, Task, shown
+
+REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
+"""How a model replies that is no run of operant: up to a line break."""
+NEEDS_COMMANDS = "fixed"
+"""A player that replays commands, which no option gives."""
+
+
+@dataclass
+class Recorded:
+    """A world that keeps what it asked and was answered: prompts and replies by slot, and the records of the games."""
+
+    world: TextGames
+    prompts: dict[int, str] = field(default_factory=dict)
+    turns: dict[int, list[dict[str, str]]] = field(default_factory=dict)
+    """Rows of prompt and completion. A prompt is all that the policy reads before its reply."""
+    games: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """As `Rollout.info["game"]`."""
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        steps = self.world.reset(tasks)
+        for slot, step in steps.items():
+            self.prompts[slot], self.turns[slot], self.games[slot] = step.text, [], step.info["game"]
+        return steps
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        for slot, reply in replies.items():
+            self.turns[slot].append({"prompt": self.prompts[slot], "completion": reply})
+        steps = self.world.step(replies)
+        for slot, step in steps.items():
+            self.prompts[slot] = step.text if step.fresh else self.prompts[slot] + replies[slot] + step.text
+            self.games[slot] = step.info.get("game", self.games[slot])
+        return steps
+
+
+def player_names() -> list[str]:
+    """The names of players that are no models."""
+    return [name for name in PLAYERS.names() if name != NEEDS_COMMANDS]
+
+
+def simple_player(name: str) -> Callable[[], Player] | None:
+    """What makes a player of that name; None if it is the folder or name of a model.
+
+    Raises: OperantError for a word that is neither.
+    """
+    if name in player_names():
+        return PLAYERS.find(name)
+    if "/" not in name and ":" not in name and not Path(name).exists():
+        hint = nearest(name[:100], ["human", *player_names()]) or "."
+        names = ", ".join(["human", *player_names()])
+        raise OperantError(f"player {shown(name)} is unknown{hint} Players: {names}, or the folder of a run or model")
+    return None
+
+
+def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) -> TextGames:
+    """The world with the user's options, above those of the run that plays if it was trained there, without examples.
+
+    Raises: OperantError for a world that does not exist or has no games, and for an unknown option.
+    """
+    made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
+    own = {option.removeprefix("env."): value for option, value in options.items()}
+    trained = named_parts.stored_options("env", run) | {"examples": 0.0} if run.get("env") == name else {}
+    world = None if made is None else named_parts.make("env", name, trained | arguments(made, own, what))
+    if not isinstance(world, TextGames):
+        known = ((other, ENVS.find(other)) for other in ENVS.built_in)
+        others = ", ".join(other for other, made in known if isinstance(made, type) and issubclass(made, TextGames))
+        raise OperantError(f"{what} has no text games to play; worlds that have: {others}")
+    return world
+
+
+def model_sampling(run: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
+    """How a model replies: as in its run, or up to a line break; the user's options come first."""
+    known = run.get("sampling")
+    own = {f"sampling.{name}": value for name, value in (known if isinstance(known, Mapping) else REPLY).items()}
+    return compose({"sampling": Sampling}, {**own, **given})["sampling"]
+
+
+def play_by_player(played: Recorded, slot: int, task: Task, player: Player, chance: random.Random) -> None:
+    """Let a player play one game to its end."""
+    step = played.reset({slot: task})[slot]
+    while not (step.terminated or step.truncated):
+        game, state = played.world.playing(slot)
+        step = played.step({slot: played.world.written(player.act(state, game, chance))})[slot]
+
+
+def play_by_model(
+    played: Recorded, tasks: Sequence[Task], policy: Any, engine: Any, sampling: Sampling, seed: int
+) -> None:
+    """Let a model play all games in one batch, with the random numbers of a run's evaluation.
+
+    Raises: OperantError for a model without a tokenizer.
+    """
+    if policy.tokenizer is None:
+        raise OperantError("the model has no tokenizer, and games are texts: save its tokenizer into its folder")
+    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    tell_room(played.world, policy, sampling)
+    play(
+        tasks,
+        env=played,
+        engine=engine,
+        tokenizer=policy.tokenizer,
+        sampling=sampling,
+        seed=seed,
+        stream="evaluate",
+        max_turns=played.world.max_turns + 1,
+        fits=lambda prompt, reply: policy.misfit(prompt, reply) is None,
+    )

@@ -1,0 +1,319 @@
+"""Learning from hints: what the teacher reads, the divergence from it by hand, and what a hint is worth."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, train
+from operant.rollouts.collate import collate
+from operant.rollouts.prompts import TeacherOptions, with_hints
+from operant.sampling import Sampling
+from operant.types import Judgement
+
+T = 0.8
+
+
+def ids(text):
+    return letters()(text, add_special_tokens=False)["input_ids"]
+
+
+ASKED = Task("a", "ab", target="yes")
+
+
+def episode(*pairs, task=ASKED, **more):
+    """A rollout of (prompt, action) pairs of token ids."""
+    return Rollout(task, 0, [Turn(list(p), list(a), [-1.0] * len(a)) for p, a in pairs], [""] * len(pairs), **more)
+
+
+def read(rollout, **options):
+    """What the teacher reads before each reply."""
+    (made,) = with_hints([rollout], letters(), TeacherOptions(**options))
+    return [turn.prompt for turn in made.turns]
+
+
+# --- where the hint stands --------------------------------------------------------------------------------------------
+
+
+def test_the_hint_stands_where_the_template_says_and_the_prompt_keeps_its_ids():
+    one = episode((ids("en go"), ids("b")))
+    assert read(one, template="the {hint}. {prompt}") == [ids("the yes. ") + ids("en go")]
+    assert read(one, template="{prompt} is {hint}!") == [ids("en go") + ids(" is yes!")]
+    behind_bos = episode(([1, *ids("go")], ids("b")))
+    assert read(behind_bos, template="{hint} {prompt}") == [[1, *ids("yes "), *ids("go")]]
+
+
+def test_a_chat_gets_its_hint_in_the_last_message():
+    tokenizer = letters()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
+    talk = [{"role": "system", "content": "go"}, {"role": "user", "content": "ab"}]
+    asked = tokenizer.apply_chat_template(talk, return_dict=True)["input_ids"]
+    rollout = episode((asked, ids("b")), task=Task("a", talk, target="x"))
+    (made,) = with_hints([rollout], tokenizer, TeacherOptions(template="{prompt} {hint}"))
+    assert made.turns[0].prompt == ids("sgo.uab x.a")
+
+
+def test_fresh_prompts_have_a_hint_each_and_a_row_has_one():
+    fresh = episode((ids("ab"), ids("c")), (ids("de"), ids("f")))
+    plain = {"template": "{hint}{prompt}"}
+    assert read(fresh, hint=lambda r: ["x", ""], **plain) == [ids("xab"), ids("de")]
+    assert read(fresh, hint="answer", **plain) == [ids("deab"), ids("de")]
+    row = episode((ids("ab"), ids("c")), (ids("ab") + ids("c") + ids("x"), ids("f")))
+    assert read(row, **plain) == [ids("yesab"), ids("yesab") + ids("c") + ids("x")]
+    behind = read(row, template="{prompt}{hint}")
+    assert behind == [ids("abyes"), ids("abyes") + ids("c") + ids("x")], "the row goes on behind its hint"
+    with pytest.raises(OperantError, match="a hint for turn 2 of task 'a', whose prompt goes on"):
+        read(row, hint=lambda r: ["x", "y"])
+    over = replace(row, turns=[row.turns[0], replace(row.turns[1], trained=False)])
+    assert read(over, **plain)[0] == ids("yesab")
+
+
+def test_hints_that_come_with_the_library():
+    one = episode((ids("ab"), ids("c")), info={"feedback": "no"})
+    assert read(one, hint="feedback", template="{hint} {prompt}") == [ids("no ") + ids("ab")]
+    judged = episode((ids("ab"), ids("c")), info={"judgement": Judgement(0.0, {}, "", "bad")})
+    assert read(judged, hint="feedback", template="{hint} {prompt}") == [ids("bad ") + ids("ab")]
+    assert read(replace(one, info={}), hint="feedback") == [ids("ab")], "nothing to tell"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hint": "targte"}, r"hint 'targte' is unknown; did you mean 'target'\?"),
+        ({"hint": "no_such:thing"}, "there is no hint and no module 'no_such'"),
+        ({"template": "{hint}"}, r"teacher.template='{hint}': it must contain {hint} and {prompt}"),
+        ({"rate": 1.5}, r"teacher.rate=1.5: it must lie in 0..1"),
+        ({"rate": 0.5, "reference": 3}, "only a copy follows the policy"),
+        ({"reference": None}, "it is the teacher"),
+        ({"loss.divergence": "sideways"}, "it must be reverse or forward"),
+        ({"kl.coef": 0.1}, "algorithm distill has no reference to measure KL to"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_a_model_loads(options, message):
+    named = {k if "." in k or k == "reference" else f"teacher.{k}": v for k, v in options.items()}
+    with pytest.raises(OperantError, match=message):
+        Learner("no such model", algorithm="distill", **named)
+
+
+@pytest.mark.parametrize(
+    ("hint", "message"),
+    [
+        ("target", "task 'a' has no target to tell the teacher"),
+        (lambda r: 5, "teacher.hint gave 5 for task 'a' of 1 turns"),
+        (lambda r: ["x", "y"], "give a text or token ids for all of them, or a list with one"),
+        (lambda r: "x" * 80, "row 0 with its hint has 8[0-9] tokens"),
+    ],
+)
+def test_a_hint_that_cannot_be_told_is_a_sentence(hint, message):
+    learner = Learner(lm(vocab=40), tokenizer=letters(), algorithm="distill", **{"teacher.hint": hint})
+    with pytest.raises(OperantError, match=message):
+        learner.learn([episode((ids("ab"), ids("c")), task=Task("a", "ab"))], None)
+
+
+# --- the divergence ---------------------------------------------------------------------------------------------------
+
+
+def divergence(student, teacher, prompt, told, action, *, forward=False):
+    """[A] by bare forward passes: before each token of the reply, over the whole vocabulary."""
+    p = (student(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1)
+    with torch.no_grad():
+        q = (teacher(torch.tensor([told + action])).logits[0, len(told) - 1 : -1].double() / T).log_softmax(-1)
+    p, q = (q, p) if forward else (p, q)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+EPISODES = [
+    episode(([3, 4], [5, 6, 7]), ([8], [9, 10])),  # two rows
+    episode(([3, 4], [5, 6]), ([3, 4, 5, 6, 11], [7])),  # one row
+    episode(([9, 8, 7], [4])),
+]
+HINTS = {0: [[12, 13], [14]], 1: [15, 16, 17], 2: None}
+TOLD = [[12, 13, 3, 4], [14, 8], [15, 16, 17, 3, 4], [15, 16, 17, 3, 4, 5, 6, 11], [9, 8, 7]]
+"""What the teacher reads before each of the five replies, by hand."""
+
+
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("chunk", [48_000_000, 40])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, forward, monkeypatch):
+    """Rows of other lengths for the teacher, in micro-batches of one row and in chunks of two tokens."""
+    monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
+    student, teacher = lm(kind).double(), lm(kind, seed=1).double()
+    rollouts = [replace(r, task=Task(str(i), [3])) for i, r in enumerate(EPISODES)]
+    learner = Learner(
+        Policy(student),
+        algorithm="distill",
+        reference=Policy(teacher),
+        temperature=T,
+        lr=0.0,
+        max_grad_norm=None,
+        keep_gradients=True,
+        **{
+            "teacher.hint": lambda r: HINTS[int(r.task.id)],
+            "update.micro_tokens": 8 if chunk == 40 else 8192,
+            "loss.divergence": "forward" if forward else "reverse",
+        },
+    )
+    metrics = learner.learn(rollouts, None)
+    mine = [p.grad.clone() for p in student.parameters()]
+    twin = lm(kind).double()
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    each = [
+        divergence(twin, teacher, turn.prompt, told, turn.action, forward=forward)
+        for turn, told in zip(turns, TOLD, strict=True)
+    ]
+    loss = torch.cat(each).mean()
+    loss.backward()
+    tolerance = 1e-9 if kind == "gpt2" else 1e-5  # llama's norms are float32
+    assert metrics["distill/divergence"] == pytest.approx(float(loss.detach()), rel=tolerance)
+    assert metrics["loss/total"] == pytest.approx(metrics["distill/divergence"], rel=1e-12)
+    for a, b in zip(mine, twin.parameters(), strict=True):
+        assert torch.allclose(a, b.grad, rtol=0, atol=tolerance * 10)
+
+
+def test_a_choice_is_distilled_over_its_options():
+    """The divergence of the distribution over options, by bare log-probs of each."""
+    student, teacher = lm().double(), lm(seed=1).double()
+    options, prompt, told = [[5, 6], [7], [8, 9, 10]], [3, 4], [12, 3, 4]
+    turn = Turn(prompt, [7], [-1.0], options=options, chosen=1)
+    learner = Learner(
+        Policy(student), algorithm="distill", reference=Policy(teacher), lr=0.0, **{"teacher.hint": lambda r: [12]}
+    )
+    metrics = learner.learn([Rollout(Task("a", prompt), 0, [turn], ["x"])], None)
+
+    def scores(model, before):
+        found = []
+        for option in options:
+            whole = [*option, 2]
+            with torch.no_grad():
+                logits = model(torch.tensor([before + whole])).logits[0, len(before) - 1 : -1].log_softmax(-1)
+            found.append(logits[range(len(whole)), whole].mean())
+        return torch.stack(found).log_softmax(0)
+
+    p, q = scores(student, prompt), scores(teacher, told)
+    assert metrics["distill/divergence"] == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-9)
+
+
+def test_rows_of_the_teacher_follow_those_of_the_batch():
+    """Cut to some rows, the actions of both are the same tokens in the same order."""
+    made = with_hints(EPISODES, None, TeacherOptions(hint=lambda r: HINTS[EPISODES.index(r)]))
+    both = collate(EPISODES, [0.0] * 3).with_(hinted=collate(made, [0.0] * 3))
+    for rows in ([0], [2, 1], [3, 0, 2]):
+        part = both.rows(torch.tensor(rows))
+        assert torch.equal(part.tokens[part.actions], part.hinted.tokens[part.hinted.actions])
+    assert both.sizes() == [7, 4, 9, 4]
+
+
+# --- the teacher ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+def test_the_teacher_follows_by_its_rate_and_is_saved(rate, tmp_path):
+    hint = {"teacher.hint": lambda r: [7, 8], "teacher.rate": rate}
+    learner = Learner(lm(), algorithm="distill", lr=1e-2, max_tokens=4, seed=1, **hint)
+    first = [p.clone() for p in learner.policy.model.parameters()]
+    learner.learn(learner.generate([[3, 4], [5]] * 4), None)
+    both = zip(first, learner.policy.model.parameters(), learner.reference.policy.model.parameters(), strict=True)
+    for before, now, teacher in both:
+        assert torch.allclose(teacher, before + rate * (now - before), atol=1e-6)
+    learner.save(tmp_path / "learner")
+    again = Learner.load(tmp_path / "learner", policy=lm(), **{"teacher.hint": hint["teacher.hint"]})
+    whole, halved = (one.learn(one.generate([[3], [5, 6]] * 4), None) for one in (learner, again))
+    assert whole["loss/total"] == halved["loss/total"] > 0
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+ANSWER = {3: 7, 4: 8, 5: 9}
+"""The right reply to each question."""
+
+
+@pytest.fixture(scope="module")
+def told():
+    """The weights of a model that says the token before a question; without one it says anything."""
+    model = lm(vocab=12, spread=0.1)
+    learner = Learner(model, algorithm="sft", lr=1e-2, max_tokens=1, fixed_length=True)
+    said = [6, 7, 8, 9, 10]
+    queries = [[hint, question] for hint in said for question in ANSWER] + [[question] for question in ANSWER] * 5
+    replies = [[hint] for hint in said for _ in ANSWER] + [[hint] for hint in said for _ in ANSWER]
+    for _ in range(50):
+        learner.step(queries, replies)
+    return model.state_dict()
+
+
+def right(model):
+    """The probability of the right reply without a hint."""
+    with torch.no_grad():
+        found = [model(torch.tensor([[q]])).logits[0, -1].softmax(-1)[a] for q, a in ANSWER.items()]
+    return float(sum(found)) / len(found)
+
+
+@pytest.mark.parametrize(
+    ("hint", "rate", "ends"),
+    [
+        (lambda question: [ANSWER[question]], 0.0, (0.95, 1.0)),
+        (lambda question: [ANSWER[question]], 0.5, (0.95, 1.0)),
+        (lambda question: [6], 0.0, (0.0, 0.1)),
+        (lambda question: [], 0.0, (0.1, 0.35)),
+    ],
+    ids=["told", "told, follows", "wrong", "empty"],
+)
+def test_a_teacher_who_is_told_the_answer_teaches_it(told, hint, rate, ends):
+    model = lm(vocab=12)
+    model.load_state_dict(told)
+    own = {"teacher.hint": lambda r: hint(r.turns[0].prompt[-1]), "teacher.rate": rate}
+    learner = Learner(model, algorithm="distill", lr=3e-3, max_tokens=1, fixed_length=True, **own)
+    assert 0.1 < right(model) < 0.35
+    for _ in range(20):
+        learner.learn(learner.generate([[question] for question in ANSWER] * 8), None)
+    assert ends[0] <= right(model) <= ends[1]
+
+
+class Twice:
+    """A world of two turns with fresh prompts: two questions, and the answer in the info of the end."""
+
+    pays = False
+
+    def reset(self, tasks):
+        self.live = {slot: 0 for slot in tasks}
+        return {slot: Step("ab", fresh=True) for slot in tasks}
+
+    def step(self, replies):
+        steps = {}
+        for slot in replies:
+            self.live[slot] += 1
+            last = self.live[slot] == 2
+            steps[slot] = Step(
+                "" if last else "cd", fresh=True, terminated=last, info={"feedback": "x"} if last else {}
+            )
+        return steps
+
+
+def test_a_run_without_a_reward_plays_a_world_and_resumes(tmp_path):
+    given = {"tasks": [f"go {i}" for i in range(8)], "algorithm": "distill", "env": Twice, "batch": 8, "probes": 0}
+    given |= {"teacher.hint": "feedback", "max_tokens": 3, "tokenizer": letters(), "lr": 1e-2}
+    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=3, **given)
+    assert len(whole.metrics) == 3 and whole.metrics[-1]["distill/divergence"] > 0
+    assert "reward/mean" not in whole.metrics[-1]
+    train(lm(vocab=40), out=tmp_path / "half", steps=2, **given)
+    half = train(lm(vocab=40), out=tmp_path / "half", steps=3, resume=True, **given)
+    pairs = zip(half.policy.parameters(), whole.policy.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_reward_is_measured_and_not_trained_on():
+    ends = []
+    for scores in ([1.0, 0.0, 0.5, 0.25], [0.0, 1.0, 0.0, 1.0], None):
+        learner = Learner(lm(), algorithm="distill", lr=1e-2, max_tokens=3, **{"teacher.hint": lambda r: [7]})
+        metrics = learner.learn(learner.generate([[3], [4], [5], [6]]), scores)
+        assert metrics.get("reward/mean") == (None if scores is None else sum(scores) / 4)
+        ends.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
+    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
+
+
+def test_temperature_is_that_of_both():
+    """Sampling's temperature scales the teacher's logits too: with equal weights and no hint they agree."""
+    learner = Learner(lm(), algorithm="distill", temperature=0.5, max_tokens=3, **{"teacher.hint": lambda r: ""})
+    assert learner.sampling == replace(Sampling(), temperature=0.5, max_tokens=3, stop_tokens=(2,))
+    assert learner.learn(learner.generate([[3], [4]]), None)["distill/divergence"] == pytest.approx(0.0, abs=1e-6)

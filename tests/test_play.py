@@ -1,0 +1,241 @@
+"""`operant play`: tables and demonstrations of players, people at the terminal, models, and wrong input."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from toys import letters
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from operant.api import runs
+from operant.cli import main
+from operant.data import DataOptions, load_tasks
+from operant.envs.players import RandomPlayer
+from operant.envs.rooms import Rooms
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def play(*words, code=0):
+    assert main(["play", *map(str, words)]) == code
+
+
+def table(capsys):
+    """The lines of the table, by player, as {column: text}."""
+    lines = [
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in capsys.readouterr().out.splitlines()
+    ]
+    head = next(i for i, line in enumerate(lines) if line[:1] == ["player"])
+    return {line[0]: dict(zip(lines[head], line)) for line in lines[head + 1 :]}
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_players_side_by_side_on_the_same_games(capsys):
+    play("rooms", "--player", "random", "--player", "walkthrough", "--games", 10, "--env.rooms", 4)
+    found, world = table(capsys), Rooms(rooms=4)
+    shortest = [world.make(task).optimum for task in world.games("test")[:10]]
+    assert found["walkthrough"]["won"] == "10 (100 %)" and found["walkthrough"]["turns"].startswith(
+        f"{sum(shortest) / 10:.3g} "
+    )
+    assert found["walkthrough"]["95 %"] == "72 to 100 %"  # Wilson: n / (n + z²) = 10 / 13.84
+    assert found["random"]["games"] == "10" and found["random"]["won"] != "10 (100 %)"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"memory": 1},
+        {"memory": "none"},
+        {"template": "thought"},
+        {"template": "what_do_you_do"},
+        {"choose": "true"},
+    ],
+    ids=str,
+)
+def test_a_recorded_game_is_what_the_policy_would_have_seen_and_written(options, tmp_path, capsys):
+    path, named = tmp_path / "demos.jsonl", [word for n, x in options.items() for word in (f"--env.{n}", x)]
+    play("rooms", "--player", "walkthrough", "--games", 1, "--env.rooms", 4, "--record", path, *named)
+    world = Rooms(rooms=4, **{n: {"none": None, "true": True}.get(x, x) for n, x in options.items()})
+    step = world.reset({0: world.games("test")[0]})[0]
+    text = step.text
+    for row in rows(path):
+        assert row["prompt"] == text and (step.options is None or row["completion"] in step.options)
+        step = world.step({0: row["completion"]})[0]
+        text = step.text if step.fresh else text + row["completion"] + step.text
+    assert step.terminated and step.info["game"]["won"]
+    tasks = load_tasks(str(path), None, DataOptions(), with_replies=True)
+    assert [(task.prompt, task.replies[0]) for task in tasks] == [(r["prompt"], r["completion"]) for r in rows(path)]
+
+
+def test_only_won_games_are_recorded_if_asked(tmp_path):
+    both = ["rooms", "--player", "random", "--player", "walkthrough", "--games", 3, "--env.max_turns", 14]
+    play(*both, "--record", tmp_path / "all.jsonl")
+    play(*both, "--record", tmp_path / "won.jsonl", "--only-won")
+    world = Rooms(max_turns=14)
+    shortest = [world.make(task).optimum for task in world.games("test")[:3]]
+    assert len(rows(tmp_path / "won.jsonl")) == sum(n for n in shortest if n <= 14)
+    assert len(rows(tmp_path / "all.jsonl")) == 3 * 14 + sum(min(n, 14) for n in shortest)
+
+
+def test_what_an_interrupted_player_has_played_is_recorded(tmp_path, monkeypatch, capsys):
+    act, asked = RandomPlayer.act, []
+
+    def interrupted(self, *known):
+        asked.append(act(self, *known))
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        return asked[-1]
+
+    monkeypatch.setattr(RandomPlayer, "act", interrupted)
+    with suppress(KeyboardInterrupt):
+        main(["play", "rooms", "--player", "random", "--games", "2", "--record", str(tmp_path / "part.jsonl")])
+    assert [row["completion"].strip() for row in rows(tmp_path / "part.jsonl")] == asked[:4]
+    assert "4 turns recorded" in capsys.readouterr().out
+
+
+def test_fewer_games_than_asked_for_are_named(capsys):
+    play("rooms", "--player", "random", "--games", 3, "--env.test-games", 0, "--env.train-games", 2)
+    assert "rooms: 2 games of split train are played; it has no more" in capsys.readouterr().err
+
+
+def test_the_commands_of_the_page_play(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "text-worlds.md").read_text(encoding="utf-8")
+    found = [line.split()[2:] for line in page.splitlines() if line.startswith("operant play ")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda prompt: "quit")
+    for words in found:
+        play(*["2" if before == "--games" else word for before, word in zip(["", *words], words)])
+    assert len(found) >= 3 and rows(tmp_path / "demos.jsonl")
+
+
+# --- a person ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    def answers(*lines):
+        rest = list(lines)
+
+        def answer(prompt):
+            line = rest.pop(0) if rest else EOFError
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", answer)
+
+    return answers
+
+
+def test_a_person_plays_to_the_end(typed, capsys):
+    game = Rooms(rooms=4).make(Rooms(rooms=4).games("test")[0])
+    game.reset()
+    solution = []
+    while command := game.expert():
+        solution.append(command)
+        game.step(command)
+    typed("?", "dance", *solution)
+    play("rooms", "--env.rooms", 4)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{game.reset().objective}\n(? lists the commands, quit leaves)\nYou are in the ")
+    assert ", ".join(game.reset().commands) in out and "You can't do that." in out
+    assert f"Won in {len(solution) + 1} turns." in out and "human" in out
+
+
+@pytest.mark.parametrize("end", ["quit", EOFError, KeyboardInterrupt])
+def test_leaving_a_game_keeps_what_was_recorded(end, typed, tmp_path, capsys):
+    typed("look", "jump", end)
+    play("rooms", "--record", tmp_path / "mine.jsonl")
+    assert [row["completion"] for row in rows(tmp_path / "mine.jsonl")] == [" look", " jump"]
+    assert "2 turns recorded" in capsys.readouterr().out
+
+
+def test_texts_of_a_world_move_no_cursor(typed, monkeypatch, capsys):
+    """Names of rooms may come from anywhere."""
+    typed("quit")
+    monkeypatch.setattr("operant.envs.rooms.NAMES", ["hall\x1b[2J", "cellar\x1b]0;x\x07", "attic"])
+    play("rooms", "--env.rooms", 3)
+    out = capsys.readouterr().out
+    assert "You are in the" in out and not {"\x1b", "\x07"} & set(out)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tiny model, and a run of it in small rooms with options of its own."""
+    path, tokenizer = tmp_path_factory.mktemp("play"), letters()
+    shape = {"n_positions": 1024, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(path / "model")
+    tokenizer.save_pretrained(path / "model")
+    world = Rooms(rooms=4)
+    own = {"env.rooms": 4, "env.memory": 1, "env.choose": True, "env.max_turns": 8, "max_tokens": 6, "probes": 0}
+    given = {"policy": str(path / "model"), "env": "rooms", "tasks": world.games("train"), "steps": 1, "batch": 4}
+    for _ in runs(path / "run", evaluate=world.games("test")[:5], **given, **own):
+        pass
+    return path
+
+
+def test_a_run_plays_as_in_its_evaluation(trained, capsys):
+    """In the same world, with the same random numbers: command by command."""
+    capsys.readouterr()
+    play("rooms", "--player", trained / "run", "--games", 5, "--transcript", 5)
+    said = [line[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("> ")]
+    judged = json.loads((trained / "run" / "evaluation.json").read_text(encoding="utf-8"))["after"]["replies"]
+    assert said == [turn["command"] for reply in judged for turn in reply["game"]["turns"]]
+    assert len(said) > 20 and len(set(said)) > 3
+
+
+def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
+    both = ["--player", trained / "model", "--player", trained / "run", "--games", 3]
+    play("rooms", *both, "--env.max_turns", 4, "--sampling.top_k", 1, "--record", tmp_path / "a.jsonl")
+    found = table(capsys)
+    assert [row["turns"] for row in found.values()] == ["4 ± 0", "4 ± 0"]
+    assert len(rows(tmp_path / "a.jsonl")) == 2 * 3 * 4
+    play("rooms", *both, "--env.max_turns", 4, "--sampling.top_k", 1, "--record", tmp_path / "b.jsonl", "--seed", 7)
+    assert rows(tmp_path / "a.jsonl")[:12] == rows(tmp_path / "b.jsonl")[:12]  # greedy: no random numbers
+    assert rows(tmp_path / "a.jsonl")[12:] != rows(tmp_path / "b.jsonl")[12:]  # a choice among commands is drawn
+
+
+# --- wrong input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "expected one world: operant play rooms"),
+        (["room"], "did you mean 'rooms'?"),
+        (["single_turn"], "has no text games to play; worlds that have: jericho, rooms, textworld"),
+        (["rooms", "--player", "rndom"], "did you mean 'random'?"),
+        (["rooms", "--player"], "--player: expected one argument"),
+        (["rooms", "--player", "runs/none"], "'runs/none' is not on this machine"),
+        (["rooms", "--env.memry", "3"], "option 'memry' is unknown; did you mean 'memory'?"),
+        (["rooms", "--memory", "many"], "memory"),
+        (["rooms", "--games", "0"], "--games 0"),
+        (["rooms", "--games", "few"], "games"),
+        (["rooms", "--split", "dev"], "it must be train or test"),
+        (["rooms", "--only-won"], "give --record FILE too"),
+        (["rooms", "--record", "none/x.jsonl"], "the folder of that file does not exist"),
+        (["rooms", "--record", "there.jsonl"], "the file exists"),
+        (["rooms", "--sampling.top_q", "1"], "top_q"),
+        (["rooms", "--seed", "1", "--seed", "2"], "--seed appears twice"),
+    ],
+)
+def test_a_mistake_gets_a_sentence(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.jsonl").write_text("", encoding="utf-8")
+    play(*words, code=2)
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("operant: ") and said in captured.err
+
+
+def test_a_folder_that_is_no_model_is_refused_before_anything_is_played(tmp_path, capsys):
+    play("rooms", "--player", "random", "--player", tmp_path, code=2)
+    captured = capsys.readouterr()
+    assert captured.out == "" and "is not a transformers model" in captured.err

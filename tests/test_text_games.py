@@ -1,0 +1,405 @@
+"""Text games: memory within a budget, templates, rewards, examples, and the bundled world with its known optimum."""
+
+import json
+import random
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from toys import letters, lm
+
+import operant
+from operant import Learner, OperantError, Rollout, Step, Task, Turn
+from operant.cli import main
+from operant.envs import for_evaluation
+from operant.envs.games import GameState, TextGames, listing, split_reply
+from operant.envs.isolated import IsolatedEnv, WorkerEnv
+from operant.envs.memory import TEMPLATES, GameMemory, Template, template
+from operant.envs.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
+from operant.objectives.advantages import with_gae
+from operant.rollouts.collate import collate
+from operant.runs.config import configure
+
+# --- memory and templates ---------------------------------------------------------------------------------------------
+
+
+def words(text):
+    return len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("turns", "room", "shown", "forgotten"),
+    [(None, None, 4, 0), (2, None, 2, 6), (0, None, 0, 12), (None, 17, 2, 6), (3, 14, 1, 9), (None, 2, 0, 12)],
+)
+def test_a_memory_forgets_the_oldest_turns_until_the_prompt_fits(turns, room, shown, forgotten):
+    memory = GameMemory(Template(), turns, count=words, room=room)
+    memory.objective = "win it"
+    for n in range(4):
+        memory.add(f"state{n}", f"go{n}")  # three words with the sign before the command
+    prompt = memory.prompt("now", "a lamp", "x or y")
+    past = "".join(f"state{n}\n> go{n}\n\n" for n in range(4 - shown, 4))
+    assert prompt.text == f"win it\n{past}now\na lamp\nYou can x or y.\n>"
+    assert (prompt.turns, prompt.forgotten) == (shown, forgotten)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    {
+        "plain": "Win.\nA.\n> go\n\nB.\nA lamp.\nYou can go or take.\n>",
+        "state_info_you": "Win.\nA.\nYou go\n\nB.\n[A lamp.]\n[You can go or take.]\nYou",
+        "what_do_you_do": "Win.\nA.\nWhat do you do?\ngo.\n\nB.\nA lamp.\nYou could go or take.\nWhat do you do?\n",
+        "fork": "Win. A. You choose the action to go. B. A lamp. Your possible actions are to go or take. "
+        "You choose the action to",
+        "thought": "Win.\nA.\nThought: Why not? Action: go\n\nB.\nA lamp.\nYou can go or take.\nThought:",
+    }.items(),
+)
+def test_the_templates(name, text):
+    memory = GameMemory(TEMPLATES[name])
+    memory.objective = "Win."
+    memory.add("A.", "go", "Why not?")
+    assert memory.prompt("B.", "A lamp.", listing(("go", "take"))).text == text
+
+
+def test_an_objective_that_the_state_contains_is_not_repeated_and_a_thought_may_be_forgotten():
+    memory = GameMemory(TEMPLATES["thought"], thoughts=False)
+    memory.objective = "Win."
+    memory.add("A.", "go", "Why not?")
+    assert memory.prompt("Win. B.").text == "A.\nThought:  Action: go\n\nWin. B.\nThought:"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("plane", "env.template='plane' is unknown; did you mean 'plain'\\?"),
+        ({"stat": "x"}, "part 'stat' is unknown; the parts are ask,"),
+        ({"state": "{stat}"}, r"env.template.state='{stat}' cannot be filled in \(KeyError\('stat'\)\)"),
+        ("missing.yaml", "missing.yaml cannot be read"),
+    ],
+)
+def test_a_wrong_template_is_a_sentence(given, message):
+    with pytest.raises(OperantError, match=message):
+        template(given)
+
+
+@pytest.mark.parametrize(
+    ("reply", "mark", "thought", "command"),
+    [
+        (" go north\nYou are", "", "", "go north"),
+        ("go north. Then east", "", "", "go north"),
+        ("\n\n take lamp ", "", "", "take lamp"),
+        ("I need it. Action: take lamp", "Action:", "I need it.", "take lamp"),
+        ("take lamp", "Action:", "take lamp", ""),
+        ("", "", "", ""),
+        ("x" * 10_000, "", "", "x" * 200),
+        ("...", "", "", ""),
+    ],
+)
+def test_the_command_in_a_reply(reply, mark, thought, command):
+    assert split_reply(reply, mark) == (thought, command)
+
+
+# --- the world --------------------------------------------------------------------------------------------------------
+
+
+class Ladder:
+    """A game of three rungs: `up` climbs, `down` falls to the ground; the third rung wins, `jump` loses."""
+
+    optimum = 3
+
+    def __init__(self):
+        self.rung = 0
+
+    def reset(self):
+        self.rung = 0
+        return self.state("You stand below a ladder.")
+
+    def step(self, command):
+        moves = {"up": self.rung + 1, "down": 0, "jump": -1}
+        valid = command in moves
+        self.rung = moves.get(command, self.rung)
+        return self.state(f"Rung {self.rung}." if valid else "What?", valid)
+
+    def state(self, text, valid=True):
+        won, lost = self.rung == 3, self.rung == -1
+        commands = ("up", "down", "jump")
+        return GameState(text, objective="Climb.", commands=commands, score=max(self.rung, 0), most=3.0, won=won,
+                         lost=lost, valid=valid, key=str(self.rung))  # fmt: skip
+
+    def expert(self):
+        return "up"
+
+    def close(self):
+        pass
+
+    def map(self):
+        return None
+
+
+class Ladders(TextGames):
+    def make(self, task):
+        return Ladder()
+
+    def games(self, split):
+        return [Task(f"{split}/{n}", "Climb") for n in range(2)]
+
+
+def played(world, *replies):
+    """The steps of one episode, and its record."""
+    task = Task("t", "Climb")
+    steps = [world.reset({7: task})[7], *(world.step({7: reply})[7] for reply in replies)]
+    return steps, steps[-1].info["game"]
+
+
+def test_rewards_are_added_and_the_end_is_told():
+    world = Ladders(score=3.0, win=2.0, lose=-2.0, living=-0.125, invalid=-0.5)
+    steps, record = played(world, "up", "fly", "up", "down", "jump")
+    assert [s.reward for s in steps[1:]] == [1 - 0.125, -0.5 - 0.125, 1 - 0.125, -2 - 0.125, -2 - 0.125]
+    assert steps[-1].terminated and not steps[-1].truncated and record["lost"] and not record["won"]
+    assert [turn["valid"] for turn in record["turns"]] == [True, False, True, True, True]
+    steps, record = played(world, "up", "up", "up")
+    assert steps[-1].reward == 1 + 2 - 0.125 and record["won"] and record["score"] == 3
+    steps, _ = played(Ladders(max_turns=2), "up", "down")
+    assert steps[-1].truncated and not steps[-1].terminated
+
+
+def test_whole_history_is_appended_until_it_no_longer_fits():
+    world = Ladders(memory=None)
+    world.measure(words, 40)
+    steps, _ = played(world, *["down"] * 6)
+    assert steps[0].fresh and steps[1].text == "\n\nRung 0.\n>" and not steps[1].fresh
+    later = [step for step in steps[1:] if step.fresh]
+    assert later and later[0].text.startswith("Climb.\n") and words(later[0].text) <= 20
+    assert all(words(step.text) <= 40 for step in steps)
+
+
+def test_examples_are_appended_to_a_whole_history_too():
+    steps, record = played(Ladders(memory=None, examples=0.5, max_turns=12), *["down"] * 5)
+    assert not any(step.fresh for step in steps[1:]) and any(step.examples for step in steps)
+    shown = iter(record["turns"])
+    for step in steps[1:]:
+        next(shown)  # the reply
+        turns = [next(shown) for _ in step.examples]
+        after = "".join(f"{turn['state']}\n> {turn['command']}\n\n" for turn in turns)
+        assert step.text.startswith(f"\n\n{after}") and step.text.endswith("\n>")
+    assert [turn["fit"] for turn in record["turns"] if turn["by"] == "policy"][1] == 1 + len(steps[1].examples)
+
+
+def test_a_long_reply_counts_in_a_whole_history():
+    """A thought or a sentence behind the command is in the context, though the game does not read it."""
+    world = Ladders(memory=None)
+    world.measure(words, 40)
+    steps, _ = played(world, "down. " + "and so on " * 10)
+    assert steps[1].fresh
+
+
+def test_examples_are_played_by_the_world_and_depend_on_the_commands_alone():
+    once, record = played(Ladders(examples=0.5, max_turns=40), *["down"] * 12)
+    assert played(Ladders(examples=0.5, max_turns=40), *["down"] * 12)[0] == once
+    by = [turn["by"] for turn in record["turns"]]
+    assert 4 < by.count("random") < 30 and by.count("policy") == 12
+    shown = next(step for step in once if step.examples)
+    assert f"> {shown.examples[-1][0]}\n" in shown.text
+    _, record = played(Ladders(examples=0.9, example_player="expert"), "down")
+    assert record["won"] and [turn["by"] for turn in record["turns"]] == ["policy", "expert", "expert", "expert"]
+
+
+D = 0.9 * 0.5
+
+
+def test_an_example_has_no_tokens_and_its_reward_is_paid_on_the_action_before_it():
+    turns = [Turn([4], [5, 6], [-1.0] * 2, [0.5] * 2, reward=1.0), Turn([], [], reward=4.0, trained=False)]
+    turns += [Turn([4, 7], [8], [-1.0], [0.5], reward=2.0)]
+    first = Turn([], [], reward=64.0, trained=False)
+    for before in ([], [first]):
+        rollout = Rollout(Task("t", "x"), 0, [*before, *turns], [""] * (3 + len(before)), "world")
+        batch = collate([rollout], [0.0], turn_discount=D)
+        credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=1.0, whiten_scope="none")
+        by_hand = [0.9 * (1 + D * 4 + D**2 * 2), 1 + D * 4 + D**2 * 2, 2.0]
+        assert credited.returns[batch.actions].tolist() == pytest.approx(by_hand, abs=1e-6)
+
+
+class Opening(Ladders):
+    """Its first turn is an example, too."""
+
+    def reset(self, tasks):
+        return {
+            slot: Step(s.text, s.fresh, info=s.info, examples=[("up", 1.0)]) for slot, s in super().reset(tasks).items()
+        }
+
+
+def test_a_learner_trains_on_episodes_with_examples():
+    world = Opening(examples=0.5, max_turns=6, memory=1)
+    learner = Learner(lm("llama", 40), tokenizer=letters(), env=world, max_tokens=3)
+    rollouts = learner.play([Task(str(n), "Climb") for n in range(6)])
+    for rollout in rollouts:
+        game = rollout.info["game"]["turns"]
+        assert [turn.trained for turn in rollout.turns] == [False, *(turn["by"] == "policy" for turn in game)]
+        assert len(rollout.texts) == len(rollout.turns)
+    metrics = learner.step(rollouts, [0.0] * 6)
+    assert metrics["rollout/unpaid"] == 6 and metrics["rollout/logprob_gap"] < 1e-4
+    assert metrics["rollout/untrained"] == sum(not t.trained for r in rollouts for t in r.turns)
+    assert torch.isfinite(torch.tensor(metrics["update/grad_norm"]))
+
+
+def test_a_thought_that_is_too_long_is_followed_by_no_command():
+    world = Ladders(template="thought", thought_tokens=2)
+    world.measure(words, None)
+    _, record = played(world, "Up now. Action: up", "Up it is now. Action: up")
+    assert [turn["command"] for turn in record["turns"]] == ["up", ""]
+    assert [turn["thought"] for turn in record["turns"]] == ["Up now.", "Up it is now."] and record["score"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"thought_tokens": 4}, "the template has no thoughts"),
+        ({"examples": 1.0}, "env.examples=1.0: it is a probability"),
+        ({"example_player": "me"}, "env.example_player='me': it must be random or expert"),
+        ({"choose": True, "template": "thought"}, "a choice has none"),
+        ({"max_turns": 0}, "env.max_turns=0: it must be at least 1"),
+        ({"remember_thoughts": False, "memory": None}, "the whole history, which keeps them"),
+        ({"template": 3}, "env.template=3: it must be a name, a .yaml file, or a mapping"),
+        ({"template": {"ask": 3}}, "env.template.ask=3: it must be a text"),
+        ({"template": {"turn": "{command.foo}"}}, "env.template.turn='{command.foo}' cannot be filled in"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(options, message):
+    with pytest.raises(OperantError, match=message):
+        Ladders(**options)
+
+
+def test_a_budget_of_tokens_needs_something_that_counts_them():
+    with pytest.raises(OperantError, match=r"env\.tokens=50: nothing counts tokens here"):
+        Ladders(tokens=50).reset({0: Task("t", "x")})
+
+
+def test_a_budget_that_the_first_prompt_exceeds_is_refused():
+    world = Ladders(tokens=5)
+    world.measure(lambda text: len(text.split()), None)
+    with pytest.raises(OperantError, match=r"env\.tokens=5: the first prompt of game .* alone has \d+; allow more"):
+        world.reset({0: world.games("test")[0]})
+
+
+@pytest.mark.parametrize("form", [Rooms, WorkerEnv, IsolatedEnv])
+def test_a_policy_is_measured_without_examples(form):
+    given = {"memory": 0, "test_games": 1, "examples": 0.9, "example_player": "expert", "max_turns": 8}
+    env = Rooms(**given) if form is Rooms else form("operant.envs.rooms:Rooms", given, workers=1)
+    plain = form(**given | {"examples": 0}) if form is Rooms else form("operant.envs.rooms:Rooms", workers=1)
+    assert for_evaluation(plain) is plain  # no second set of workers
+    learner = Learner("builtin:rooms", env=env, algorithm="rloo", reference=None, max_tokens=12, threads="1")
+    tasks, by = Rooms(**given).games("test"), {}
+    for stream in ("train", "evaluate"):
+        [rollout] = learner.play(tasks, stream=stream)
+        by[stream] = {turn["by"] for turn in rollout.info["game"]["turns"]}
+    assert by == {"train": {"policy", "expert"}, "evaluate": {"policy"}}
+
+
+def test_a_recipe_keeps_its_options_of_the_world_in_worker_processes():
+    found = configure({"env": "workers:rooms", "env.workers": 2}, "rooms")
+    plain = configure({}, "rooms").parts["env"]
+    assert found.left_out == {} and plain.items() <= found.parts["env"].items()
+    other = configure({"env": "http", "env.url": "http://127.0.0.1:1"}, "rooms")
+    assert other.left_out == {"rooms, env": ["env.invalid", "env.train_games", "env.memory"]}
+
+
+@pytest.mark.parametrize("form", [WorkerEnv, IsolatedEnv])
+def test_worlds_in_worker_processes_count_tokens_as_the_learner_does(form):
+    """The prompts are those of the world in this process, and no longer than the budget."""
+    given = {"memory": 8, "tokens": 90, "test_games": 1}
+    prompts = []
+    for env in (Rooms(**given), form("operant.envs.rooms:Rooms", given, workers=1)):
+        learner = Learner("builtin:rooms", env=env, algorithm="rloo", reference=None, max_tokens=12, threads="1")
+        [rollout] = learner.play(Rooms(**given).games("test"), stream="evaluate")
+        prompts.append([turn.prompt for turn in rollout.turns])
+    assert prompts[0] == prompts[1] and len(prompts[0]) > 8
+    assert 60 < max(map(len, prompts[0])) <= 90
+
+
+# --- rooms ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_game_is_won_by_its_solution_and_by_none_shorter():
+    """The search is compared with a blind one: all commands of the game, junk included, to the depth of the optimum."""
+    for seed in range(6):
+        fixed, start = layout(3, f"small/{seed}")
+        optimum, level = len(solution(fixed, start)), {start}
+        for _ in range(optimum - 1):
+            level = {after for now in level for _, after in actions(fixed, now)}
+            assert not any(won(fixed, now) for now in level)
+        assert any(won(fixed, after) for now in level for _, after in actions(fixed, now))
+
+
+def test_a_walkthrough_wins_every_game_and_scores_every_part():
+    for split, n in product(("train", "test"), range(40)):
+        game = RoomsGame(8, f"{split}/{n}")
+        state, scores = game.reset(), []
+        for _ in range(game.optimum):
+            command = game.expert()
+            assert not state.won and command in state.commands
+            state = game.step(command)
+            scores.append(state.score)
+            assert state.valid
+        assert state.won and scores[-1] == 4.0 and sorted(scores) == scores
+        assert game.now.items[1] == CARRIED
+
+
+def test_a_solution_is_found_after_any_detour_and_an_unknown_command_changes_nothing():
+    chance = random.Random(0)
+    for n in range(10):
+        game = RoomsGame(8, f"x/{n}")
+        state = game.reset()
+        for _ in range(15):
+            state = game.step(chance.choice(state.commands))
+        before = game.now
+        assert not game.step("eat the house").valid and game.now == before
+        for _ in range(60):
+            state = state if state.won else game.step(game.expert())
+        assert state.won
+
+
+def test_rooms_is_a_world_that_check_env_accepts_with_tasks_of_its_own():
+    for options in ({}, {"examples": 0.3}, {"memory": None, "choose": True}, {"template": "thought", "rooms": 3}):
+        world = Rooms(test_games=4, **options)
+        operant.check_env(world, world.games("test"))
+    ids = [{task.id for task in world.games(split)} for split in ("train", "test")]
+    assert len(ids[0]) == 200 and not ids[0] & ids[1]
+    with pytest.raises(OperantError, match=r"env.rooms=2: it must lie in 3\.\.32"):
+        Rooms(rooms=2)
+
+
+# --- the page, and the recipe -----------------------------------------------------------------------------------------
+
+
+def test_the_world_of_the_page_is_a_file_of_sixty_lines_that_trains(tmp_path, monkeypatch):
+    """Its snippet is saved as it stands, checked, and trained in by the page's own command, with fewer steps."""
+    page = (Path(__file__).parents[1] / "docs/text-worlds.md").read_text(encoding="utf-8")
+    [snippet] = [part for part in re.findall(r"```python\n(.*?)```", page, re.S) if "class Ladders" in part]
+    assert snippet.count("\n") <= 60
+    (tmp_path / "ladders.py").write_text(snippet, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "ladders"}
+    exec(compile(snippet, "ladders.py", "exec", dont_inherit=True), names)
+    operant.check_env(names["Ladders"]())
+    [command] = [
+        line for line in page.splitlines() if "ladders.py:Ladders" in line and line.startswith("operant train")
+    ]
+    words = command.split()[1:]
+    words[words.index("--steps") + 1] = "1"
+    assert main([*words, "--out", "run"]) in (0, None)
+    metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert 0 <= metrics["actions/valid"] <= 1 and metrics["rollout/logprob_gap"] < 1e-4
+
+
+def test_a_recipe_declares_short_names_of_its_options():
+    for given in ({"memory": 3, "examples": 0.33}, {"env.memory": 3, "env.examples": 0.33}):
+        env = configure(given, "rooms").parts["env"]
+        assert (env["memory"], env["examples"]) == (3, 0.33)
+    with pytest.raises(OperantError, match=r"option env\.memory is given twice, as memory too"):
+        configure({"memory": 3, "env.memory": 2}, "rooms")
+    with pytest.raises(OperantError, match="option 'memory' is unknown"):
+        configure({"memory": 3}, "letters")
+    given = {"game": "tw-simple", "memory": 3, "examples": 0.33, "gamma": 1, "turn_gamma": 0.6, "select": "top:50%"}
+    config = configure(given, "textworld")
+    assert config.parts["env"]["game"] == "tw-simple" and config.learner["advantage"]["turn_gamma"] == 0.6

@@ -1,0 +1,313 @@
+"""TextWorld and Jericho: games agree with TextWorld's own environment, unseen games are new, wrong input is refused."""
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+from test_house import HIDE
+
+from operant import OperantError, Task, check_env
+from operant.cli import main
+from operant.envs import players
+from operant.envs import textworld as worlds
+from operant.envs.games import GameState
+from operant.envs.isolated import IsolatedEnv
+from operant.envs.players import PLAYERS, FixedPlayer, OverlapPlayer, RandomPlayer, WalkthroughPlayer
+from operant.envs.textworld import Jericho, JerichoGame, TextWorld, TextWorldGame, clean
+
+needs_textworld = pytest.mark.skipif(
+    not importlib.util.find_spec("textworld"),
+    reason='TextWorld is not installed: pip install "operant[textworld]" (needs a C toolchain)',
+)
+SHARED = Path(__file__).parents[2] / "shared/data/games_textworld"
+KINDS = [{"game": "tw-coin_collector", "level": 3}, {"game": "tw-simple"}, {"game": "custom", "rooms": 2, "quest": 2}]
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory):
+    """A cache folder of these tests: games are made in it once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def game_file(**options) -> str:
+    return TextWorld(**options, train_games=1).games("train")[0].target["file"]
+
+
+# --- the game ---------------------------------------------------------------------------------------------------------
+
+
+@needs_textworld
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_game_agrees_with_textworlds_own_environment(kind, cached):
+    import textworld
+
+    path, chance = game_file(**kind), random.Random(1)
+    infos = textworld.EnvInfos(description=True, inventory=True, admissible_commands=True)
+    peer, game = textworld.start(path, infos), TextWorldGame(path)
+    theirs, ours, done = peer.reset(), game.reset(), False
+    seen = [ours]
+    for _ in range(80):
+        if done:
+            theirs, ours = peer.reset(), game.reset()
+        assert ours.commands == tuple(theirs["admissible_commands"])
+        assert ours.description == clean(theirs["description"])
+        assert ours.inventory == clean(theirs["inventory"])
+        assert ours.most == theirs["max_score"]
+        command = chance.choice([*ours.commands, *ours.commands, "go up", "eat hat"])
+        theirs, _, done = peer.step(command)
+        ours = game.step(command)
+        assert (ours.score, ours.won, ours.lost) == (theirs["score"], theirs["won"], theirs["lost"])
+        assert done or ours.text == clean(theirs["feedback"])
+        seen.append(ours)
+    worlds._SEEN.clear()  # what was remembered of a state is what the game says
+    chance, again = random.Random(1), game.reset()
+    for state in seen[1:]:
+        again = game.reset() if again.won or again.lost else again
+        again = game.step(chance.choice([*again.commands, *again.commands, "go up", "eat hat"]))
+        assert again == state
+    peer.close()
+    game.close()
+
+
+@needs_textworld
+def test_a_command_is_valid_if_the_game_carries_it_out(cached):
+    game = TextWorldGame(game_file(game="tw-simple"))
+    start = game.reset()
+    box = game.expert().removeprefix("open ")  # the container with the key
+    assert (start.place, start.score, start.won) == ("bedroom", 0.0, False)
+    script = [
+        (f"open {box}", True),
+        (f"open {box}", False),  # twice in a row, and the second time it is open
+        ("examine wooden door", True),
+        ("examine wooden door", True),  # twice in a row is nothing wrong
+        ("go north", False),
+        ("fly to the moon", False),
+        ("restart", False),
+        ("quit", False),
+        ("tw-trace-actions", False),
+        ("\\boxed{go east}", False),  # a backslash speaks to the interpreter, which would wait for more
+        (f"open {box}\\_", False),
+        ("look\0", False),
+        ("\N{GRINNING FACE}" * 150, False),
+        (f"take old key from {box}. unlock wooden door with old key", False),
+        ("take old key", True),
+        ("look\nlook", False),
+        ("look " * 2000, False),
+    ]
+    states = [game.step(command) for command, _ in script]
+    assert [state.valid for state in states] == [valid for _, valid in script]
+    assert [state.score for state in states] == [1.0] * 14 + [2.0] * 3
+    assert "old key" in states[14].inventory and "old key" not in states[13].inventory
+    assert len({state.key for state in states}) == 2
+    for state in states:
+        assert not any(mark in state.text + state.description for mark in ("-=", "[", "<", "$$", ">"))
+
+
+@needs_textworld
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_the_expert_wins_also_after_random_commands(kind, cached):
+    game = TextWorldGame(game_file(**kind))
+    for seed in range(4):
+        chance, state = random.Random(seed), game.reset()
+        for _ in range(3 * seed):
+            state = game.step(chance.choice([c for c in state.commands if not c.startswith("eat")]))
+            if state.won:
+                break
+        turns = 0
+        while not state.won:
+            state, turns = game.step(game.expert()), turns + 1
+            assert turns < 30
+        assert seed or turns == game.optimum
+        assert state.score == state.most
+
+
+@needs_textworld
+def test_the_map_has_the_rooms_where_the_game_has_them(cached):
+    drawn = TextWorldGame(game_file(game="tw-simple")).map()
+    east, south = {"bedroom": 0, "kitchen": 1, "backyard": 2, "bathroom": 1}, {"living room": 1, "garden": 1}
+    assert drawn["rooms"]["kitchen"][0] - drawn["rooms"]["bedroom"][0] == east["kitchen"]
+    assert drawn["rooms"]["backyard"][0] - drawn["rooms"]["bedroom"][0] == east["backyard"]
+    assert drawn["rooms"]["garden"][1] - drawn["rooms"]["backyard"][1] == south["garden"]
+    assert ["bedroom", "kitchen", "locked"] in drawn["ways"] and len(drawn["ways"]) == 5
+
+
+# --- the worlds -------------------------------------------------------------------------------------------------------
+
+
+@needs_textworld
+@pytest.mark.slow
+def test_unseen_games_repeat_no_walkthrough_and_games_are_made_once(cached):
+    world = TextWorld(game="tw-coin_collector", level=2, train_games=5, test_games=3)
+    train, test = world.games("train"), world.games("test")
+    ways = {t.id: worlds.summary(Path(t.target["file"]).with_suffix(".json"))[0] for t in (*train, *test)}
+    # Of two moves, the first in four directions and the second in three, there are twelve walkthroughs.
+    assert len(train) == 5 and len(test) == 3 and world.dropped > 0
+    assert not {ways[t.id] for t in train} & {ways[t.id] for t in test}
+    made = {t.target["file"]: os.stat(t.target["file"]).st_mtime_ns for t in (*train, *test)}
+    assert world.games("train") == train and world.games("test") == test
+    assert made == {path: os.stat(path).st_mtime_ns for path in made}
+    check_env(world, train[:2], replies=("go north", "go south", "restart", "x" * 10_000, "look\nlook", ""))
+    with pytest.raises(OperantError, match="repeat the walkthrough of a training game"):
+        TextWorld(game="tw-coin_collector", level=1, train_games=2, test_games=1).games("test")
+
+
+@needs_textworld
+@pytest.mark.slow
+def test_the_commands_of_the_page_train(cached, tmp_path, monkeypatch, capsys):
+    """With fewer games, turns and steps; the classic game is one that nobody has."""
+    page = (Path(__file__).parents[1] / "docs/textworld.md").read_text(encoding="utf-8")
+    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("operant train ")]
+    few = "--env.train_games 3 --env.test_games 2 --env.max_turns 3 --steps 1 --batch 4".split()
+    monkeypatch.chdir(tmp_path)
+    for number, words in enumerate(commands):
+        classic = "zork1.z5" in words
+        assert main([*words, *few, "--out", str(number)]) == (2 if classic else 0)
+        assert "zork1.z5" in capsys.readouterr().err if classic else (tmp_path / str(number) / "report.html").is_file()
+    assert len(commands) == 3
+
+
+@needs_textworld
+def test_processes_that_make_the_same_game_at_once_leave_one_whole_game(cached, tmp_path):
+    request = {"path": str(tmp_path / "1.json"), "kind": TextWorld(game="custom").kind(False), "seed": 1}
+    for what in (request, {"path": request["path"]}):
+        threads = [Thread(target=worlds.make_files, args=([what, what], "")) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(os.listdir(tmp_path)) == ["1.json", "1.z8"]
+    assert TextWorldGame(tmp_path / "1.z8").reset().commands
+
+
+@needs_textworld
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is missing")
+def test_given_files_are_played_packed_or_not_and_jericho_plays_them_without_their_description(cached, tmp_path):
+    world = TextWorld(files=(str(SHARED),), examples=0.3, show_commands=True)
+    tasks = world.games("train")
+    assert len(tasks) == 8
+    check_env(world, tasks[:2], replies=("go east", "open antique trunk", "quit"))
+    walkthrough = worlds._story(tasks[0].target["file"], 0).walkthrough
+    for game in (world.make(tasks[0]), JerichoGame(tasks[0].target["file"])):
+        played = players.play(game, FixedPlayer(walkthrough), seed="", max_turns=50)
+        assert played[-1][1].won and len(played) == len(walkthrough)
+        assert [state.valid for _, state in played] == [True] * len(played)
+        assert not game.reset().won
+    classics = Jericho(files=str(SHARED / "tw-another_game.z8.gz"))  # one name alone will do
+    check_env(classics, classics.games("train"), replies=("go east", "open antique trunk", "fly", "save"))
+
+
+@needs_textworld
+def test_a_process_that_dies_costs_its_episode(cached):
+    task = TextWorld(game="tw-coin_collector", level=3, train_games=1).games("train")[0]
+    env = IsolatedEnv("operant.envs.textworld:TextWorld", {"game": "tw-coin_collector"}, workers=2)
+    try:
+        assert "-=" not in env.reset({0: task, 1: task})[0].text
+        leaves = [p for p in psutil.Process().children(recursive=True) if not p.children()]
+        os.kill(next(p.pid for p in leaves if any("world_job" in word for word in p.cmdline())), signal.SIGKILL)
+        ended = env.step({0: "look", 1: "look"})
+        assert sorted(step.failed or "plays" for step in ended.values()) == ["crashed", "plays"]
+        assert env.reset({0: task})[0].failed is None
+    finally:
+        env.close()
+
+
+# --- wrong input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"game": "tw-simple", "level": 3}, "level=3 of tw-simple: it has no levels"),
+        ({"game": "tw-treasure_hunter", "level": 31}, "its levels are 1 to 30"),
+        ({"game": "tw-coin_collector", "level": 299}, "no games of more than 100 rooms"),
+        ({"game": "tw-cooking", "rooms": 3}, "rooms=3: tw-cooking has 1, 6, 9 or 12 rooms"),
+        ({"game": "custom", "quest": 0}, "quest=0: it must be at least 1"),
+        ({"skills": ("fly",)}, "skills=fly"),
+        ({"files": ("nowhere.z8",)}, "nowhere.z8 does not exist"),
+        ({"files": ("{folder}",)}, "contains no game"),
+        ({"files": ("{folder}/a.ulx",)}, "Glulx game, which TextWorld 1.7 no longer plays"),
+        ({"files": ("{folder}/a.txt",)}, "is no game file"),
+        ({"files": ("{folder}/a.z8.gz",)}, "cannot be unpacked"),
+    ],
+)
+def test_wrong_options_and_files_are_refused_before_a_game(options, words, tmp_path):
+    for name in ("a.ulx", "a.txt", "a.z8.gz"):
+        (tmp_path / name).write_text("no game", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    files = tuple(str(f).format(folder=tmp_path if "/" in f else tmp_path / "empty") for f in options.get("files", ()))
+    with pytest.raises(OperantError, match=words.replace("(", r"\(")):
+        TextWorld(**options | {"files": files}).games("train")
+
+
+@needs_textworld
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"no game", "is no Z-machine game"),
+        (b"\x08" + bytes(300), "is no Z-machine game"),
+        (None, "is not a game of Tex"),
+    ],
+)
+def test_a_file_that_is_no_game_of_textworld_is_refused(content, words, cached, tmp_path):
+    path = tmp_path / "a.z8"
+    path.write_bytes(content or Path(game_file(**KINDS[0])).read_bytes())  # a game, but its .json is missing
+    if content:
+        (tmp_path / "a.json").write_bytes(Path(game_file(**KINDS[0])).with_suffix(".json").read_bytes())
+    with pytest.raises(OperantError, match=words):
+        TextWorld().reset({0: Task("a", "", target={"file": str(path)})})
+    with pytest.raises(OperantError, match="names no game"):
+        TextWorld().reset({0: Task("a", "play")})
+
+
+@needs_textworld
+def test_given_files_are_evaluated_on_others_or_not_at_all(cached):
+    file = game_file(**KINDS[0])
+    assert [len(TextWorld(files=(file,)).games(split)) for split in ("train", "test")] == [1, 0]
+    assert [len(TextWorld(files=(file,), test_files=(file,)).games(split)) for split in ("train", "test")] == [1, 1]
+
+
+@needs_textworld
+def test_a_game_file_that_was_cut_is_refused(cached, tmp_path):
+    whole = Path(game_file(**KINDS[0]))
+    (tmp_path / "a.z8").write_bytes(whole.read_bytes()[:150_000])
+    (tmp_path / "a.json").write_bytes(whole.with_suffix(".json").read_bytes())
+    with pytest.raises(OperantError, match=r"a.z8 is damaged: it has 150,000 byte"):
+        TextWorld().reset({0: Task("a", "", target={"file": str(tmp_path / "a.z8")})})
+
+
+def test_without_the_extra_a_sentence_says_what_to_install():
+    code = HIDE.format(names="textworld jericho") + "from operant.envs.textworld import *\nTextWorld().games('train')"
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
+    assert 'pip install "operant[textworld]"' in failed.stderr and "C compiler" in failed.stderr
+    with pytest.raises(OperantError, match="Jericho brings no games"):
+        Jericho().games("train")
+
+
+# --- players ----------------------------------------------------------------------------------------------------------
+
+
+def test_players_choose_as_they_say():
+    state = GameState("A room.", objective="Take the red key.", commands=("look", "take red key", "take hat"), key="a")
+
+    class Knows:
+        def expert(self):
+            return "win"
+
+    def first(player):
+        return [player.act(state, Knows(), random.Random(n)) for n in range(60)]
+
+    assert set(first(RandomPlayer())) == set(state.commands)
+    assert set(first(WalkthroughPlayer())) == {"win"}
+    assert first(FixedPlayer(["a", "b"]))[:2] == ["a", "b"]
+    assert first(OverlapPlayer())[:3] in (["take red key", "take hat", "take red key"],)
+    assert sorted(PLAYERS.names()) == ["fixed", "overlap", "random", "walkthrough"]
+    assert all(hasattr(PLAYERS.find(name), "act") for name in PLAYERS.names())
