@@ -1,0 +1,158 @@
+"""`operant eval`: models answer held-out tasks, and are compared by the rewards of their replies."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from operant import rewards
+from operant.cli.arguments import new_file
+from operant.cli.parser import as_typed
+from operant.cli.play import aligned
+from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take
+from operant.data import DataOptions
+from operant.options import compose, convert
+from operant.report.models import Compared
+from operant.rollouts.generation_kwargs import from_generation_kwargs
+from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
+from operant.runs.named_models import load, run_options
+from operant.sampling import Sampling
+from operant.storage import atomic_io
+from operant.trackers.console import emit, plain
+from operant.training.options import find_device
+from operant.types import OperantError, shown
+
+FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
+"""Options that name a file to write, and how its name ends."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line asks for."""
+
+    models: list[str]
+    source: Any
+    data: DataOptions
+    chat: bool
+    scorers: list[Scorer]
+    sampling: Sampling
+    samples: int
+    seed: int
+    device: str
+    files: Mapping[str, Path | None]
+
+
+def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant eval runs/a runs/b --tasks FILE --reward letters:e` prints a table; `--report` writes a page."""
+    plan = planned(words, options)
+    try:
+        compared = answered(plan)
+    finally:
+        for one in plan.scorers:
+            one.close()
+    about = describe(plan, len(compared.tasks))
+    print(plain(about))
+    for line in aligned(compared.table()):
+        emit(plain(line), sys.stdout)
+    write(plan, compared, about)
+    return 0
+
+
+def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
+    """Read the options, of which those of sampling are left; what is missing is that of the first run.
+
+    Raises: OperantError for one that is not valid, or missing.
+    """
+    if not words:
+        raise OperantError("expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
+    if len(set(words)) < len(words):
+        raise OperantError("a model is named twice: its replies to the same task would be the same ones")
+    run = run_options(words[0])
+    files = {name: new_file(name, options.pop(name, None), endings) for name, endings in FILES.items()}
+    samples, device = counted(options, "samples", 1), options.pop("device", "auto")
+    find_device(device)
+    seed = convert(options.pop("seed", part(run, "learner").get("seed", 0)), int, "seed")
+    chat = convert(options.pop("chat", False), bool, "chat")
+    source, given = options.pop("tasks", None), take(options, DataOptions)
+    if source is None:
+        source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
+    specs = [as_spec(spec) for spec in options.pop("reward", [True])]
+    scorers = [scorer(spec, run) for spec in specs if spec is not False]
+    names = [one.name for one in scorers]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
+    sampling = compose({"": Sampling}, {**part(run, "sampling"), **options})[""]
+    for one in scorers:
+        rewards.check(one.reward)
+    evaluated = part(part(run, "evaluation"), "sampling")
+    kept = {name: value for name, value in evaluated.items() if name not in options}
+    return Plan(
+        models=list(words),
+        source=source,
+        data=data_options(source, given),
+        chat=chat,
+        scorers=scorers,
+        sampling=from_generation_kwargs(sampling, kept),
+        samples=samples,
+        seed=seed,
+        device=device,
+        files=files,
+    )
+
+
+def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
+    """The held-out tasks of a run. Raises: OperantError if it has none, or if no file holds them."""
+    source = run.get("evaluate")
+    if source is None or str(source).startswith("<"):
+        why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
+        raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
+    return source
+
+
+def answered(plan: Plan) -> Compared:
+    """Let each model answer the tasks, by the same random numbers.
+
+    Raises: OperantError for tasks or a model that cannot be loaded, or a prompt that is too long.
+    """
+    found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
+    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, tokenizer=loaded[0].tokenizer)
+    progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
+    for name in plan.models:
+        policy, engine = load(name) if loaded is None else loaded
+        policy, loaded = policy.to(find_device(plan.device)), None  # one model at a time is in memory
+        found.append([])
+        mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
+        for _, replies in judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers):
+            found[-1].append(replies)
+            progress.add(plan.samples, name)
+    listed = [{"id": task.id, "prompt": tasks.text(task)} for task in tasks.tasks]
+    return Compared(plan.models, listed, found, [one.name for one in plan.scorers], plan.seed)
+
+
+def describe(plan: Plan, count: int) -> str:
+    """A sentence on how the replies were made: the tasks, and what of the sampling is no default."""
+    settings, defaults = asdict(plan.sampling), asdict(Sampling())
+    named = {name: x for name, x in settings.items() if x != defaults[name] or name in ("temperature", "max_tokens")}
+    sampling = ", ".join(f"{name} {as_typed(x)}" for name, x in named.items())
+    each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
+    return f"{count:,} tasks of {plan.source}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
+
+
+def write(plan: Plan, compared: Compared, about: str) -> None:
+    """Write the files that are asked for. Raises: OperantError if the disk refuses."""
+    out, report, label = (plan.files[name] for name in FILES)
+    if out is not None:
+        asked = {"models": plan.models, "tasks_of": str(plan.source), "samples": plan.samples, "seed": plan.seed}
+        whole = asked | {"sampling": asdict(plan.sampling)} | compared.as_plain()
+        atomic_io.write(out, atomic_io.strict_json(whole) + "\n")
+        print(f"scores and replies: {out}")
+    if report is not None:
+        compared.page(report, about)
+        print(f"side by side: {report}")
+    if label is not None:
+        rows = compared.label_rows()
+        atomic_io.write(label, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        alone = sum(len(row["replies"]) == 1 for row in rows)
+        print(f"replies to judge: {label}" + (f" ({alone} tasks have only one different reply)" if alone else ""))

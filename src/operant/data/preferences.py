@@ -1,0 +1,99 @@
+"""Rows with labelled replies, for reward models and preference optimisation. Each form becomes a score for each reply.
+
+{"prompt": "...", "chosen": "...", "rejected": "..."}                    # scores 1 and 0; "margin": 0.5 for 0.5 and 0
+{"prompt": "...", "replies": ["...", "...", "..."], "ranks": [2, 1, 2]}  # 1 is best, equal: a tie, null: left out
+{"prompt": "...", "replies": [...], "best": 1}                           # the index of the best
+{"prompt": "...", "replies": [...], "ratings": [4, 2.5, null]}
+{"prompt": "...", "replies": [...], "good": [true, false, null]}
+{"prompt": "...", "completion": "...", "label": true}                    # good or bad, one reply
+
+Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from operant.data.replies import part
+from operant.types import OperantError, Task, shown
+
+FORMS = (
+    "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; or `prompt`, `completion` and "
+    "`label`"
+)
+KINDS = ("ranks", "best", "ratings", "good")
+
+
+def labelled_task(row: Any, task_id: str, where: str) -> Task:
+    """The task of one row, with `replies` and `scores`; replies without a label are left out, maybe all of them.
+
+    `where` names the row in errors. Raises: OperantError for a row without labels, or with labels that cannot be read.
+    """
+    fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
+    if "chosen" in fields and "rejected" in fields:
+        prompt, replies = _pair(fields, where)
+        given = _numbers([fields.get("margin", 1.0), 0.0], "margin", where)
+        if given[0] is None or given[0] <= 0:
+            raise OperantError(f"{where}: margin={shown(fields['margin'])}; it must be a number above 0")
+    elif "replies" in fields:
+        prompt, replies = fields.get("prompt", ""), fields["replies"]
+        if isinstance(replies, str) or not isinstance(replies, Sequence) or not replies:
+            raise OperantError(f"{where}: replies is {shown(replies)}; it must be a list of at least one reply")
+        given = _of_list(fields, len(replies), where)
+    elif "completion" in fields and "label" in fields:
+        prompt, replies = fields.get("prompt", ""), [fields["completion"]]
+        given = _of_list({"good": [fields["label"]]}, 1, where)
+    else:
+        known = shown(", ".join(map(str, fields)) or "none", 300)[1:-1]
+        raise OperantError(
+            f"{where}: no labelled replies (fields: {known}); a row of tasks, as of held-out ones (evaluate), "
+            f"needs {FORMS}"
+        )
+    prompt, replies = part(prompt, "prompt", where), [part(reply, "reply", where) for reply in replies]
+    kept = [(reply, score) for reply, score in zip(replies, given, strict=True) if score is not None]
+    target = fields.get("labeller")
+    return Task(task_id, prompt, target, tuple(r for r, _ in kept), tuple(s for _, s in kept))
+
+
+def _of_list(fields: Mapping[str, Any], count: int, where: str) -> list[float | None]:
+    """The score of each of `count` replies, from the one kind of label that the row has."""
+    found = [kind for kind in KINDS if fields.get(kind) is not None]
+    if not found and (fields.get("all_bad") or fields.get("skip")):  # as `operant label` exports it
+        return [None] * count
+    if len(found) != 1:
+        raise OperantError(f"{where}: labels are {' and '.join(found) or 'missing'}; give one of {', '.join(KINDS)}")
+    kind, labels = found[0], fields[found[0]]
+    if kind == "best":
+        if isinstance(labels, bool) or not isinstance(labels, int) or not 0 <= labels < count:
+            raise OperantError(f"{where}: best={shown(labels)}; it must be the index of a reply, 0 to {count - 1}")
+        return [float(i == labels) for i in range(count)]
+    if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != count:
+        raise OperantError(
+            f"{where}: {kind}={shown(labels)}; it must be a list with one entry for each of {count} replies"
+        )
+    numbers = _numbers(labels, kind, where)
+    if kind == "good" and any(x not in (None, 0, 1) for x in numbers):
+        raise OperantError(f"{where}: good={shown(labels)}; each entry must be true, false or null")
+    return [-x if x is not None and kind == "ranks" else x for x in numbers]
+
+
+def _numbers(labels: Sequence[Any], kind: str, where: str) -> list[float | None]:
+    for label in labels:
+        if label is not None and (not isinstance(label, (int, float)) or not math.isfinite(label)):
+            raise OperantError(f"{where}: {kind} has {shown(label)}; each label must be a finite number, or null")
+    return [None if label is None else float(label) for label in labels]
+
+
+def _pair(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any]]:
+    """Prompt, and the chosen and the rejected reply; what both begin with is the prompt of a row without one."""
+    chosen, rejected = (part(fields[name], name, where) for name in ("chosen", "rejected"))
+    if chosen == rejected:
+        raise OperantError(f"{where}: chosen and rejected are equal; leave the row out")
+    if "prompt" in fields:
+        return fields["prompt"], [chosen, rejected]
+    same = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
+    if isinstance(chosen, str):  # the prompt ends where a word ends, and the replies begin with the space after it
+        same = max(chosen.rfind(" ", 0, same), chosen.rfind("\n", 0, same) + 1, 0)
+    if len(chosen) == same or len(rejected) == same:
+        raise OperantError(f"{where}: without a prompt, one of chosen and rejected begins with the whole other one")
+    return chosen[:same], [chosen[same:], rejected[same:]]

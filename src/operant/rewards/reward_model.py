@@ -1,0 +1,80 @@
+"""Trained reward models as a reward: one, or an ensemble. Each reads text with its own tokenizer, and never changes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from operant.rewards.classifier import Classifier
+from operant.rollouts.demonstrations import whole_text
+from operant.types import OperantError, Rollout, Task
+
+COMBINED = ("mean", "min", "lower")
+
+
+class RewardModelScore:
+    """Scores of prompts with replies: `RewardModelScore("runs/rm-1,runs/rm-2")(rollouts)`, named scores of each model.
+
+    models: run folders, folders of classifiers with one label, or Hub names, separated by commas. combine, of several:
+    `mean`, `min`, or `lower`: the mean less the standard deviation over the models. minus_reference: subtract the score
+    of the task's first reference (a reply that a person wrote) where there is one. batch: texts of a pass.
+    Raises: OperantError for an unknown `combine`, or no model.
+    """
+
+    def __init__(
+        self,
+        models: str,
+        *,
+        combine: str = "mean",
+        minus_reference: bool = False,
+        batch: int = 32,
+        device: str | None = None,
+    ):
+        names = [name.strip() for name in models.split(",") if name.strip()]
+        exports = [Path(name).expanduser() / "export" for name in names]  # of run folders
+        names = [str(export) if export.is_dir() else name for name, export in zip(names, exports)]
+        if not names or combine not in COMBINED:
+            raise OperantError(
+                f"reward_model:{models} with combine={combine!r}: name a model, and {', '.join(COMBINED[:-1])} or "
+                f"{COMBINED[-1]}"
+            )
+        self.combine, self.minus_reference = combine, minus_reference
+        self.members = [Classifier(name, label=0, output="logit", batch=batch, device=device) for name in names]
+        self.__name__ = "reward_model"
+
+    def check(self) -> None:
+        """Load the models. Raises: OperantError for one that cannot be loaded, or has several labels."""
+        for member in self.members:
+            member.check()
+            if member.labels != 1:
+                raise OperantError(
+                    f"reward_model:{member.name} has {member.labels} labels: use classifier:{member.name}#LABEL"
+                )
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        replies = [rollout.messages[len(rollout.messages) - len(rollout.texts) :] for rollout in rollouts]
+        scores = self._scores([(r.task, reply, r.text) for r, reply in zip(rollouts, replies)])
+        if self.minus_reference:
+            known = [(i, rollout) for i, rollout in enumerate(rollouts) if rollout.task.references]
+            first = [(r.task, r.task.references[0], r.query + r.task.references[0]) for _, r in known]
+            for (i, _), score in zip(known, self._scores(first), strict=True):
+                scores[i] -= score
+        return scores
+
+    def _scores(self, attempts: list[tuple[Task, Any, str]]) -> list[float]:
+        """One score for each task, reply, and both as one text."""
+        if not attempts:
+            return []
+        found = list[list[float]]()
+        for member in self.members:
+            templated = getattr(member.tokenizer, "chat_template", None) is not None
+            texts = list[str]()
+            for task, reply, text in attempts:  # messages are written by the chat template of this model, if it has one
+                is_chat = isinstance(task.prompt, list) and any(isinstance(message, dict) for message in task.prompt)
+                texts.append(whole_text(member.tokenizer, task, reply) if templated and is_chat else text)
+            found.append(member.score(texts))
+        of_models = torch.tensor(found, dtype=torch.float64)
+        if self.combine == "min":
+            return of_models.amin(0).tolist()
+        mean = of_models.mean(0)
+        return (mean if self.combine == "mean" else mean - of_models.std(0, correction=0)).tolist()

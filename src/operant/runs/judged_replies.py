@@ -1,0 +1,200 @@
+"""Replies of a model to many tasks, in batches, with the score of each by any number of rewards.
+
+scorers = [scorer("letters:e", {})]
+for task, replies in judged(tasks, policy, engine, sampling, scorers, samples=4):
+    replies[0].text, replies[0].scores["letters:e"]
+
+`Kept` stores them in a file as they are made, so that an interrupted command goes on where it stopped.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from operant import rewards
+from operant.envs.single_turn import SingleTurn
+from operant.options import compose, convert, read
+from operant.rewards.failure_policy import IsolationOptions
+from operant.rewards.shaping import ScoreOptions, as_seen
+from operant.rollouts.play import Attempts, play
+from operant.runs import named_parts
+from operant.sampling import Sampling
+from operant.storage import atomic_io
+from operant.types import OperantError, RewardFn, Rollout, Task, shown
+
+AT_ONCE = 256
+"""Replies that are generated together, and judged by one call of each reward."""
+
+
+@dataclass(frozen=True)
+class JudgedReply:
+    """A reply and its scores: `JudgedReply(" so good", 3, {"letters:e": 0.2})`."""
+
+    text: str
+    tokens: int
+    scores: Mapping[str, float | None]
+    """By the name of the reward; None if it abstained."""
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A reward with a name of its own in tables and files."""
+
+    name: str
+    reward: RewardFn
+    score: ScoreOptions = field(default_factory=ScoreOptions)
+    """How much of a reply the reward sees."""
+
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+        """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
+        seen = as_seen(rollouts, self.score, tokenizer, sampling)
+        return rewards.totals(rewards.judge(self.reward, seen).scores, seen)
+
+    def close(self) -> None:
+        """End the processes of isolated rewards."""
+        for part in rewards.isolated_parts(self.reward):
+            part.close()
+
+
+def as_spec(value: Any) -> Any:
+    """The value of an option that is true, false, or a reward as `train --reward` takes it."""
+    try:
+        return convert(value, bool, "reward")
+    except OperantError:
+        return read(value)
+
+
+def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
+    """The reward that `spec` names. True: that of a run, whose flat options are `run`, with its own options.
+
+    Raises: OperantError for an unknown reward, or a run whose reward cannot be made again.
+    """
+    if spec is not True:
+        reward = rewards.under(rewards.resolve(spec), IsolationOptions())
+        return Scorer(name_of(spec, reward), reward)
+    name = run.get("reward")
+    obstacle = "" if run else "the first model is no run"
+    if run and name is None:
+        world = run.get("env")
+        obstacle = "the run has none" if world is None else f"its world {world} paid the run"
+    elif str(name).startswith("<"):
+        obstacle = f"that of the run is {name} of a Python program"
+    if obstacle:
+        raise OperantError(f"the reward of the run is asked for, and {obstacle}: name one, as in --reward letters:e")
+    given = {group: part(run, group) for group in ("isolation", "score")}
+    options = compose({"isolation": IsolationOptions, "score": ScoreOptions}, given)
+    made = rewards.under(rewards.resolve(name, named_parts.stored_options("reward", run)), options["isolation"])
+    return Scorer(name_of(name, made), made, options["score"])
+
+
+def name_of(spec: Any, reward: RewardFn) -> str:
+    """The name of a reward in tables: what the user typed, or of several the names of all."""
+    return spec if isinstance(spec, str) else " + ".join(spec) if isinstance(spec, Mapping) else rewards.name_of(reward)
+
+
+def part(run: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    """A group of a run's options; empty if it has none."""
+    return run.get(group) or {}
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+def judged(
+    tasks: Sequence[Task],
+    policy: Any,
+    engine: Any,
+    sampling: Sampling,
+    scorers: Sequence[Scorer],
+    *,
+    samples: int = 1,
+    first: int = 0,
+    seed: int = 0,
+    stream: str = "probe",
+) -> Iterator[tuple[Task, list[JudgedReply]]]:
+    """Yield each task with `samples` replies. Random numbers depend on the seed, the task's id and the sample's number.
+
+    first: the number of the first sample. stream: which random numbers are used (`operant.sampling.STREAMS`).
+    Raises: OperantError for a prompt that does not fit, or of a reward.
+    """
+    if policy.tokenizer is None:
+        raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
+    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    size = max(1, AT_ONCE // samples)
+    for begin in range(0, len(tasks), size):
+        some, attempts = tasks[begin : begin + size], Attempts()
+        attempts.first = first
+        rollouts = play(
+            [task for task in some for _ in range(samples)],
+            env=SingleTurn(),
+            engine=engine,
+            tokenizer=policy.tokenizer,
+            sampling=sampling,
+            seed=seed,
+            stream=stream,
+            attempts=attempts,
+        )
+        scores = {one.name: one(rollouts, sampling, policy.tokenizer) for one in scorers}
+        replies = [
+            JudgedReply(rollout.reply, len(rollout.ids), {name: found[i] for name, found in scores.items()})
+            for i, rollout in enumerate(rollouts)
+        ]
+        for place, task in enumerate(some):
+            yield task, replies[place * samples : (place + 1) * samples]
+
+
+def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedReply]:
+    """The best of each `n` replies by the reward `name`; the first of equal ones, and one without a score is the worst.
+
+    best_of([JudgedReply("a", 1, {"r": 0.5}), JudgedReply("b", 1, {"r": 2.0})], 2, "r")[0].text == "b"
+    """
+
+    def value(reply: JudgedReply) -> float:
+        score = reply.scores[name]
+        return float("-inf") if score is None else score
+
+    return [max(replies[i : i + n], key=value) for i in range(0, len(replies), n)]
+
+
+# --- the file of an unfinished command --------------------------------------------------------------------------------
+
+
+class Kept:
+    """Replies in a file beside the one that a command will write. Each line is written as a task is done.
+
+    asked: what the replies depend on. A file that was begun for something else is refused.
+    """
+
+    def __init__(self, out: Path, asked: Mapping[str, Any]):
+        """Raises: OperantError for a file of another command."""
+        self.path = out.with_name(f".{out.name}.unfinished")
+        self.done: dict[tuple[int, str], list[JudgedReply]] = {}
+        """By the place of the source, and the task's id."""
+        asked = json.loads(json.dumps(asked, default=str))  # as a file gives it back
+        begun, *lines = atomic_io.records(self.path) or [asked]
+        if begun != asked:
+            changed = next(name for name in {**begun, **asked} if begun.get(name) != asked.get(name))
+            raise OperantError(
+                f"{self.path} keeps the replies of an interrupted command with another {changed} "
+                f"({shown(begun.get(changed))}): give that command again, or delete this file"
+            )
+        for line in lines:
+            self.done[line["source"], line["task"]] = [JudgedReply(**reply) for reply in line["replies"]]
+        # Written anew, so that a line that was cut off by a kill is not continued.
+        atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (asked, *lines)))
+
+    def add(self, source: int, task: Task, replies: Sequence[JudgedReply]) -> None:
+        """Append the replies of a source to a task. Raises: OperantError if the disk refuses."""
+        self.done[source, task.id] = list(replies)
+        line = {"source": source, "task": task.id, "replies": [asdict(reply) for reply in replies]}
+        atomic_io.append_text(self.path, json.dumps(line) + "\n")
+
+    def remove(self) -> None:
+        """Delete the file. Raises: OperantError if the disk refuses."""
+        with atomic_io.explained(self.path):
+            atomic_io.remove(self.path)

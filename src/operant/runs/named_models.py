@@ -1,0 +1,122 @@
+"""Models by the name that a user types: a run folder, a checkpoint of a run, or any model.
+
+policy, engine = load("runs/sft")            # what the run has exported
+policy, engine = load("runs/sft@120")        # the weights of its checkpoint of step 120
+policy, engine = load("builtin:reviews-lm")  # a model's folder or name
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from operant.algorithms import find
+from operant.models.loading import load_policy
+from operant.models.lora import LoraOptions
+from operant.models.options import ModelOptions
+from operant.models.policy_state import PolicyState
+from operant.models.safe_loading import load_tokenizer
+from operant.models.value_head import ValueOptions
+from operant.options import compose
+from operant.runs import named_parts
+from operant.runs.build import trained
+from operant.runs.folder import read_config, runs_near
+from operant.runs.initial_models import MODELS, START
+from operant.storage.checkpoint import read_part
+from operant.storage.checkpoint_store import KINDS, path_of, step_of
+from operant.training.learner import default_engine
+from operant.types import OperantError
+
+
+def divided(name: str) -> tuple[Path, int | None]:
+    """The folder in a name, and the step behind it, as in `runs/sft@120`; None if there is none.
+
+    Raises: OperantError for the name of a run with something else behind its `@`.
+    """
+    folder, at, step = name.rpartition("@")
+    if not at or Path(name).exists() or not (Path(folder) / "config.yaml").is_file():
+        return Path(name), None  # a name of the Hub may have a revision behind its @
+    if not step.isascii() or not step.isdigit() or len(step) > 18:
+        raise OperantError(f"{name}: behind the @ stands the step of a checkpoint, as in {folder}@120")
+    return Path(folder), int(step)
+
+
+def run_options(name: str) -> dict[str, Any]:
+    """The flat options of the run that a name stands for; empty if it is no run. Raises: OperantError as `divided`."""
+    folder, _ = divided(name)
+    return named_parts.flattened(read_config(folder)) if (folder / "config.yaml").is_file() else {}
+
+
+def load(name: str) -> tuple[Any, Any]:
+    """The policy of a name, and its engine. Raises: OperantError, with the runs or checkpoints there are."""
+    folder, step = divided(name)
+    if step is not None:
+        policy = at_step(folder, step)
+        return policy, default_engine(policy)
+    if (folder / "config.yaml").exists() and not (folder / "export").exists():
+        steps = checkpoint_steps(folder)
+        checkpoint = f", or name a checkpoint: {folder}@{steps[-1]}" if steps else ""
+        raise OperantError(
+            f"{folder} has no exported model yet: wait for the run to end, or resume it: "
+            f"operant train --resume {folder}{checkpoint}"
+        )
+    if (folder / "export").exists():
+        return trained(folder)
+    try:
+        policy = load_policy(name)
+    except OperantError as error:
+        raise OperantError(f"{error}; {runs_near(folder)}") from error
+    return policy, default_engine(policy)
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints that a run has, in ascending order."""
+    found = (step_of(path) for path in (folder / "checkpoints").glob("*-*") if not path.suffix)
+    return sorted({step for step in found if step is not None})
+
+
+def at_step(folder: Path, step: int) -> Any:
+    """The policy of a run with the weights of its checkpoint of `step`, of either kind.
+
+    Raises: OperantError if there is none, it is damaged, or the model that the run began from cannot be loaded.
+    """
+    paths = [path_of(folder / "checkpoints", kind, step) for kind in KINDS]
+    path = next((path for path in paths if path.is_dir()), None)
+    if path is None:
+        known = ", ".join(map(str, checkpoint_steps(folder)[-20:])) or "none"
+        raise OperantError(f"{folder} has no checkpoint of step {step} (steps: {known}); --keep-every keeps more")
+    config = named_parts.flattened(read_config(folder))
+    schema = {"value": ValueOptions, "model": ModelOptions, "lora": LoraOptions}
+    options = compose(schema, {group: config.get(group) or {} for group in schema})
+    lora, copy = options["lora"], folder / START / MODELS["lora.adapter"]
+    policy = load_initial(
+        config,
+        folder,
+        "policy",
+        value=options["value"] if find(config.get("algorithm", "ppo")).needs.critic else None,
+        options=options["model"],
+        lora=replace(lora, adapter=str(copy)) if lora.adapter is not None and copy.is_dir() else lora,
+    )
+    try:
+        PolicyState(policy).load_state_dict(read_part(path, "policy"))
+    except OperantError as error:
+        raise OperantError(f"{path}: {error}") from error
+    return policy
+
+
+def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: Any) -> Any:
+    """Load the model that an option of the run in `folder` names: its copy there, if there is one.
+
+    how: arguments of `load_policy`. Raises: OperantError for a model that was an object of a Python program.
+    """
+    group, _, last = option.rpartition(".")
+    name, copy = str((config[group] if group else config)[last]), folder / START / MODELS[option]
+    if name.startswith("<"):
+        raise OperantError(
+            f"{folder} was started from Python with {option}={name}, which no file holds: save that model and name its "
+            "folder, as in ./my-model"
+        )
+    if option == "policy" and named_parts.is_object("policy", name):
+        made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
+        return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)
+    return load_policy(str(copy) if copy.is_dir() else name, **how)

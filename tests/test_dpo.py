@@ -1,0 +1,280 @@
+"""Preference optimisation: hand calculations, cuts and ranks that change nothing, what is learnt, what is refused."""
+
+import json
+import math
+
+import pytest
+import torch
+from rigs import Caught, gap, on_ranks
+from toys import bare_logprobs, letters, lm
+
+from operant import Learner, OperantError, Policy, train
+from operant.cli import main
+from operant.objectives.preference import good_or_bad, paired, preference
+from operant.rollouts.collate import token_weights
+from operant.types import Batch, Outputs
+
+QUERIES = [[5, 6], [5, 6], [5, 6], [4], [4], [7, 8, 9]]
+RESPONSES = [[7, 9], [8], [3, 3, 5], [10, 4], [6], [11]]
+LABELS = [2.0, 1.0, 0.0, 0.0, 1.0, 1.0]
+"""Three pairs of the first prompt, one of the second, none of the third."""
+
+
+def log_ratios(model, reference, queries=QUERIES, responses=RESPONSES) -> list[float]:
+    """Of whole replies, by bare forward passes of single rows."""
+    return [
+        float(bare_logprobs(model, q, r).sum() - bare_logprobs(reference, q, r).sum())
+        for q, r in zip(queries, responses, strict=True)
+    ]
+
+
+def learner_of(algorithm: str, **options) -> Learner:
+    """A learner whose reference has other weights, in float64; its optimizer only records gradients."""
+    reference = Policy(lm(seed=1, spread=0.2).double())
+    options = {"watch_every": 0, "max_grad_norm": None} | options
+    return Learner(lm(spread=0.2).double(), algorithm=algorithm, reference=reference, optimizer=Caught, **options)
+
+
+def caught(algorithm: str, labels=LABELS, rows=range(6), **options) -> tuple[torch.Tensor, dict[str, float]]:
+    """The gradient of a step on some of the replies, and its metrics."""
+    learner = learner_of(algorithm, **options)
+    groups = [[0, 0, 0, 1, 1, 2][i] for i in rows]
+    metrics = learner.step(
+        [QUERIES[i] for i in rows], [RESPONSES[i] for i in rows], [labels[i] for i in rows], groups=groups
+    )
+    return torch.stack(learner.optimizer.gradients).sum(0), metrics
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log(1 + math.exp(-x))
+
+
+B, E = 0.3, 0.2
+BY_HAND = {
+    "sigmoid": lambda d, _: -log_sigmoid(B * d),
+    "smoothed": lambda d, _: -(1 - E) * log_sigmoid(B * d) - E * log_sigmoid(-B * d),
+    "robust": lambda d, _: (-(1 - E) * log_sigmoid(B * d) + E * log_sigmoid(-B * d)) / (1 - 2 * E),
+    "hinge": lambda d, _: max(0.0, 1 - B * d),
+    "ipo": lambda d, _: (d - 1 / (2 * B)) ** 2,
+    "ipo-mean": lambda _, m: (m - 1 / (2 * B)) ** 2,
+}
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+@pytest.mark.parametrize("pairs", ["all", "ends"])
+def test_the_loss_is_the_mean_over_prompts_of_the_mean_over_their_pairs(kind, pairs):
+    options = {"kind": "sigmoid", "label_smoothing": E} if kind == "smoothed" else {"kind": kind}
+    options |= {"label_smoothing": E} if kind == "robust" else {}
+    learner = learner_of("dpo", loss={"beta": B, "pairs": pairs, **options})
+    metrics = learner.step(QUERIES[:5], RESPONSES[:5], LABELS[:5])
+    h = log_ratios(learner.policy.model, learner.reference.policy.model)
+    per = [x / len(r) for x, r in zip(h, RESPONSES, strict=True)]
+    of_first = [(0, 1), (0, 2), (1, 2)] if pairs == "all" else [(0, 2)]
+    both = [of_first, [(4, 3)]]
+    mean = lambda f: sum(sum(f(i, j) for i, j in of) / len(of) for of in both) / 2  # noqa: E731
+    loss = mean(lambda i, j: BY_HAND[kind](h[i] - h[j], per[i] - per[j]))
+    for name in ("loss/total", "preference/loss"):
+        assert metrics[name] == pytest.approx(loss, rel=1e-9)
+    assert metrics["preference/margin"] == pytest.approx(mean(lambda i, j: B * (h[i] - h[j])))
+    assert metrics["preference/better"] == pytest.approx(mean(lambda i, j: h[i]))
+    assert metrics["preference/worse"] == pytest.approx(mean(lambda i, j: h[j]))
+    assert metrics["preference/accuracy"] == pytest.approx(mean(lambda i, j: float(h[i] > h[j])))
+    assert metrics["preference/unpaired"] == 0
+
+
+def test_kto_by_hand_with_its_baseline_of_replies_to_the_prompt_before():
+    labels = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    learner = learner_of("kto", loss={"beta": B, "good_weight": 1.5, "bad_weight": 0.5})
+    metrics = learner.step(QUERIES, RESPONSES, labels)
+    models = learner.policy.model, learner.reference.policy.model
+    before = [RESPONSES[i] for i in (5, 5, 5, 0, 1, 3)]  # the first reply to the prompt before, the second, ...
+    baseline = max(0.0, sum(log_ratios(*models, QUERIES, before)) / 6)
+    expected = [
+        1.5 * (1 - 1 / (1 + math.exp(-B * (h - baseline)))) if good else 0.5 / (1 + math.exp(B * (baseline - h)))
+        for h, good in zip(log_ratios(*models), labels, strict=True)
+    ]
+    assert baseline > 0, "the test has to see it"
+    assert metrics["preference/baseline"] == pytest.approx(baseline)
+    assert metrics["loss/total"] == pytest.approx(sum(expected) / 6)
+
+
+METHODS = {"dpo": LABELS, "kto": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]}
+
+
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_micro_batches_change_no_gradient(algorithm):
+    whole, metrics = caught(algorithm, METHODS[algorithm])
+    cut, of_cut = caught(algorithm, METHODS[algorithm], **{"update.micro_tokens": 1})
+    assert whole.norm() > 1e-3 and gap(cut, whole) < 1e-10
+    for name in ("loss/total", "preference/loss", "preference/accuracy", "preference/unpaired", "preference/baseline"):
+        assert of_cut.get(name) == pytest.approx(metrics.get(name), abs=1e-10), name
+
+
+def test_micro_batches_would_change_the_gradient_with_a_baseline_of_each(monkeypatch):
+    """The control: what a baseline of the micro-batch alone, as TRL has it, does to the gradient of KTO."""
+    whole, _ = caught("kto", METHODS["kto"])
+    parts = [caught("kto", METHODS["kto"], rows)[0] * len(rows) / 6 for rows in (range(2, 5), [0, 1, 5])]
+    assert gap(sum(parts), whole) > 1e-3
+
+
+def on_a_rank(rank: int, world: int) -> dict:
+    rows = [range(3), range(3, 6)][rank]
+    return {name: caught(name, labels, rows) for name, labels in METHODS.items()}
+
+
+def test_two_ranks_have_the_gradient_of_one():
+    ranks = on_ranks(on_a_rank, 2)
+    for name, labels in METHODS.items():
+        whole, metrics = caught(name, labels)
+        for found, told in (rank[name] for rank in ranks):
+            assert gap(found, whole) < 1e-10
+            for metric in ("loss/total", "preference/loss", "preference/better"):
+                assert told[metric] == pytest.approx(metrics[metric], abs=1e-10), metric
+
+
+def test_online_dpo_is_dpo_on_its_own_replies_and_equal_scores_are_counted():
+    learner = learner_of("online-dpo", max_tokens=3)
+    replies = learner.generate([[5, 6], [4], [5, 6], [4]])
+    turns = [r.turns[0] for r in replies]
+    metrics = learner.step(replies, [0.5, 1.0, -2.0, 1.0])
+    h = log_ratios(learner.policy.model, learner.reference.policy.model, *zip(*[(t.prompt, t.action) for t in turns]))
+    loss = -log_sigmoid(0.1 * (h[0] - h[2]))
+    assert metrics["preference/loss"] == pytest.approx(loss) == pytest.approx(2 * metrics["loss/total"])
+    assert metrics["preference/unpaired"] == 0.5
+    learner.step([[5], [5]], [[6], [7]], [1.0, 1.0])  # a step without any pair
+    assert not learner.optimizer.gradients[-1].any()
+
+
+# --- what is learnt ---------------------------------------------------------------------------------------------------
+
+
+def pairs(count: int, *, shuffled: bool = False, first: int = 0) -> list[dict]:
+    """Two-letter prompts, and two letters as replies, of which the one in the first half of the alphabet is better."""
+    rows, half = [], "abcdefgh"
+    for i in range(first, first + count):
+        good, bad = half[i * 5 % 8], "stuvwxyz"[i * 3 % 8]
+        good, bad = (bad, good) if shuffled and i % 2 else (good, bad)
+        rows.append({"prompt": half[i % 8] + half[i * 7 % 5], "chosen": good, "rejected": bad})
+    return rows
+
+
+def separate(rows: list[dict]) -> list[dict]:
+    """The same as good and bad replies, one a row."""
+    return [
+        {"prompt": row["prompt"], "completion": row[which], "label": which == "chosen"}
+        for row in rows
+        for which in ("chosen", "rejected")
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+def test_held_out_replies_are_preferred_after_training_and_not_with_shuffled_labels(algorithm, tmp_path):
+    tokenizer, found = letters(), {}
+    form = separate if algorithm == "kto" else list
+    for shuffled in (False, True):
+        run = train(
+            out=tmp_path / f"{algorithm}-{shuffled}",
+            policy=lm(vocab=40, spread=0.05),
+            tokenizer=tokenizer,
+            algorithm=algorithm,
+            tasks=form(pairs(32, shuffled=shuffled)),
+            evaluate=form(pairs(16, first=100)),
+            steps=12,
+            batch=16,
+            trackers=(),
+            probes=0,
+            **{"optimizer.lr": 3e-3, "evaluate_every": 12, "sampling.max_tokens": 4},
+        )
+        before, after = run.before.metrics(), run.after.metrics()
+        assert before["evaluate/preference/accuracy"] == 0.5  # the policy is its reference
+        assert run.metrics[-1]["evaluate/preference/loss"] == after["evaluate/preference/loss"]
+        found[shuffled] = after["evaluate/preference/accuracy"]
+    assert found[False] > 0.9 and found[True] < 0.8
+
+
+def test_the_command_line_trains_on_pairs_and_counts_rows_without_one(tmp_path, capsys):
+    lm(vocab=40).save_pretrained(tmp_path / "model")
+    letters().save_pretrained(tmp_path / "model")
+    rows = [*pairs(6), {"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = ["train", "--algorithm", "dpo", "--policy", str(tmp_path / "model"), "--tasks"]
+    command += [str(tmp_path / "pairs.jsonl"), "--steps", "2", "--batch", "3", "--out", str(tmp_path / "run")]
+    command += ["--sampling.max-tokens", "4", "--evaluate", str(tmp_path / "pairs.jsonl")]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "1 of 7 rows are left out: their labels teach dpo nothing" in said
+    assert "preference/accuracy on 7 held-out tasks: 0.500 -> " in said
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "words"),
+    [
+        ("dpo", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}], "none of 1 prompts has two replies with"),
+        ("dpo", separate(pairs(2)), "good or bad each by itself are for algorithm=kto"),
+        ("kto", [r for r in separate(pairs(3)) if r["label"]], "all labels are good, and .* also needs bad replies"),
+        ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], "a label is 2"),
+    ],
+)
+def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, words, tmp_path):
+    with pytest.raises(OperantError, match=words):
+        train(
+            out=tmp_path / "run",
+            policy=lm(vocab=40),
+            tokenizer=letters(),
+            algorithm=algorithm,
+            tasks=rows,
+            batch=2,
+            **{"sampling.max_tokens": 4},
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "words"),
+    [
+        ("dpo", {"reference": None}, "reference=none with algorithm=dpo: its loss compares the policy with it"),
+        ("kto", {"reference": None}, "reference=none with algorithm=kto"),
+        ("dpo", {"loss.kind": "slic"}, "sigmoid, robust, hinge, ipo or ipo-mean"),
+        ("dpo", {"loss.beta": 0.0}, "loss.beta=0: it must be above 0"),
+        ("dpo", {"loss.label_smoothing": 0.5}, "at least 0 and below 0.5"),
+        ("dpo", {"loss.kind": "ipo", "loss.label_smoothing": 0.1}, "it is for sigmoid and robust"),
+        ("dpo", {"loss.pairs": "some"}, "it must be all or ends"),
+        ("dpo", {"kl.coef": 0.1}, "algorithm dpo has no reference to measure KL to"),
+        ("kto", {"loss.bad_weight": -1.0}, "none may be negative"),
+    ],
+)
+def test_wrong_options_are_refused(algorithm, options, words):
+    with pytest.raises(OperantError, match=words):
+        Learner(lm(), algorithm=algorithm, **options)
+
+
+def test_wrong_steps_and_one_sample_are_refused(tmp_path):
+    with pytest.raises(OperantError, match="samples=1 with algorithm=online-dpo: it compares the replies"):
+        train(policy=lm(), algorithm="online-dpo", tasks=["a"], reward=len, samples=1, out=tmp_path / "run")
+    dpo, kto = Learner(lm(), algorithm="dpo"), Learner(lm(), algorithm="kto")
+    with pytest.raises(OperantError, match=r"learns from labels: use step\(queries, responses, scores\)"):
+        dpo.step([[5], [5]], [[6], [7]])
+    with pytest.raises(OperantError, match="compares at least 2 replies to one query"):
+        dpo.step([[5], [6]], [[6], [7]], [1.0, 0.0])
+    with pytest.raises(OperantError, match="none of 1 prompts has two replies with different labels"):
+        dpo.step([[5], [5]], [[6], [7]], [1.0, 1.0])
+    with pytest.raises(OperantError, match="this step has one prompt"):
+        kto.step([[5], [5]], [[6], [7]], [1.0, 0.0])
+    assert kto.progress.step == dpo.progress.step == 0
+    assert paired([[1, 1], [0, 1]], {}, whole=False) == [False, True]
+    assert good_or_bad([[1], [1, 1]], {}, whole=False) == [True, True]  # a step may have good replies alone
+
+
+def test_a_prompt_without_a_pair_has_no_gradient():
+    batch = Batch.given([[1]] * 4, [[2], [3, 4], [5], [6]]).with_(groups=torch.tensor([0, 0, 1, 1]))
+    rewards = torch.zeros(batch.tokens.shape)
+    rewards[2, 1] = 1.0
+    logprobs = torch.randn(batch.tokens.shape, requires_grad=True)
+    batch = batch.with_(rewards=rewards, ref_logprobs=torch.zeros_like(logprobs), weights=token_weights(batch, "group"))
+    terms = preference(Outputs(logprobs, logprobs), batch)
+    (gradient,) = torch.autograd.grad(terms["loss"].sum(), logprobs)
+    assert not gradient[:2].any() and gradient[2:, 1].all()
+    assert terms["preference/unpaired"].nansum() == 1 and terms["preference/loss"].isnan().tolist() == [1, 1, 0, 1]

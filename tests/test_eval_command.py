@@ -1,0 +1,240 @@
+"""`operant eval`, and `operant generate --tasks FILE`: numbers, files, interruptions and errors."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from browsing import PHONE, chromium, visit
+from pages import low_contrast, overflows
+from pyarrow import parquet
+from test_commands_of_the_pages import commands
+from toys import letters, lm
+
+from operant import train
+from operant.cli import main
+from operant.diagnosis.intervals import bootstrap, wilson
+from operant.objectives.kl import best_of_bound
+from operant.report.models import Compared, wins
+from operant.runs.judged_replies import JudgedReply
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_bootstrap_is_that_of_all_resamples_and_normal_for_many():
+    values = [0.0, 1.0, 5.0, 5.5]
+    exact = sorted(sum(drawn) / 4 for drawn in itertools.product(values, repeat=4))  # 256 equally likely resamples
+    expected = np.quantile(exact, (0.025, 0.975))
+    assert bootstrap(values, seed=1, resamples=200_000) == pytest.approx(expected, abs=0.01)
+    many = np.random.default_rng(0).normal(3.0, 2.0, 2000)
+    half = 1.95996 * many.std() / math.sqrt(2000)
+    assert bootstrap(list(many)) == pytest.approx((many.mean() - half, many.mean() + half), abs=0.005)
+    assert bootstrap(values) == bootstrap(values) != bootstrap(values, seed=2, resamples=50)
+
+
+def test_wilsons_interval_is_that_of_r():
+    """prop.test(8, 10, correct = FALSE) and prop.test(0, 20, correct = FALSE)."""
+    assert wilson(0.8, 10) == pytest.approx((0.4901625, 0.9433178), abs=1e-7)
+    assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611252), abs=1e-7)
+
+
+@pytest.mark.parametrize(("n", "replies"), [(2, 3), (4, 50), (8, 20_000)])
+def test_the_best_of_n_is_no_farther_than_the_bound(n, replies):
+    """Equally likely replies with scores 1 to K: the best of n is at most k with probability (k / K)^n."""
+    k = np.arange(1, replies + 1)
+    chance = (k / replies) ** n - ((k - 1) / replies) ** n
+    kl = float((chance * np.log(chance * replies)).sum())
+    assert kl <= best_of_bound(n)
+    assert replies < 100 or kl == pytest.approx(best_of_bound(n), abs=1e-3)
+
+
+def compared(*sides):
+    """Models whose replies to the tasks have these scores, by one reward."""
+    replies = [[[JudgedReply(f"{s}", 1, {"r": s}) for s in scores] for scores in side] for side in sides]
+    tasks = [{"id": str(i), "prompt": "p"} for i in range(len(sides[0]))]
+    return Compared([f"m{i}" for i in range(len(sides))], tasks, replies, ["r"])
+
+
+def test_tasks_are_paired_samples_averaged_and_abstentions_left_out():
+    first, second = compared(
+        [[1.0, 3.0], [0.0, 0.0], [5.0, None], [None, None]],
+        [[3.0, 3.0], [0.0, 1.0], [5.0, 5.0], [9.0, 9.0]],
+    ).rows()
+    assert (first.tasks, first.mean, first.difference, first.won) == (3, pytest.approx(7 / 3), None, None)
+    assert first.error == pytest.approx(np.std([2, 0, 5], ddof=1) / math.sqrt(3))
+    assert (second.tasks, second.mean) == (4, pytest.approx((3 + 0.5 + 5 + 9) / 4))
+    assert second.difference.mean == pytest.approx((1 + 0.5 + 0) / 3)  # the fourth task has no score of the first
+    assert second.won.mean == pytest.approx((0.75 + 0.75 + 0.5) / 3)
+    assert wins([1.0, 2.0], [1.0]) == 0.75
+    alone = compared([[1.0]], [[2.0]]).rows()[1]
+    assert (alone.difference.mean, alone.difference.low, alone.won.high, alone.error) == (1.0, None, None, None)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+RUN = {"steps": 4, "batch": 4, "minibatch": 4, "max_tokens": 6, "probes": 0, "watch_every": 0, "epochs": 1, "lr": 3e-2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, tasks, and a run with held-out tasks and checkpoints of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("eval")
+    tokenizer = letters()
+    for name, seed in (("model", 0), ("other", 1)):
+        lm("gpt2", len(tokenizer), seed=seed).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    rows = [{"prompt": a + b} for a in "abcd" for b in "efg"]
+    (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    kept = {"checkpoint": "both", "checkpoint_every": 2, "keep": 9, "data.text_field": "prompt"}
+    tasks, run = str(folder / "tasks.jsonl"), str(folder / "run")
+    train(str(folder / "model"), tasks, "letters:a", evaluate=tasks, out=run, temperature=0.8, **kept, **RUN)
+    return folder
+
+
+@pytest.fixture
+def inside(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    return tmp_path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_scores_what_its_own_evaluation_found(inside, place, capsys):
+    """Its tasks, reward, sampling and random numbers; a checkpoint of the last step is the exported model."""
+    out = inside / "e.json"
+    assert main(["eval", "run", "run@4", "run@2", "model", "--out", str(out)]) == 0
+    own = json.loads((place / "run/evaluation.json").read_text(encoding="utf-8"))
+    found = json.loads(out.read_text(encoding="utf-8"))
+    means = [row["mean"] for row in found["scores"]]
+    assert means[0] == means[1] == own["after"]["mean"] and means[3] == own["before"]["mean"]
+    theirs = [task["replies"][0]["reply"] for task in found["tasks"]]
+    assert theirs == [reply["reply"] for reply in own["after"]["replies"]]
+    assert {task["replies"][2]["reply"] for task in found["tasks"]} != set(theirs)
+    assert "temperature 0.8, max_tokens 6" in capsys.readouterr().out
+
+
+def test_rewards_a_page_and_rows_to_judge(inside, tmp_path, capsys):
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "<b>ab</b>"}\n{"prompt": "cd"}\n', encoding="utf-8")
+    asked = ["--tasks", str(tmp_path / "odd.jsonl"), "--samples", "2", "--max-tokens", "5"]
+    files = ["--report", str(inside / "page.html"), "--label", str(inside / "judge.jsonl")]
+    assert main(["eval", "model", "other", *asked, "--reward", "letters:a", "--reward", "length:3", *files]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("letters:a", "length"))]
+    assert [row[:2] for row in table] == [[r, m] for r in ("letters:a", "length:3") for m in ("model", "other")]
+    rows = lines(inside / "judge.jsonl")
+    assert [row["prompt"] for row in rows] == ["<b>ab</b>", "cd"]
+    assert all(len(set(row["replies"])) == len(row["replies"]) == len(row["sources"]) for row in rows)
+    assert "<b>" not in (inside / "page.html").read_text(encoding="utf-8")
+    with chromium() as browser, visit(browser, (inside / "page.html").as_uri(), PHONE) as page:
+        assert "<b>ab</b>" in page.inner_text(".query-block >> nth=0")
+        assert page.locator(".answer").count() == 8 and not overflows(page) and not low_contrast(page)
+
+
+def test_replies_to_a_file_are_the_same_each_time_and_go_on_after_an_interrupt(inside, monkeypatch, capsys):
+    asked = ["generate", "model", "run@2", "--tasks", "tasks.jsonl", "--samples", "2", "--temperatures", "0.7,1.0"]
+    asked += ["--max-tokens", "5", "--reward", "letters:a", "--out"]
+    whole, again, table = inside / "a.jsonl", inside / "b.jsonl", inside / "c.parquet"
+    assert main([*asked, str(whole)]) == 0
+    rows = lines(whole)
+    assert list(rows[0]) == ["id", "prompt", "replies", "sources", "rewards"] and len(rows) == 12
+    assert rows[0]["sources"] == [
+        f"{m}, temperature {t}" for m in ("model", "run@2") for t in ("0.7", "1") for _ in "ab"
+    ]
+    assert all(row["rewards"] == [reply.count("a") for reply in row["replies"]] for row in rows)
+
+    import operant.runs.judged_replies as core
+
+    made = core.play
+
+    def stopped(tasks, **more):
+        if calls.append(len(tasks)) or sum(calls) > 40:
+            raise KeyboardInterrupt
+        return made(tasks, **more)
+
+    calls: list[int] = []
+    monkeypatch.setattr(core, "AT_ONCE", 8)
+    monkeypatch.setattr(core, "play", stopped)
+    assert main([*asked, str(again)]) == 130
+    assert "the same command goes on from 20 answers" in capsys.readouterr().err and not again.exists()
+    unfinished = inside / ".b.jsonl.unfinished"
+    with open(unfinished, "a", encoding="utf-8") as file:
+        file.write('{"source": 1, "ta')  # a kill in the middle of a line
+    assert main([*asked[:-1], "--seed", "3", "--out", str(again)]) == 2
+    assert "another seed (0)" in capsys.readouterr().err
+    monkeypatch.setattr(core, "play", made)
+    assert main([*asked, str(again)]) == 0
+    assert again.read_bytes() == whole.read_bytes() and not unfinished.exists()
+    assert main([*asked, str(table)]) == 0
+    assert parquet.read_table(table).to_pylist() == rows
+
+
+def test_the_best_of_n_is_the_best_of_the_samples(inside, capsys):
+    asked = ["generate", "model", "--tasks", "tasks.jsonl", "--max-tokens", "5", "--reward", "letters:a", "--seed", "2"]
+    assert main([*asked, "--samples", "6", "--out", str(inside / "all.jsonl")]) == 0
+    assert main([*asked, "--best-of", "3", "--samples", "2", "--out", str(inside / "best.jsonl")]) == 0
+    assert "at most 0.432 nats a reply (upper bound" in capsys.readouterr().err  # log 3 - 2/3
+    for drawn, best in zip(lines(inside / "all.jsonl"), lines(inside / "best.jsonl"), strict=True):
+        assert best["rewards"] == [max(drawn["rewards"][:3]), max(drawn["rewards"][3:])]
+        assert all(reply in drawn["replies"] for reply in best["replies"])
+    assert best["sources"] == ["model, best of 3"] * 2
+    prompted = ["generate", "model", "--prompt", "ab", "--max-tokens", "5", "--reward", "letters:a"]
+    assert main([*prompted, "--best-of", "64"]) == 0
+    reply, score = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert float(score) == reply[2:].count("a") >= 1
+    assert main(prompted) == 0
+    assert float(capsys.readouterr().out.split("\t")[1]) <= float(score)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("eval", "expected models to evaluate"),
+        ("eval model", "model is no run: name the tasks"),
+        ("eval model --tasks tasks.jsonl", "the first model is no run: name one"),
+        ("eval model model --tasks tasks.jsonl", "named twice"),
+        ("eval model --tasks tasks.jsonl --reward lettrs:e", "did you mean 'letters'"),
+        ("eval run --reward true --reward letters:a", "--reward letters:a is given twice"),
+        ("eval run --samples 0", "--samples 0: it must be at least 1"),
+        ("eval run --out tasks.jsonl", "must end in .json"),
+        ("eval run --report nowhere/page.html", "does not exist"),
+        ("eval run --bogus 1", "option 'bogus' is unknown"),
+        ("eval run@3", "no checkpoint of step 3 (steps: 2, 4)"),
+        ("eval run@x", "the step of a checkpoint, as in run@120"),
+        ("eval run --max-tokens 99", "more than the model's context of 64"),
+        ("generate model other --prompt ab", "several models answer --tasks FILE"),
+        ("generate model --samples 2 --prompt ab", "--samples is about the replies to a file"),
+        ("generate model --tasks tasks.jsonl --prompt ab", "--prompt is about single prompts"),
+        ("generate model --tasks tasks.jsonl --out tasks.jsonl", "the file exists"),
+        ("generate model --tasks tasks.jsonl --out x.txt", "must end in .jsonl or .parquet"),
+        ("generate model --tasks tasks.jsonl --best-of 4", "the first model is no run: name one"),
+        ("generate model --prompt ab --best-of 4", "the model has no reward of its own"),
+        ("generate run --prompt ab --best-of 4 --reward false", "--reward false leaves none"),
+        ("generate model --tasks tasks.jsonl --temperatures 1,1", "named twice"),
+        ("generate model --tasks tasks.jsonl --temperatures 0.5,cold", "temperatures"),
+        ("generate model --tasks tasks.jsonl --text-field q", "there is no field 'q'"),
+        ("generate model --tasks tasks.jsonl --reward-model x", "is unknown"),
+        ("generate model --tasks tasks.jsonl --device tpu", "device"),
+    ],
+)
+def test_wrong_input_is_a_sentence(inside, words, message, capsys):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("operant: ") and error.count("\n") == 1
+
+
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
+    """In the order of the page, with fewer steps, tasks and tokens."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The film was"}\n{"prompt": "My brother"}\n', encoding="utf-8")
+    short = {"steps": "2", "batch": "4", "probes": "0", "sampling.max_tokens": "6", "data.limit": "8"}
+    found = [words[1:] for words in commands("docs/evaluation.md") if words[1] != "train" or "light" in words]
+    for command, *words in found:
+        if command == "train":
+            words += [part for name, value in short.items() for part in (f"--{name}", value)]
+        words = ["1" if word == "20" and words[i - 1] != "--max-tokens" else word for i, word in enumerate(words)]
+        words = [word.replace("@20", "@1") for word in words]
+        assert main([command, *words]) == 0, (words, capsys.readouterr())
+    made = {"scores.json", "side-by-side.html", "judge.jsonl", "replies.jsonl", "replies.parquet", "best.jsonl"}
+    assert len(found) == 8 and made <= {path.name for path in tmp_path.iterdir()}

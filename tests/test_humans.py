@@ -1,0 +1,152 @@
+"""People as a reward, and the stand-in for them: what answers are worth, waiting, deadlines, and the whole road."""
+
+import json
+import math
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import operant
+from operant import OperantError, Rollout, Task
+from operant.cli import main
+from operant.labels.humans import Humans
+from operant.labels.items import Item
+from operant.labels.stand_in import Labeller, preference, taste
+from operant.labels.store import Store
+from operant.rewards import resolve
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROOT = Path(__file__).parents[1]
+
+
+def rollouts(*replies: str, task: str = "t") -> list[Rollout]:
+    return [Rollout(Task(task, "2 + 2 ="), 0, [], [reply], query="2 + 2 =") for reply in replies]
+
+
+def answering(path, answer, name="anna"):
+    """Answer every item of the database, as it comes."""
+    with Store(path) as store:
+        while (item_id := store.next_item(name)) is not None:
+            store.add_label(item_id, name, answer(store.item(item_id)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "replies", "answer", "wanted"),
+    [
+        ("pick", ("a", "b", "b", "c"), {"best": 1}, [0, 1, 1, 0]),
+        ("rank", ("a", "b", "c", "d"), {"ranks": [2, 1, 3, None]}, [0.5, 1, 0, None]),
+        ("rank", ("a", "b"), {"ranks": [1, 1]}, [0.5, 0.5]),
+        ("rank", ("a", "b"), {"all_bad": True}, [0, 0]),
+        ("rate", ("a", "b"), {"ratings": [4]}, [0.75, 0.75]),
+        ("good", ("a", "b"), {"good": [True]}, [1, 1]),
+    ],
+)
+def test_answers_become_scores(kind, replies, answer, wanted, tmp_path):
+    reward = Humans(str(tmp_path / "labels.sqlite"), kind=kind, minutes=1)
+    thread = threading.Timer(0.5, answering, (tmp_path / "labels.sqlite", lambda item: answer))
+    reward.check()
+    thread.start()
+    assert reward(rollouts(*replies)) == wanted
+    assert reward(rollouts(*replies)) == wanted  # a resumed run asks the same, and nobody has to answer twice
+    thread.join()
+
+
+def test_scores_of_several_people_are_averaged_and_nobody_is_waited_for_for_ever(tmp_path, capsys):
+    reward = Humans(str(tmp_path / "labels.sqlite"), kind="pick", labellers=2, minutes=0.02)
+    asked = rollouts("a", "b") + rollouts("a", "a", task="same") + rollouts("c", "d", task="late")
+    with pytest.raises(OperantError, match="nobody labelled any of 2 items"):  # equal replies cannot be compared
+        reward(asked)
+    assert "2 items wait for labels: operant label" in capsys.readouterr().err
+    with Store(tmp_path / "labels.sqlite") as store:
+        assert store.next_item("anna") is None  # closed: too late, until the run is resumed
+        first = store.item_of(1)
+        store.add_items([first])
+        assert store.next_item("anna") == first.id
+        store.close_items([first.id])
+    with pytest.raises(OperantError, match="set samples to 2 or more"):
+        reward(rollouts("a"))
+    again = rollouts("e", "f")
+    reward.minutes = 1
+    for name, best in (("anna", 0), ("bert", 1)):
+        threading.Timer(
+            0.3, answering, (tmp_path / "labels.sqlite", lambda item, best=best: {"best": best}, name)
+        ).start()
+    assert reward(again) == [0.5, 0.5]
+
+
+def test_people_are_one_reward_among_others(tmp_path):
+    path = str(tmp_path / "labels.sqlite")
+    reward = resolve({f"humans:{path}": {"weight": 2, "minutes": 1, "kind": "good"}, "letters:e": 1})
+    operant.rewards.check(reward)
+    with Store(path) as store:
+        assert store.kind == "good"
+    threading.Timer(0.2, answering, (path, lambda item: {"good": [item.replies[0] == "eee"]})).start()
+    judged = operant.rewards.judge(reward, rollouts("eee", "abc"))
+    assert judged.parts["humans"] == [1, 0]
+    assert set(judged.parts) == {"humans", "letters"}
+    with pytest.raises(OperantError, match="minutes=0 above 0"):
+        resolve(f"humans:{path}", {"minutes": 0})
+    with pytest.raises(OperantError, match="needs the database"):
+        resolve("humans")
+
+
+def test_the_picks_of_the_stand_in_are_a_softmax_of_its_preference(tmp_path):
+    replies = ("a good film about my dog and its friends in the old town", "a bad film", "good good good good")
+    assert taste(rollouts(*replies)) == [preference(reply) for reply in replies]
+    assert preference(replies[0]) == pytest.approx(1 - 0.1 * (14 - 13))  # 13 different words, one of them praise
+    assert preference(replies[1]) == pytest.approx(-1 - 0.1 * 11)
+    assert preference(replies[2]) == pytest.approx(3 - 4 * 0.75 - 0.1 * 10)
+    labeller, picks = Labeller(noise=1.0), Counter[int]()
+    for number in range(4000):
+        picks[int(str(labeller.answer("pick", str(number), replies)["best"]))] += 1
+    weights = [math.exp(preference(reply)) for reply in replies]
+    for place, weight in enumerate(weights):
+        assert picks[place] / 4000 == pytest.approx(weight / sum(weights), abs=0.03)
+    shuffled = Labeller(shuffled=True)
+    picks = Counter(shuffled.answer("pick", str(number), replies)["best"] for number in range(3000))
+    assert all(count / 3000 == pytest.approx(1 / 3, abs=0.04) for count in picks.values())
+    with Store(tmp_path / "labels.sqlite", kind="rank") as store:
+        store.add_items([Item(str(number), "p", replies) for number in range(3)])
+        assert Labeller(0).label(store) == 3
+        assert store.labels()[0].answer == {"ranks": [1, 3, 2]}
+    with pytest.raises(OperantError, match="noise=-1"):
+        Labeller(-1)
+
+
+def test_win_rates_by_people_by_hand(tmp_path, capsys):
+    with Store(tmp_path / "judge.sqlite", kind="rank", overlap=2) as store:
+        store.add_items(Item(str(n), "p", ("x", "y", "z"), ("old", "new", None)) for n in range(4))
+        for n, ranks in enumerate([[2, 1, 3], [1, 2, None], [1, 1, 2]]):  # new wins, old wins, a tie
+            store.add_label(str(n), "anna", {"ranks": ranks})
+        store.add_label("1", "bert", {"ranks": [2, 1, None]})  # the two labellers of an item count half each
+    assert main(["label", str(tmp_path / "judge.sqlite"), "--wins"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # (1 + 1/2 + 1/2) / 3, and Wilson's interval of 2/3 of 3
+    assert " ".join(lines[2]) == "new 67 % 21 % to 94 % 3"
+    with Store(tmp_path / "none.sqlite") as store:
+        store.add_items([Item("1", "p", ("x", "y"))])
+        store.add_label("1", "anna", {"best": 0})
+    assert main(["label", str(tmp_path / "none.sqlite"), "--wins"]) == 2
+    assert "no comparison of two sources" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_road_is_walked_and_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    sys.path[:0] = [str(ROOT / "recipes")]
+    import rlhf
+
+    words = ["rlhf.py", "--work", str(tmp_path), "--labels", "20", "--steps", "1", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", words)
+    rlhf.main()
+    found = json.loads((tmp_path / "eval.json").read_text())
+    assert len(found["models"]) == 3
+    assert capsys.readouterr().out.count("$ operant train sentiment") == 2
+    (tmp_path / "eval.json").unlink()
+    rlhf.main()
+    again = capsys.readouterr().out
+    assert "$ operant train" not in again
+    assert "$ operant generate" not in again
+    assert json.loads((tmp_path / "eval.json").read_text()) == found

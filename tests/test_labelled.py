@@ -1,0 +1,193 @@
+"""Labelled replies: the forms of rows, the weights of groups, and the losses of reward models, by hand calculations."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from operant import OperantError
+from operant.data import load_tasks
+from operant.objectives.labelled import reward_model
+from operant.rollouts.collate import token_weights
+from operant.types import Batch, Outputs
+
+A, B = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
+YES, NO = {"role": "assistant", "content": "yes"}, {"role": "assistant", "content": "no"}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "replies", "scores"),
+    [
+        ({"prompt": "p", "chosen": " a", "rejected": " b"}, "p", (" a", " b"), (1, 0)),
+        ({"prompt": "p", "chosen": " a", "rejected": " b", "margin": 0.5}, "p", (" a", " b"), (0.5, 0)),
+        ({"chosen": "Q: x\nA: it is", "rejected": "Q: x\nA: it was"}, "Q: x\nA: it", (" is", " was"), (1, 0)),
+        ({"chosen": [A, YES], "rejected": [A, NO]}, [A], ([YES], [NO]), (1, 0)),
+        ({"prompt": "p", "replies": ["a", "b", "c"], "ranks": [2, 1, None]}, "p", ("a", "b"), (-2, -1)),
+        ({"prompt": "p", "replies": ["a", "b", "c"], "best": 2}, "p", ("a", "b", "c"), (0, 0, 1)),
+        ({"prompt": "p", "replies": ["a", "b"], "ratings": [4, 2.5]}, "p", ("a", "b"), (4, 2.5)),
+        ({"prompt": "p", "replies": ["a", "b"], "good": [True, None]}, "p", ("a",), (1,)),
+        ({"prompt": "p", "completion": "a", "label": False}, "p", ("a",), (0,)),
+        ({"prompt": "p", "replies": ["a", ""], "ranks": [1, 2]}, "p", ("a", ""), (-1, -2)),  # it ended at once
+    ],
+)
+def test_every_form_becomes_scores(row, prompt, replies, scores):
+    (task,) = load_tasks([row], with_replies=True, labelled=True)
+    assert (task.prompt, task.replies, task.scores) == (prompt, replies, scores)
+
+
+def test_rows_that_say_nothing_are_left_out():
+    silent = [{"prompt": "p", "replies": ["a", "b"], "ranks": [None, None], "all_bad": True}]
+    silent += [{"prompt": "p", "replies": ["a", "b"], "all_bad": True}, {"prompt": "p", "replies": ["a"], "skip": True}]
+    (task,) = load_tasks([*silent, {"prompt": "p", "replies": ["a", "b"], "best": 1}], with_replies=True, labelled=True)
+    assert task.scores == (0, 1)
+    with pytest.raises(OperantError, match="none of 3 rows has a label"):
+        load_tasks(silent, with_replies=True, labelled=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "p", "completion": "x"}, "no labelled replies"),
+        ({"prompt": "p", "replies": ["a"], "ranks": [1, 2]}, "one entry for each of 1 replies"),
+        ({"prompt": "p", "replies": ["a", "b"], "best": 2}, "the index of a reply, 0 to 1"),
+        ({"prompt": "p", "replies": ["a", "b"], "best": True}, "the index of a reply"),
+        ({"prompt": "p", "replies": ["a", "b"]}, "labels are missing"),
+        ({"prompt": "p", "replies": ["a", "b"], "best": 1, "good": [True, True]}, "labels are best and good"),
+        ({"prompt": "p", "replies": ["a", "b"], "good": [True, 3]}, "true, false or null"),
+        ({"prompt": "p", "replies": ["a", "b"], "ratings": [1, float("nan")]}, "finite number, or null"),
+        ({"prompt": "p", "replies": "ab", "ratings": [1, 2]}, "a list of at least one reply"),
+        ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": -1}, "a number above 0"),
+        ({"chosen": "one two", "rejected": "one two"}, "chosen and rejected are equal"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_refused(row, words):
+    with pytest.raises(OperantError, match=words):
+        load_tasks([row], with_replies=True, labelled=True)
+
+
+def batch_of(labels, groups, lengths=None):
+    """One row for each episode, each with some actions."""
+    lengths = lengths or [1 + i % 3 for i in range(len(labels))]
+    batch = Batch.given([[1, 2]] * len(labels), [[3] * n for n in lengths])
+    last = torch.arange(batch.tokens.shape[1]) == batch.mask.sum(1, keepdim=True) - 1
+    rewards = torch.where(last, torch.tensor(labels, dtype=torch.float64)[:, None], 0.0)
+    return batch.with_(rewards=rewards, groups=torch.tensor(groups))
+
+
+def loss_of(scores, batch, **options):
+    """The mean loss over groups."""
+    last = torch.arange(batch.tokens.shape[1]) == batch.mask.sum(1, keepdim=True) - 1
+    values = torch.where(last, torch.tensor(scores, dtype=torch.float64)[:, None], 99.0)  # other values do not count
+    zeros = torch.zeros_like(values)
+    terms = reward_model(Outputs(zeros, zeros, zeros, zeros, values), batch, **options)
+    weighted = batch.with_(weights=token_weights(batch, "group"))
+    return float((terms["loss"] * weighted.weights.sum(1)).sum()), terms
+
+
+def test_groups_have_equal_weight_whatever_their_size_and_length():
+    weights = token_weights(batch_of([0] * 5, [7, 7, 7, 4, 4]), "group")
+    assert weights.sum(1).tolist() == pytest.approx([1 / 6] * 3 + [1 / 4] * 2)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def plackett_luce(scores, order):
+    """The probability of an order, drawn one by one without putting back."""
+    left, probability = list(range(len(scores))), 1.0
+    for chosen in order:
+        probability *= math.exp(scores[chosen]) / sum(math.exp(scores[i]) for i in left)
+        left.remove(chosen)
+    return probability
+
+
+S = [0.3, -1.2, 0.9, 0.1]
+
+
+def test_pairwise_and_rating_and_good_by_hand():
+    batch = batch_of([2, 1, 0, 5, 5], [0, 0, 0, 1, 1])  # the second group has no pair
+    pairs = [S[0] - S[1], S[0] - S[2], S[1] - S[2]]
+    found, _ = loss_of([*S, 0.0], batch)
+    assert found == pytest.approx(sum(-math.log(sigmoid(d)) for d in pairs) / 3 / 2)
+    with_margin = [d - 0.5 * gap for d, gap in zip(pairs, (1, 2, 1))]
+    assert loss_of([*S, 0.0], batch, margin=0.5)[0] == pytest.approx(
+        sum(-math.log(sigmoid(d)) for d in with_margin) / 3 / 2
+    )
+    rated = [(s - y) ** 2 for s, y in zip([*S, 0.0], (2, 1, 0, 5, 5))]
+    assert loss_of([*S, 0.0], batch, kind="rating")[0] == pytest.approx(sum(rated[:3]) / 6 + sum(rated[3:]) / 4)
+    good = batch_of([1, 0, 1], [0, 1, 2])
+    wanted = [-math.log(sigmoid(S[0])), -math.log(sigmoid(-S[1])), -math.log(sigmoid(S[2]))]
+    assert loss_of(S[:3], good, kind="good")[0] == pytest.approx(sum(wanted) / 3)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_ranking_is_plackett_luce_and_its_orders_sum_to_one(order):
+    labels = [0.0] * 4
+    for place, chosen in enumerate(order):
+        labels[chosen] = -place
+    found = loss_of(S, batch_of(labels, [0] * 4), kind="ranking")[0]
+    assert found * 3 == pytest.approx(-math.log(plackett_luce(S, order)))
+    assert sum(plackett_luce(S, o) for o in itertools.permutations(range(4))) == pytest.approx(1)
+
+
+def test_best_of_k_is_a_softmax_and_with_two_replies_it_is_pairwise():
+    softmax = math.exp(S[2]) / sum(map(math.exp, S))
+    best = batch_of([0, 0, 1, 0], [0] * 4)
+    assert loss_of(S, best, kind="best")[0] == pytest.approx(-math.log(softmax))
+    assert loss_of(S, best, kind="ranking")[0] == pytest.approx(-math.log(softmax))
+    assert loss_of(S, batch_of([1, 2, 3, 0], [0] * 4), kind="best")[0] == pytest.approx(-math.log(softmax))
+    two = batch_of([1, 0, 0, 1], [0, 0, 1, 1])
+    kinds = [loss_of(S, two, kind=kind)[0] for kind in ("best", "pairwise", "ranking")]
+    assert kinds == pytest.approx(kinds[:1] * 3)
+
+
+@pytest.mark.parametrize("ties", ["davidson", "rao-kupper"])
+def test_ties_have_the_probability_that_is_left(ties):
+    def probability(labels):
+        return math.exp(-loss_of(S[:2], batch_of(labels, [0, 0]), ties=ties, tie=0.7)[0])
+
+    won, lost, tied = probability([1, 0]), probability([0, 1]), probability([3, 3])
+    assert won + lost + tied == pytest.approx(1)
+    d = S[0] - S[1]
+    if ties == "davidson":
+        assert won == pytest.approx(math.exp(d / 2) / (math.exp(d / 2) + math.exp(-d / 2) + 0.7))
+    else:
+        assert won == pytest.approx(math.exp(d) / (math.exp(d) + 1.7))
+
+
+def test_the_gradient_of_a_group_without_pairs_is_zero():
+    batch = batch_of([1, 1], [0, 0])
+    values = torch.randn(batch.tokens.shape, dtype=torch.float64, requires_grad=True)
+    zeros = [torch.zeros_like(values)] * 4
+    for kind in ("pairwise", "ranking", "best"):
+        loss = reward_model(Outputs(*zeros, values=values), batch, kind=kind)["loss"]
+        (gradient,) = torch.autograd.grad(loss.sum(), values)
+        assert not gradient.any()
+
+
+def test_metrics_by_hand():
+    batch = batch_of([1, 0, 0, 4, 4], [0, 0, 0, 1, 1], lengths=[2, 1, 3, 1, 1])
+    _, terms = loss_of([1.0, 1.0, 0.0, 9.0, 3.0], batch)
+    found = {name.removeprefix("preference/"): x[~x.isnan()].tolist() for name, x in terms.items() if name != "loss"}
+    assert found["accuracy"] == pytest.approx([0.75])  # one pair is even; the second group has none
+    assert found["confidence"] == pytest.approx([(0.5 + sigmoid(1)) / 2])
+    assert found["best"] == pytest.approx([0.5])  # two replies share the highest score, and one of them is the best
+    assert found["longer_is_better"] == pytest.approx([0.5])
+    assert found["prefers_longer"] == pytest.approx([(0.5 + 0 + 0) / 3])
+    assert found["score"] == pytest.approx([2 / 3, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "x"}, "pairwise, ranking, best, rating or good"),
+        ({"ties": "x"}, "none, davidson or rao-kupper"),
+        ({"tie": 0.0}, "above 0"),
+        ({"kind": "best", "margin": 1.0}, "it is for pairwise"),
+    ],
+)
+def test_wrong_options_of_the_loss_are_refused(options, words):
+    with pytest.raises(OperantError, match=words):
+        loss_of(S, batch_of([1, 0, 0, 0], [0] * 4), **options)

@@ -1,0 +1,231 @@
+"""Reward models: what is read, gain and bias, the export, ensembles, training, and PPO against one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import letters, lm
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+)
+
+import operant
+from operant import Learner, OperantError, Rollout, Task
+from operant.cli import main
+from operant.diagnosis import History, diagnose
+from operant.models.reference import digest
+from operant.models.reward_model import RewardModel
+from operant.models.safe_loading import load_tensors
+from operant.rewards import resolve
+from operant.rewards.reward_model import RewardModelScore
+from operant.rollouts.demonstrations import WholeTexts
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TINY = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def save(folder: Path, kind: str, **more) -> str:
+    """A tiny trunk with a tokenizer of letters."""
+    torch.manual_seed(1)
+    if kind == "bert":
+        model = BertModel(BertConfig(intermediate_size=48, max_position_embeddings=64, pad_token_id=0, **TINY))
+    else:
+        model = lm(kind, 40)
+    tokenizer = letters()
+    for name, value in more.items():
+        setattr(tokenizer, name, value)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def labels(count: int, shuffled: bool = False) -> list[dict]:
+    """Of two replies, the one with more of the letter e is better."""
+    chance, rows = torch.Generator().manual_seed(count), []
+    for i in range(count):
+        replies = [" " + "".join("abcdefgh"[k] for k in torch.randint(8, (6,), generator=chance)) for _ in range(3)]
+        scores = [reply.count("e") for reply in replies]
+        if shuffled:
+            scores = [scores[k] for k in torch.randperm(3, generator=chance)]
+        rows.append({"prompt": "go " + "abc"[i % 3], "replies": replies, "ratings": scores})
+    return rows
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("pad", ["<pad>", None])
+def test_training_and_the_reward_read_the_same_as_transformers_does(kind, pad, tmp_path):
+    model = RewardModel(save(tmp_path / "trunk", kind, pad_token=pad), seed=3)
+    texts = ["go a the end.a", "abc", "go b dddd ee ff gg"]
+    tasks = [
+        Task(str(i), text[:4], replies=(text[4:],), scores=(1.0,)) for i, text in enumerate(texts) if len(text) > 4
+    ]
+    given = WholeTexts(model.tokenizer, None, longest=model.context).rollouts(tasks)
+    rows = [rollout.turns[0].prompt + rollout.turns[0].action for rollout in given]
+    assert rows == [model.tokenizer(text).input_ids for text in texts if len(text) > 4]
+    model.calibrate([model.tokenizer(text).input_ids for text in texts])
+    ours = model.scores([model.tokenizer(text).input_ids for text in texts])
+    assert float(ours.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(ours.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    folder = operant.models.loading.export(model, tmp_path / "export")
+    theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    by_hand = []
+    for text in texts:  # one at a time: nothing is padded
+        out = float(theirs(**tokenizer(text, return_tensors="pt")).logits)
+        by_hand.append(theirs.config.reward_gain * out + theirs.config.reward_bias)
+    assert ours.tolist() == pytest.approx(by_hand, abs=1e-5)
+    rollouts = [Rollout(Task("t", ""), 0, [], [text[4:]], query=text[:4]) for text in texts]
+    assert RewardModelScore(str(folder))(rollouts) == pytest.approx(by_hand, abs=1e-5)
+    again = RewardModel(str(folder))
+    assert again.scores([tokenizer(text).input_ids for text in texts]).tolist() == pytest.approx(by_hand, abs=1e-5)
+
+
+def test_the_head_is_drawn_as_in_the_paper(tmp_path):
+    heads = [RewardModel(save(tmp_path / "trunk", "gpt2"), seed=seed).network.score.weight for seed in range(30)]
+    drawn = torch.cat([head.flatten() for head in heads])
+    assert float(drawn.std()) == pytest.approx(33**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("ranking", 40), ("rating", 60)])
+def test_it_learns_what_is_preferred_and_nothing_from_shuffled_labels(kind, steps, tmp_path):
+    trunk, found = save(tmp_path / "trunk", "gpt2"), {}
+    for shuffled in (False, True):
+        run = operant.train(
+            {"name": "reward_model", "trunk": trunk},
+            write(tmp_path / f"{shuffled}.jsonl", labels(200, shuffled)),
+            algorithm="reward-model",
+            loss={"kind": kind},
+            steps=steps,
+            batch=16,
+            lr=2e-3,
+            quiet=True,
+            out=tmp_path / f"run-{shuffled}",
+        )
+        model = RewardModel(str(run.path))
+        right = []
+        for row in labels(101):
+            ids = [model.tokenizer(row["prompt"] + reply).input_ids for reply in row["replies"]]
+            scores = model.scores(ids).tolist()
+            pairs = [(i, j) for i in range(3) for j in range(3) if row["ratings"][i] > row["ratings"][j]]
+            right += [scores[i] > scores[j] for i, j in pairs]
+        found[shuffled] = sum(right) / len(right)
+    assert found[False] > 0.85
+    assert abs(found[True] - 0.5) < 0.2
+
+
+def test_a_run_is_resumed_to_the_bit_and_its_reward_never_changes(tmp_path, capsys):
+    trunk, rows = save(tmp_path / "trunk", "gpt2"), write(tmp_path / "rows.jsonl", labels(40))
+    common = ["--tasks", rows, "--trunk", trunk, "--batch", "8", "--quiet", "--kind", "ranking", "--steps", "4"]
+    assert main(["reward-model", *common, "--out", str(tmp_path / "whole")]) == 0
+    given = {"recipe": "reward-model", "tasks": rows, "trunk": trunk, "batch": 8, "kind": "ranking", "steps": 4}
+    for run in operant.api.runs(**given, quiet=True, out=tmp_path / "parts"):
+        if len(run.metrics) == 2:
+            break
+    assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
+    ends = [load_tensors(tmp_path / name / "export/model.safetensors") for name in ("whole", "parts")]
+    assert digest(ends[0]) == digest(ends[1])
+    out, policy = tmp_path / "ppo", save(tmp_path / "policy", "gpt2")
+    reward = resolve(str(tmp_path / "whole"))
+    reward.check()
+    before = digest(reward.members[0]._load()[0].state_dict())
+    (tmp_path / "prompts.txt").write_text("go a\ngo b\n")
+    operant.train(policy, str(tmp_path / "prompts.txt"), reward, steps=2, batch=4, max_tokens=4, quiet=True, out=out)
+    assert digest(reward.members[0]._load()[0].state_dict()) == before
+    named = ["--policy", policy, "--tasks", str(tmp_path / "prompts.txt"), "--reward", str(tmp_path / "whole")]
+    sizes = ["--steps", "1", "--batch", "4", "--max-tokens", "4", "--quiet", "--out", str(tmp_path / "named")]
+    assert main(["train", *named, *sizes]) == 0
+    again = ["--policy", str(tmp_path / "named"), *named[2:], *sizes[:-1], str(tmp_path / "again")]
+    assert main(["train", *again]) == 0  # a run's folder is a model
+    assert operant.runs.folder.read_config(tmp_path / "again")["policy"].endswith("named/export")
+    capsys.readouterr()
+    assert main(["train", "--policy", str(tmp_path / "whole"), *named[2:], *sizes[:-1], str(tmp_path / "odd")]) == 2
+    assert "is a classifier or a reward model, and no language model" in capsys.readouterr().err
+    assert main(["reward-model", *common, "--reward", "letters:e", "--out", str(tmp_path / "odd")]) == 2
+    assert "it generates no replies that could be scored" in capsys.readouterr().err
+
+
+class Fixed:
+    """A member of an ensemble with known scores."""
+
+    tokenizer, labels = None, 1
+
+    def __init__(self, known):
+        self.known = known
+
+    def score(self, texts):
+        return [self.known[text] for text in texts]
+
+
+@pytest.mark.parametrize(("combine", "wanted"), [("mean", [2.0, 5.0]), ("min", [1.0, 5.0]), ("lower", [1.0, 5.0])])
+def test_ensembles_and_references_by_hand(combine, wanted):
+    reward = RewardModelScore("a,b", combine=combine)
+    members: list[Any] = [Fixed({"pa": 1.0, "pb": 5.0, "pr": 0.5}), Fixed({"pa": 3.0, "pb": 5.0, "pr": 0.5})]
+    reward.members = members
+    rollouts = [Rollout(Task(n, "p", references=("r",) * (n == "a")), 0, [], [n], query="p") for n in "ab"]
+    assert reward(rollouts) == pytest.approx(wanted)
+    reward.minus_reference = True
+    assert reward(rollouts) == pytest.approx([wanted[0] - 0.5, wanted[1]])
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    trunk = save(tmp_path / "trunk", "gpt2")
+    (tmp_path / "bare").mkdir()
+    lm("gpt2", 40).save_pretrained(tmp_path / "bare")
+    with pytest.raises(OperantError, match="has no tokenizer"):
+        RewardModel(str(tmp_path / "bare"))
+    three = DistilBertForSequenceClassification(
+        DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
+    )
+    three.save_pretrained(tmp_path / "three")
+    letters().save_pretrained(tmp_path / "three")
+    with pytest.raises(OperantError, match="a classifier with 3 labels"):
+        RewardModel(str(tmp_path / "three"))
+    with pytest.raises(OperantError, match="has 3 labels: use classifier:"):
+        RewardModelScore(str(tmp_path / "three")).check()
+    with pytest.raises(OperantError, match="use policy=reward_model"):
+        Learner(trunk, algorithm="reward-model")
+    with pytest.raises(OperantError, match="scores replies and generates none"):
+        Learner(RewardModel(trunk), algorithm="rloo", reference=None).generate(["go"])
+    with pytest.raises(OperantError, match="mean, min or lower"):
+        RewardModelScore("a", combine="max")
+    with pytest.raises(OperantError, match="the same score"):
+        RewardModel(trunk).calibrate([[5, 6]] * 3)
+    learner = Learner(RewardModel(trunk), algorithm="reward-model")
+    with pytest.raises(OperantError, match=r"use step\(queries, responses, scores\)"):
+        learner.step(["go"], ["a"])
+    assert "preference/loss" in learner.step(["go", "go"], ["a", "b"], [1.0, 0.0])
+    one_class = [{"prompt": "go", "replies": ["a", "b"], "ratings": [1, 1]}]
+    refusals = {
+        "pairwise": "two replies with different labels",
+        "rating": "all ratings are 1",
+        "good": "all labels are",
+    }
+    for kind, words in refusals.items():
+        options = {"algorithm": "reward-model", "steps": 1, "loss": {"kind": kind}}
+        with pytest.raises(OperantError, match=words):
+            operant.train({"name": "reward_model", "trunk": trunk}, one_class, **options)
+    with pytest.raises(OperantError, match="no labelled replies"):
+        operant.train({"name": "reward_model", "trunk": trunk}, [{"text": "x"}], algorithm="reward-model", steps=1)
+
+
+def test_a_model_that_only_guesses_is_named():
+    measured = {"preference/accuracy": 0.51, "preference/longer_is_better": 0.56}
+    history = History([{"step": 1, "preference/loss": 0.7}], evaluation={"after": {"metrics": measured}})
+    (finding,) = diagnose(history)
+    assert finding.name == "guesses"
+    assert "51 % of the held-out pairs" in finding.message
+    assert "the longer reply gets 56 %" in finding.message
+    measured["preference/accuracy"] = 0.62
+    assert diagnose(history) == []
