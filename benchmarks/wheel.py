@@ -31,6 +31,7 @@ TORCH = "torch==2.13.0"
 STEP = "train letters --steps 1 --batch 8 --probes 0"
 NEEDED = {"builtin/*.yaml", "builtin/openings.txt", "builtin/*/model.safetensors", "builtin/*/tokenizer.json"}
 NEEDED |= {"report/page/page.html", "report/page/*.js", "report/page/*.css", "report/page/vendor/LICENSE"}
+NEEDED |= {"labels/page/page.html", "labels/page/*.js", "labels/page/*.css", "labels/page/vendor/LICENSE"}
 """Files under src/operant/ that are no Python, some of each. The wheel must have every file of that folder."""
 USES = {
     "": STEP,
@@ -40,6 +41,9 @@ USES = {
     "vader": f"{STEP} --reward vader",
     "text-metrics": f"{STEP} --tasks data.jsonl --evaluate data.jsonl --evaluation.metrics chrf "
     "--data.reference-field good",
+    "textworld": "-c import jericho, textworld",
+    "gymnasium": "-c import gymnasium; from operant.envs.gymnasium import Gymnasium",
+    "label": "-c import starlette, uvicorn; from operant.labels.server import LabelServer",
     "tensorboard": f"{STEP} --trackers tensorboard",
     "wandb": f"{STEP} --trackers wandb",
     "trackio": f"{STEP} --trackers trackio",

@@ -5,13 +5,13 @@ options.md   whole, from the dataclasses and functions that the options belong t
 ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
-fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md  the tables of measurements, from measured.py
+fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
 mistakes.md  whole, by making every mistake of tests/mistakes.py
 ../src/operant/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
-../README.md the figures of the demo, from benchmarks/results/sentiment-seeds.json
+../README.md the figures of the demo and of the first example, from benchmarks/results
 """
 
 import collections.abc
@@ -23,13 +23,14 @@ import tempfile
 import textwrap
 import types
 import typing
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from operant import other_names
 from operant.algorithms import ALGORITHMS, METHODS, PRESETS
-from operant.cli.parser import ARGUMENTS, as_typed, sentences
+from operant.cli.parser import as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, kinds, names
 from operant.runs.config import config_schema, recipes
@@ -76,9 +77,16 @@ def pages() -> dict[str, str]:
         "design.md": {"measured": measured.architecture()},
         "kl.md": {"kl": kl_table.table()},
         "extending.md": examples(),
-        "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg")},
+        "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg"), "first": measured.first_example()},
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
+        "text-worlds.md": {"rooms": measured.rooms(), "variants": measured.room_variants()},
+        "textworld.md": {
+            "speed": measured.textworld_speed(),
+            "players": measured.textworld_players(),
+            "trained": measured.textworld_trained(),
+        },
+        "rlhf.md": {"road": measured.road(), "preferences": measured.reward_models()},
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
@@ -87,6 +95,8 @@ def pages() -> dict[str, str]:
             "pieces": measured.pieces(),
             "limit": measured.limit(),
             "threads": measured.threads(),
+            "turns": measured.turns(),
+            "contexts": measured.contexts(),
         },
     }
     return whole | {page: _filled(page, parts) for page, parts in marked.items()}
@@ -181,10 +191,11 @@ def presets() -> str:
     """One row per option that a preset sets, one column per preset; empty if it is the default."""
     known = config_schema("ppo")
     ours = {full: defaults(known[group])[name] for full, (group, name) in names(known).items()}
-    used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in PRESETS.values())]
-    table = f"| option | default | {' | '.join(PRESETS)} |\n|---|---|{'---|' * len(PRESETS)}\n"
+    chosen = {name: preset for name, preset in PRESETS.items() if preset.get("algorithm", "ppo") == "ppo"}
+    used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in chosen.values())]
+    table = f"| option | default | {' | '.join(chosen)} |\n|---|---|{'---|' * len(chosen)}\n"
     for full in used:
-        cells = [as_typed(p[full]) if full in p and p[full] != ours[full] else "" for p in PRESETS.values()]
+        cells = [as_typed(p[full]) if full in p and p[full] != ours[full] else "" for p in chosen.values()]
         table += f"| `{full}` | {as_typed(ours[full])} | {' | '.join(cells)} |\n"
     return table
 
@@ -194,12 +205,20 @@ def methods() -> str:
     table = "| method | learns from | loss, mean over | advantage | needs | KL | its own defaults |\n"
     table += "|---|---|---|---|---|---|---|\n"
     for name, row in ALGORITHMS.items():
-        needs = ["a critic"] * row.needs.critic + [f"{row.needs.samples} replies a prompt"] * (row.needs.samples > 1)
+        critic = "a critic with Q values" if row.needs.action_values else "a critic"
+        needs = [critic] * row.needs.critic + ["a teacher"] * row.teacher
+        needs += ["a reference"] * ("reference" in row.copies and not row.kl and not row.teacher)
+        needs += [f"{row.needs.samples} replies a prompt"] * (row.needs.samples > 1)
+        needs += ["a key of each state (`Step.key`)"] * row.needs.keys + ["`learner.select`"] * row.needs.selection
         own = ", ".join(f"`{full}` {as_typed(value)}" for full, value in row.defaults.items())
-        source = {"play": "its own replies", "data": "given replies"}[row.source]
+        hidden = (
+            " without a reward" * (not row.needs.reward and not row.needs.labels)
+            + ", their returns in the prompt" * row.condition
+        )
+        source = {"play": "its own replies", "data": "labelled replies" if row.needs.labels else "given replies"}
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
-        table += f"| `{name}` | {source} | `{row.loss.__name__}`, {row.per} | {credit} | {', '.join(needs)} "
-        table += f"| {', '.join(row.kl)} | {own} |\n"
+        cells = [f"`{name}`", source[row.source] + hidden, f"`{row.loss.__name__}`, {row.per}", credit]
+        table += f"| {' | '.join([*cells, ', '.join(needs), ', '.join(row.kl), own])} |\n"
     return table
 
 
@@ -219,10 +238,14 @@ def options() -> str:
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
             page += f"| `{full}` | {as_typed(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
     for algorithm in (name for name in ALGORITHMS if name != "ppo"):
-        rows = [(group, *option) for group in ("loss", "advantage") for option in _of_method(algorithm, group)]
+        groups = ("loss", "advantage", "teacher", "condition")
+        rows = [(group, *option) for group in groups for option in _of_method(algorithm, group)]
         if rows:
             page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"
-            page += "".join(f"| `{g}.{n}` | {as_typed(value)} | {ARGUMENTS[n]} |\n" for g, n, value in rows)
+            known = {group: sentences(config_schema(algorithm)[group]) for group, _, _ in rows}
+            for g, n, value in rows:
+                typed, meaning = str(as_typed(value)).replace("\n", r"\n"), known[g][n].replace("|", BAR)
+                page += f"| `{g}.{n}` | {typed} | {meaning} |\n"
     return page
 
 
@@ -248,38 +271,45 @@ OBJECTS = {
 def keywords() -> str:
     """A TypedDict per group of options, and those of a learner and of a run."""
     by_group: dict[str, dict[str, tuple[str, str]]] = {}
+    of_methods = {group for method in ALGORITHMS.values() for group in schema(method)}
     for algorithm in ALGORITHMS:
         for group, made in config_schema(algorithm, {}).items():
             own = by_group.setdefault(group, {})
             own |= {name: (_hint(kind), sentences(made).get(name, "")) for name, kind in kinds({"": made}).items()}
-    run, of_learner = by_group.pop(""), {g: own for g, own in by_group.items() if g in schema(ALGORITHMS["ppo"])}
+    run, of_learner = by_group.pop(""), {g: own for g, own in by_group.items() if g in of_methods}
     every = [name for own in (run, *by_group.values()) for name in own] + [*by_group]
-    page, groups = KEYWORDS, dict[str, dict[str, tuple[str, str]]]()
+    page, groups, bases = KEYWORDS, dict[str, dict[str, tuple[str, str]]](), dict[str, str]()
     for group, own in by_group.items():
         page += _typed_dict(f"{group.capitalize()}Keywords", f"The options `{group}.*`.", own)
         opened = " | Mapping[str, Any]" if group in ("loss", "advantage", "update") else ""
         groups[group] = {group: (f"{group.capitalize()}Keywords{opened}", "")}
-        groups[group] |= {name: kind for name, kind in own.items() if every.count(name) == 1}
+        short = {name: kind for name, kind in own.items() if every.count(name) == 1}
+        if short == own:  # all of its names may stand alone: they are inherited
+            bases[group] = f"{group.capitalize()}Keywords"
+        else:
+            groups[group] |= short
     optimizer = groups["optimizer"].pop("optimizer")
     learner = {name: kind for group in of_learner for name, kind in groups[group].items()}
-    page += _typed_dict("LearnerArguments", "The options of a `Learner`.", learner)
+    inherited = [base for group, base in bases.items() if group in of_learner]
+    page += _typed_dict("LearnerArguments", "The options of a `Learner`.", learner, bases=inherited)
     explicit = ("policy", "tasks", "reward", "algorithm")
-    of_run = {name: ("Any", said) for name, said in OBJECTS.items()}
+    of_run = {name: ("Any", about) for name, about in OBJECTS.items()}
     of_run |= {"recipe": ("str", OBJECTS["recipe"])} | {n: ("bool", OBJECTS[n]) for n in ("resume", "fresh_optimizer")}
     of_run |= {"optimizer": (f"{optimizer[0]} | Any", "Its options; or an optimizer of your own, or what makes one.")}
     of_run |= {name: kind for name, kind in run.items() if name not in explicit}
     of_run |= {name: kind for group in by_group if group not in of_learner for name, kind in groups[group].items()}
-    return page + _typed_dict("TrainArguments", "The options of a run.", of_run, base="LearnerArguments")
+    inherited = ["LearnerArguments", *(base for group, base in bases.items() if group not in of_learner)]
+    return page + _typed_dict("TrainArguments", "The options of a run.", of_run, bases=inherited)
 
 
-def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], base: str = "TypedDict") -> str:
-    text = f'\n\nclass {name}({base}, total=False):\n    """{about}"""\n\n'
+def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], bases: Sequence[str] = ()) -> str:
+    text = f'\n\nclass {name}({", ".join(bases) or "TypedDict"}, total=False):\n    """{about}"""\n\n'
     for entry, (kind, meaning) in entries.items():
         text += f"    {entry}: {kind}\n"
         if meaning:
             wrapped = {"initial_indent": "    ", "subsequent_indent": "    ", "break_on_hyphens": False}
-            said = textwrap.fill(f'"""{meaning}', 112, **wrapped)
-            text += f'{said}"""\n'
+            docstring = textwrap.fill(f'"""{meaning}', 112, **wrapped)
+            text += f'{docstring}"""\n'
     return text
 
 
@@ -297,7 +327,8 @@ def _hint(kind: Any) -> str:
 
 
 def _of_method(algorithm: str, group: str) -> list[tuple[str, Any]]:
-    return list(defaults(config_schema(algorithm)[group]).items())
+    known = config_schema(algorithm)
+    return list(defaults(known[group]).items()) if group in known else []
 
 
 def _alone(name: str) -> bool:

@@ -47,7 +47,7 @@ def known_options() -> str:
         traits += [f"kl in the {place}" for place in algorithm.kl[:1]]  # where it is usually charged
         methods[method] = {"values": ours, "defaults": dict(algorithm.defaults), "traits": traits}
     declared = {}
-    for spec in filter(None, (command.declared for command in COMMANDS.values())):
+    for spec in (spec for command in COMMANDS.values() for spec in command.declared):
         made = find("options", *spec.split(":"))
         declared[spec] = defaults(made)
         options |= {

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.loss_and_reward import ends
@@ -24,6 +25,106 @@ def peers() -> str:
     return (
         f"{table}\n{_works(rows)}\nMade by `make bench` on {_machines(rows)}; all numbers in `benchmarks/results/`.\n"
     )
+
+
+def textworld_speed() -> str:
+    """One row per kind of game: turns per second of TextWorld's own environment and ours, seconds to make a game."""
+    results: Any = _read("textworld-speed.json")
+    if not results:
+        return NOTHING
+    table = "| game | theirs: answer only | with place, inventory, commands | with everything | ours: all, new states |"
+    table += " all, known states | answer and commands | CPU s to make the first | each later |\n|"
+    table += "---|" * 9 + "\n"
+    for row in results["rows"]:
+        names = ("theirs, text", "theirs, some", "theirs, all", "ours, first", "ours, later", "ours, text")
+        rates = " | ".join(f"{row[name]:,.0f}" for name in names)
+        later = row["describe"] + row["compile"]
+        table += f"| {row['game']} | {rates} | {row['first']:.1f} | {later:.1f} |\n"
+    return (
+        f"{table}\nA process has {results['imported_mb']:.0f} MB with TextWorld imported, and "
+        f"{max(row['live_mb'] for row in results['rows']):.1f} MB more for each live game at most. "
+        f"Made by `{results['command']}`.\n"
+    )
+
+
+def textworld_players() -> str:
+    """One row per kind of game: score and share of games won of each player."""
+    results: Any = _read("textworld-players.json")
+    if not results:
+        return NOTHING
+    names = list(dict.fromkeys(row["player"] for row in results["rows"]))
+    table = f"| games | unseen | turns | {' | '.join(f'{name}: score, won' for name in names)} |\n"
+    table += f"|---|---|---|{'---|' * len(names)}\n"
+    for games in dict.fromkeys(row["games"] for row in results["rows"]):
+        rows = {row["player"]: row for row in results["rows"] if row["games"] == games}
+        cells = " | ".join(f"{rows[name]['score']:.2f}, {rows[name]['wins']:.0%}" for name in names)
+        table += f"| {games} | {rows[names[0]]['unseen']} | {rows[names[0]]['max_turns']} | {cells} |\n"
+    return f"{table}\nMade by `{results['command']}`.\n"
+
+
+def textworld_trained() -> str:
+    """One row per kind of game, size of model and seed: scores after walkthroughs, and after PPO."""
+    results: Any = _read("textworld-trained.json")
+    if not results:
+        return NOTHING
+    table = "| games | model | commands | walkthroughs: score, won | then PPO: score, won |"
+    table += " likeliest commands: score, won | valid | steps | minutes |\n" + "|---" * 9 + "|\n"
+    for row in results["rows"]:
+        before, after, likeliest = row["sft"]["sampled"], row["ppo"]["sampled"], row["ppo"]["greedy"]
+        cells = " | ".join(f"{found['score']:.2f}, {found['won']:.0%}" for found in (before, after, likeliest))
+        who = f"{row['games']} | {row['size']} | {'chosen' if row['choose'] else 'written'}"
+        table += f"| {who} | {cells} | {after['valid']:.0%} | {row['steps']} | {row['seconds'] / 60:.1f} |\n"
+    return f"{table}\nOne thread a run. Made by `{results['command']}`.\n"
+
+
+def road() -> str:
+    """One row per seed of the road, with labels and with labels that mean nothing."""
+    results: Any = _read("road.json")
+    if not results:
+        return NOTHING
+    table = "| labels | held-out picks that the reward models find (chance 25 %) | true preference: start | PPO |"
+    table += " PPO again | replies preferred to the start's | processor minutes |\n" + "|---" * 7 + "|\n"
+    for row in results["rows"]:
+        of_taste = [found for found in row["eval"]["scores"] if found["reward"].endswith(":taste")]
+        found = ", ".join(f"{model['preference/best']:.0%}" for model in row["reward_models"])
+        means = " | ".join(f"{one['mean']:.2f} ± {one['error']:.2f}" for one in of_taste)
+        won = [one["won"] for one in of_taste if one["won"] is not None]
+        wins = ", ".join(f"{one['mean']:.0%} ({one['low']:.0%}-{one['high']:.0%})" for one in won)
+        labels = f"{'meaningless' if row['shuffled'] else 'of the stand-in'}, seed {row['seed']}"
+        table += f"| {labels} | {found} | {means} | {wins} | {row['minutes']:.0f} |\n"
+    return f"{table}\nMade by `{results['command']}`; 256 held-out openings, two replies each; 95 % intervals.\n"
+
+
+def reward_models() -> str:
+    """One row per data set of real preferences: means over folds of the shares of pairs in the right order."""
+    results: Any = _read("reward-models.json")
+    if not results:
+        return NOTHING
+    table = "| pairs | training, test | length alone | words (Bradley-Terry) | reward model |\n|---|---|---|---|---|\n"
+    for name in dict.fromkeys(row["data"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["data"] == name]
+        models = [row["model"]["preference/accuracy"] for row in rows]
+        cells = [_percents([row[kind] for row in rows]) for kind in ("length", "words")] + [_percents(models)]
+        sizes = f"{round(fmean(row['train'] for row in rows)):,}, {round(fmean(row['test'] for row in rows)):,}"
+        table += f"| {name} | {sizes} | {' | '.join(cells)} |\n"
+    return f"{table}\nFolds are separated by commas. Made by `{results['command']}`.\n"
+
+
+def room_variants() -> str:
+    """One row per variant of the recipe of rooms."""
+    results: Any = _read("rooms.json")
+    rows = [row for row in results["rows"] if "variant" in row] if results else []
+    if not rows:
+        return NOTHING
+    table = "| variant | won: walkthroughs | then PPO | likeliest commands | valid | copied | empty | tokens a turn |"
+    table += " turns | minutes | peak MB |\n" + "|---" * 11 + "|\n"
+    for row in rows:
+        after = row["after"]["sampled"]
+        shares = [row["before"]["sampled"]["won"], after["won"], row["after"]["greedy"]["won"]]
+        cells = " | ".join(f"{share:.0%}" for share in (*shares, after["valid"], after["copied"], after["empty"]))
+        rest = f"{after['tokens']:.0f} | {after['turns']:.1f} | {row['seconds'] / 60:.1f} | {row['peak_mb']:,.0f}"
+        table += f"| {row['variant']} | {cells} | {rest} |\n"
+    return f"{table}\nMade by `{results['command']}`, one thread a run, 32 games, one seed.\n"
 
 
 def hostile() -> str:
@@ -62,6 +163,52 @@ def threads() -> str:
     return (
         f"{table}\nSeconds are medians, ratios medians of single rounds. Busy: {results['cores']} other processes "
         f"compute on {results['cores']} cores. Made by `{results['command']}`.\n"
+    )
+
+
+def turns() -> str:
+    """One row per model and number of threads: turns per second of our play, and against three other ways."""
+    results: Any = _read("turns.json")
+    if not results:
+        return NOTHING
+    ways = {"single": "loop of single environments", "batched": "batched loop", "ours, nothing kept": "nothing kept"}
+    table = "| model | threads | episodes | turns a second | processor seconds a turn "
+    table += f"| {' | '.join(f'against {way}' for way in ways.values())} | tokens read a turn |\n|{'---|' * 9}\n"
+    for row in results["rows"]:
+        against = []
+        for way in ways:
+            work = row["turns_per_processor_second"]["ours"] / row["turns_per_processor_second"][way]
+            against.append(f"**{row['faster_than'][way]:.1f}x** ({work:.1f}x)")
+        read, work = row["tokens_read_per_turn"], 1 / row["turns_per_processor_second"]["ours"]
+        table += (
+            f"| {row['model']}, {row['parameters'] / 1e6:.1f}M | {row['threads']} | {row['episodes']} "
+            f"| {row['turns_per_second']['ours']:.1f} | {work:.3f} | {' | '.join(against)} "
+            f"| {read['ours']:.0f} of {read['ours, nothing kept']:.0f} |\n"
+        )
+    rounds = ", ".join(str(row["rounds"]) for row in results["rows"])
+    return (
+        f"{table}\nEpisodes of {results['rows'][0]['turns']} turns with 8 new tokens each; the two loops call "
+        f"transformers' `generate`. In brackets: by processor time, on which other processes have little influence. "
+        f"Sides in turn; rounds: {rounds}. Made by "
+        f"`{results['command']}` on {results['machine']}.\n"
+    )
+
+
+def contexts() -> str:
+    """One row per length: the planned and the measured peak of a step, and the largest batch that fits."""
+    results: Any = _read("contexts.json")
+    if not results:
+        return NOTHING
+    room = f"{results['room_gib']:.0f} GiB"
+    table = f"| context | planned, batch {results['batch']} | measured | largest batch in {room} (planned) |\n"
+    table += "|---|---|---|---|\n"
+    for row in results["rows"]:
+        measured = f"{row['measured_gb']:.2f} GB ({row['longest']} tokens)" if "measured_gb" in row else ""
+        most = f"{row['largest_batch']:,}" + (" or more" if row["largest_batch"] == results["most"] else "")
+        table += f"| {row['context']:,} | {row['planned_gb']:.2f} GB | {measured} | {most} |\n"
+    return (
+        f"{table}\nPPO with a reference copy, {results['model']}, float32, `kept_gb={results['kept_gb']:g}`; measured: "
+        f"the largest resident set of the process. Made by `{results['command']}`.\n"
     )
 
 
@@ -163,6 +310,54 @@ def losses() -> str:
             )
         table += f"| {name} | {' | '.join(cells)} |\n"
     return f"{table}\nMeans of the first and of the last tenth of the steps. Made by `{demo['command']}`.\n"
+
+
+ROOMS = {
+    "random": "random admissible commands",
+    "start": "the starting model: SFT on 200 walkthroughs",
+    "sft": "the same SFT, continued",
+    "ppo": "PPO",
+    "grpo": "GRPO, 8 attempts at a game",
+    "rejection": "rejection sampling, the best quarter",
+    "shuffled": "PPO, rewards shuffled among the games",
+}
+
+
+def rooms() -> str:
+    """One row per player of the world of rooms, over its seeds."""
+    results: Any = _read("rooms.json")
+    if not results:
+        return NOTHING
+    table = "| player | games won | likeliest commands | turns of won games (optimum) | valid commands | minutes |\n"
+    table += "|---|---|---|---|---|---|\n"
+    for name, title in ROOMS.items():
+        rows = [row for row in results["rows"] if row.get("player") == name]
+        if not rows:
+            continue
+        greedy = [row["evaluation"]["greedy"]["won"] for row in rows if "greedy" in row["evaluation"]]
+        of = {k: [row["evaluation"]["sampled"][k] for row in rows] for k in ("won", "turns", "optimum", "valid")}
+        turns = f"{fmean(of['turns']):.1f} ({fmean(of['optimum']):.1f})" if any(of["won"]) else "-"
+        minutes = fmean(row.get("seconds", 0) for row in rows) / 60
+        table += f"| {title} | {_percents(of['won'])} | {_percents(greedy) if greedy else '-'} | {turns} | "
+        table += f"{_percents(of['valid'])} | {minutes:.1f} |\n" if minutes else f"{_percents(of['valid'])} | - |\n"
+    made = f"Made by `{results['command']}`, one thread a run; processor time."
+    return f"{table}\nOne seed, or several separated by commas. {made}\n"
+
+
+def _percents(shares: list[float]) -> str:
+    return ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
+
+
+def first_example() -> str:
+    """The sentence below the README's first example."""
+    results: Any = _read("first-example.json")
+    rises = [f"from {row['first']:.2f} to {row['last']:.2f}" for row in results["rows"]]
+    half, low, high = (f([row[k] for row in results["rows"]]) for f, k in ((max, "half"), (min, "kl"), (max, "kl")))
+    return (
+        f"From the first step to the last, the share of replies with an `I` rises {rises[0]}; with other seeds\n"
+        f"{' and '.join(rises[1:])} (95 % intervals of a step: at most {half:.2f}), at {low:.0f} to {high:.0f} nats "
+        f"of KL (`{results['command']}`).\n"
+    )
 
 
 def recipe(name: str) -> str:

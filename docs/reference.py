@@ -34,6 +34,8 @@ MODULES = (
     "operant.objectives.kl",
     "operant.rewards",
     "operant.rewards.feedback",
+    "operant.envs.games",
+    "operant.envs.http",
     "operant.envs.isolated",
     "operant.algorithms",
     "operant.engines.native.engine",
@@ -41,7 +43,7 @@ MODULES = (
     "operant.diagnosis",
 )
 """Public are the names of `__all__`; in a module without it, what the module defines without a leading underscore."""
-METHOD_PAGES = tuple(f"operant.algorithms.{name}" for name in METHODS)
+METHOD_PAGES = tuple(module.__name__ for module in METHODS.values())
 """The file of a method: its page is its docstring alone."""
 SHAPE = re.compile(r"\[[^\[\]`]*\b[A-Z]\b[^\[\]]*\]|\[len\(|\bscalar\b|\b(any|same|in the) shape\b")
 """What counts as a shape in a docstring: `[B, T]`, `[N]`, `[len(action)]`, or words."""

@@ -55,9 +55,9 @@ def chat() -> list[dict[str, Any]]:
         for question in listed(QUESTIONS)
     ]
     return [
-        {"messages": [{"role": "system", "content": said}, {"role": "user", "content": question}], "mood": mood}
+        {"messages": [{"role": "system", "content": instruction}, {"role": "user", "content": question}], "mood": mood}
         for question in asked
-        for mood, said in MOODS.items()
+        for mood, instruction in MOODS.items()
     ]
 
 

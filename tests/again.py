@@ -189,7 +189,8 @@ class Minibatch:
         loss = policy - rules.entropy_coef * entropy
         if bare.critic:
             values, returns, before = torch.cat(values), *self._tensors(members, "returns", "values")
-            near = before + (values - before).clamp(-rules.value_clip, rules.value_clip)
+            # Within the range it is the value itself, to the bit: a sum of differences would differ by rounding.
+            near = torch.minimum(torch.maximum(values, before - rules.value_clip), before + rules.value_clip)
             error, far = (values - returns) ** 2, (near - returns) ** 2
             terms |= {"values": values, "error": error, "value_held": far > error}
             terms["value_loss"] = torch.maximum(error, far) / 2

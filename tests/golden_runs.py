@@ -19,7 +19,8 @@ from operant import Learner, Task
 
 STEPS = 20
 FOLDER = Path(__file__).parent / "golden"
-ALGORITHMS = ("ppo", "grpo", "rloo", "sft")
+ALGORITHMS = ("ppo", "grpo", "rloo", "gigpo", "rejection", "sft", "distill", "decision", "ilql")
+ALGORITHMS += ("dpo", "online-dpo", "kto")
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
 """The architecture and the algorithm of each file."""
@@ -46,13 +47,23 @@ MORE = {
     },
     "grpo": {"score.scale": True, "kl.coef": 0.0, "kl.loss_coef": 0.05, "kl.loss_kind": "k3"},
     "rloo": {"score.scale": True, "kl.kind": "k2", "kl.coef": 0.05, "loss.clip_high": 0.28},
+    "gigpo": {"kl.loss_coef": 0.05, "advantage.omega": 0.5},
+    "rejection": {"kl.loss_coef": 0.05, "kl.coef": 0.02, "loss.entropy_coef": 0.01},
     "sft": {},
+    "distill": {"teacher.hint": lambda rollout: [rollout.turns[0].prompt[-1], 5], "teacher.rate": 0.3},
+    "decision": {"condition.template": lambda value: [3 + round(abs(value)) % 20]},
+    "dpo": {"loss.label_smoothing": 0.1, "loss.beta": 0.5},
+    "online-dpo": {"loss.kind": "ipo", "loss.beta": 0.3},
+    "kto": {"loss.bad_weight": 0.7},
+    "ilql": {"value.layers": 1, "value.init": "normal", "advantage.gamma": 0.9, "loss.awac_beta": 0.5},
 }
 METRICS = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std
 policy/clip_fraction policy/advantage_std value/loss value/mean value/prediction value/explained_variance
-returns/mean returns/std supervised/loss kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
+returns/mean returns/std supervised/loss preference/loss preference/margin distill/divergence ilql/q ilql/value_loss
+kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
 reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
-rollout/reply_tokens update/grad_norm update/grad_norm_clipped update/lr update/steps""".split()
+rollout/reply_tokens select/threshold select/score update/grad_norm update/grad_norm_clipped
+update/lr update/steps""".split()
 """Metrics that are recorded if a run has them."""
 
 
@@ -91,7 +102,8 @@ def step(learner: Learner, number: int) -> tuple[list[list[int]], dict[str, floa
     asked = [p for p in prompts(number) for _ in range(2)]
     if learner.algorithm.source == "data":
         data = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
-        return data, learner.step(asked, data)
+        labels = [[float((number + i) % 2) for i in range(8)]] * learner.algorithm.needs.labels
+        return data, learner.step(asked, data, *labels)
     tasks = [Task(f"{number}/{p}", p) for p in asked]
     replies = learner.play(tasks)
     scores = [score(p, r.ids) for p, r in zip(asked, replies, strict=True)]

@@ -3,13 +3,14 @@
 import contextlib
 import ctypes
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
 import zlib
 
-from operant.types import Step
+from operant.types import Step, Task
 
 BAD = "t/3"
 
@@ -104,6 +105,47 @@ class Hostile(Letters):
 
     def fails_by_itself(self, steps, slot):
         steps[slot] = Step(failed="raised", info={"failure": "has lost its server"})
+
+
+class Draws(Letters):
+    """Its first texts are random, and its state is that of its generator: tuples, as Python has them.
+
+    It has tasks of its own.
+    """
+
+    def __init__(self, fault: str = "", tasks: int = 6):
+        super().__init__()
+        self.fault, self.count, self.chance = fault, tasks, random.Random(0)
+
+    def games(self, split):
+        return [Task(f"{split}/{i}", "x") for i in range(self.count if split == "train" else 2)]
+
+    def reset(self, tasks):
+        first = super().reset(tasks)
+        return {slot: Step(f"{step.text} {self.chance.randint(100, 999)}") for slot, step in first.items()}
+
+    def answer(self, slot, reply):
+        if reply == (self.fault or None):
+            os._exit(3)
+        return super().answer(slot, reply)
+
+    def state_dict(self):
+        return {"chance": self.chance.getstate(), 1: "one"}
+
+    def load_state_dict(self, state):
+        assert state[1] == "one"
+        self.chance.setstate(state["chance"])
+
+
+def ask(task, *, most: int = 3, price: float = 1.0):
+    """A world as a generator function: it asks for the letter of the task's target, at most `most` times."""
+    reply = yield f"{task.prompt} which?"
+    for _ in range(most - 1):
+        if task.target in reply:
+            return price
+        reply = yield " no.", -0.5
+    if reply == "late":
+        return Step("cut.", reward=0.25, truncated=True)
 
 
 FAULTS = {

@@ -69,6 +69,7 @@ TABLE = {
         "operant train letters --lr 100",
         "operant train letters --top-p 0.9",
         "operant train letters --preset tlr",
+        "operant train letters --algorithm pp0",
         "operant train letters --algorithm dpo",
         "operant train letters --algorithm grpo --batch 30",
         "operant train letters --algorithm grpo --samples 1",
@@ -176,7 +177,7 @@ def prepare(folder: Path) -> dict[str, object]:
         return space | {"learner": operant.Learner("model", **{"sampling.max_tokens": 4})}
 
 
-def said(typed: str, folder: Path, space: dict[str, object]) -> str:
+def answer_to(typed: str, folder: Path, space: dict[str, object]) -> str:
     """What operant says to it. Raises: AssertionError if it says nothing, or anything but an OperantError."""
     printed = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
@@ -200,7 +201,7 @@ def page(folder: Path) -> str:
     space, text = prepare(folder), INTRO
     for title, typed in TABLE.items():
         text += f"\n## {title}\n\n| typed | operant says |\n|---|---|\n"
-        text += "".join(row(line, said(line, folder, space)) for line in typed)
+        text += "".join(row(line, answer_to(line, folder, space)) for line in typed)
     return text
 
 

@@ -24,6 +24,8 @@ PAGES = [
     "docs/checkpoints.md",
     "docs/evaluation.md",
     "docs/recipes.md",
+    "docs/labels.md",
+    "docs/rlhf.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 
@@ -44,8 +46,10 @@ def test_every_command_is_understood(page):
     assert found or page == "docs/ppo.md"
     for _, command, *words in found:
         assert command in COMMANDS, command
-        recipe, options = parse(words, flags=("serve",))
-        if command == "train" and not {"resume", "help"} & set(options):
+        repeated = [name for name, about in COMMANDS[command].options.items() if about.get("action") == "append"]
+        recipe, options = parse(words, flags=("serve",), several=repeated)
+        recipe = [command] if command == "reward-model" else recipe
+        if command in ("train", "reward-model") and not {"resume", "help"} & set(options):
             options.pop("out", None)
             assert configure(options, recipe[0]).train.steps > 0
         elif command == "sweep":

@@ -190,7 +190,7 @@ def held_out_runs(folder, ends, before=7.88, steps=12):
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("ends", "headline"),
     [
         (  # the headline that praised 6.08 where 7.88 stood before
             [(0.1, 6.08), (2.0, 5.0)],
@@ -216,9 +216,9 @@ def held_out_runs(folder, ends, before=7.88, steps=12):
     ],
     ids=["worse", "one seed", "within noise", "better"],
 )
-def test_the_headline_knows_the_value_before_training(ends, told, tmp_path):
+def test_the_headline_knows_the_value_before_training(ends, headline, tmp_path):
     data = comparison(held_out_runs(tmp_path, ends))
-    assert " ".join(data["rewards"][0]["verdict"]) == told and told in table(data)
+    assert " ".join(data["rewards"][0]["verdict"]) == headline and headline in table(data)
 
 
 def test_few_steps_are_too_early(tmp_path):

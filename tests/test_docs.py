@@ -68,6 +68,8 @@ def generate() -> ModuleType:
         "checkpoints.md",
         "how-to-train.md",
         "recipes.md",
+        "textworld.md",
+        "text-worlds.md",
         "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",

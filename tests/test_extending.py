@@ -91,7 +91,7 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: feedback, guess, single_turn"),
+        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: feedback, guess, gym"),
         ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
         ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
         ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),
@@ -195,5 +195,5 @@ def test_the_sentences_of_the_page_are_said(as_user, capsys):
     assert len(rows) == 11
     for words, sentence in rows:
         code = main(["train", "my.yaml", *words.split()])
-        assert (code, sentence in (said := capsys.readouterr().err)) == (2, True), (words, said)
+        assert (code, sentence in (printed := capsys.readouterr().err)) == (2, True), (words, printed)
         assert not Path("runs").exists()

@@ -25,17 +25,17 @@ from operant.algorithms import ALGORITHMS
 
 V, PROMPT, GROUP = 6, [3, 4], 4
 REPLIES, STEPS, RATE = 256, 64, 5e-3
-PRICE, LOSS_PRICE = 0.5, 0.8
+PRICE, LOSS_PRICE, DEAR = 0.5, 0.8, 1.6
 REWARDS = torch.tensor([0.0, 1.0, 0.4, -0.6, 0.8, 0.2], dtype=torch.float64)
 DATA = [v for v, count in enumerate([12, 24, 96, 60, 12, 36]) for _ in range(count)]
 SHARES = torch.bincount(torch.tensor(DATA)).double() / len(DATA)
 NEAR, OTHER = 0.02, 0.04
 
 
-def spoken(model: Any) -> Tensor:
+def spoken(model: Any, prompt: list[int] = PROMPT) -> Tensor:
     """[V] the model's own probabilities behind the prompt."""
     with torch.no_grad():
-        return model(torch.tensor([PROMPT])).logits[0, -1].double().softmax(0)
+        return model(torch.tensor([prompt])).logits[0, -1].double().softmax(0)
 
 
 def begun() -> Any:
@@ -71,21 +71,40 @@ def groups(size: int, *, scale: bool, fewer: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def grpo_end(*, kl: str = "k3", scale: bool = True, fewer: int = 0, size: int = GROUP) -> Tensor:
+def grpo_end(*, kl: str = "k3", scale: bool = True, fewer: int = 0, size: int = GROUP, gain: float = 1.0) -> Tensor:
     """[V] where the expected gradient by the logits is 0.
 
     Advantages sum to 0 over a group, so nothing is left of the softmax but the tokens themselves. KL has the gradient
-    of KL(policy || reference), or for `plain_k3` of KL(reference || policy).
+    of KL(policy || reference), or for `plain_k3` of KL(reference || policy). gain: multiplies the advantages.
     """
     (n, weighted), logits = groups(size, scale=scale, fewer=fewer), REFERENCE.log()
     for _ in range(2000):
         p = logits.softmax(0)
         d = p.log() - REFERENCE.log()
         held = p * (d - (p * d).sum()) if kl == "k3" else p - REFERENCE
-        change = ((p**n).prod(1) @ weighted) / size - LOSS_PRICE * held
+        change = gain * ((p**n).prod(1) @ weighted) / size - LOSS_PRICE * held
         if float(change.abs().max()) < 1e-11:
             return p
         logits = logits + 4.0 * change
+    raise AssertionError("no end was found")
+
+
+@cache
+def rejection_end(share: float) -> Tensor:
+    """[V] where imitating the best `share` of many replies and KL(policy || reference) hold each other.
+
+    The best of a distribution: its tokens in order of reward, up to a mass of `share`.
+    """
+    order, logits = REWARDS.argsort(descending=True), REFERENCE.log()
+    for _ in range(20000):
+        p = logits.softmax(0)
+        mass = p[order].cumsum(0).clamp(max=share).diff(prepend=torch.zeros(1, dtype=p.dtype))
+        kept = torch.zeros_like(p).scatter(0, order, mass / share)
+        d = p.log() - REFERENCE.log()
+        change = kept - p - DEAR * p * (d - (p * d).sum())
+        if float(change.abs().max()) < 1e-9:
+            return p
+        logits = logits + 0.2 * change
     raise AssertionError("no end was found")
 
 
@@ -130,6 +149,20 @@ CASES = {
         lambda: grpo_end(scale=False),
         IN_LOSS | {"advantage.scale": False},
         [grpo_end, lambda: tilted(LOSS_PRICE)],
+    ),
+    "distill": Case(
+        "distill",
+        lambda: spoken(begun(), [5, *PROMPT]),
+        {"teacher.hint": lambda rollout: [5]},
+        [lambda: REFERENCE, lambda: spoken(begun(), [*PROMPT, 5])],
+        steps=32,
+    ),
+    "gigpo": Case("gigpo", grpo_end, {"kl.loss_coef": 2 * LOSS_PRICE}, [lambda: grpo_end(gain=0.5)]),
+    "rejection": Case(
+        "rejection",
+        lambda: rejection_end(0.75),
+        {"kl.loss_coef": DEAR, "learner.select": "top:75%"},
+        [lambda: rejection_end(0.5), lambda: tilted(DEAR), lambda: tilted(LOSS_PRICE)],
     ),
     "sft": Case("sft", lambda: SHARES, {"minibatch": 60}, [lambda: REFERENCE], steps=32),
 }
@@ -183,7 +216,11 @@ def test_a_method_ends_there_from_other_seeds(name, seed):
 
 
 def test_every_row_of_the_table_has_an_end():
-    assert {case.name for case in CASES.values()} == set(ALGORITHMS)
+    assert {case.name for case in CASES.values()} == set(ALGORITHMS) - WITHOUT
+
+
+WITHOUT = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model"}
+"""They imitate what is asked of them or what a player said, or follow labels: where they end depends on the replies."""
 
 
 def test_without_a_scale_grpo_ends_as_if_kl_were_dearer():

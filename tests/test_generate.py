@@ -92,8 +92,8 @@ def test_scores_and_the_reference_stand_in_columns_and_a_target_is_asked_for(tmp
     assert main(["generate", "model", *asked]) == 0
     assert capsys.readouterr().out == f"{reference[1]}\n"  # the model that the run began from, by the same numbers
     assert main(["generate", "runs/aimed", *asked, "--reward", "true"]) == 0
-    told = capsys.readouterr()
-    assert told.out.endswith("\t\n") and "give one with --target" in told.err
+    output = capsys.readouterr()
+    assert output.out.endswith("\t\n") and "give one with --target" in output.err
     assert main(["generate", "runs/aimed", *asked, "--reward", "true", "--target", "c"]) == 0
     assert capsys.readouterr().out.split("\t")[1] != "\n"
     assert main(["generate", "nowhere", *asked]) == 2

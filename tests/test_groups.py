@@ -5,6 +5,8 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Task, train
+from operant.diagnosis.history import History
+from operant.diagnosis.rewards import no_advantage
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments
 from operant.runs.config import configure
@@ -238,6 +240,12 @@ def test_constant_scores_are_not_blown_up_by_the_running_scale():
     learner = Learner(lm(), max_tokens=4, **{"score.scale": True})
     metrics = learner.step(learner.generate([[5], [6]] * 4), [0.1] * 8)
     assert metrics["reward/scaled_mean"] == pytest.approx(0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize(("zero", "level"), [([1], "problem"), ([0, 1, 0], None), ([1, 1, 0], "warning")])
+def test_most_steps_without_advantages_are_a_finding(zero, level):
+    found = no_advantage(History([{"step": i, "policy/advantage_zero": share} for i, share in enumerate(zero, 1)]))
+    assert (found and found.level) == level
 
 
 def test_a_step_whose_advantages_are_all_zero_is_a_finding():

@@ -18,6 +18,7 @@ import pytest
 import sacrebleu
 import torch
 from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watched, weights_of
+from houses import SHORTEST, House, ways
 from rigs import said
 from toys import bare_logprobs, letters, lm
 
@@ -728,6 +729,50 @@ TWO_SOURCES = {
 }
 
 
+def games(folder, patch):
+    """A step in small houses, and held-out ones."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), env=House(max_turns=20), max_tokens=4, **{"kl.coef": 0.0})
+    tasks, held = ([Task(f"{name}/{i}", "go") for i in range(12)] for name in ("house", "unseen"))
+    played = learner.play(tasks)
+    judged = evaluate.Evaluator(learner, held, None, evaluate.EvaluationOptions())()
+    known = {"held": [r.info["game"] for r in judged.rollouts], "games": [r.info["game"] for r in played]}
+    return [SimpleNamespace(logged=judged.metrics() | learner.learn(played, [0.0] * len(played)), **known)]
+
+
+def of_turns(of):
+    return lambda s: mean([of(turn) for game in s.games for turn in game["turns"]])
+
+
+def to_win(games):
+    return [len(game["turns"]) for game in games if game["won"]]
+
+
+GAMES = {
+    "game/won": lambda s: len(to_win(s.games)) / 12,
+    "game/lost": lambda s: 0,
+    "game/score": lambda s: len(to_win(s.games)) / 12,
+    "game/turns": lambda s: mean([len(game["turns"]) for game in s.games]),
+    "game/turns_to_win": lambda s: mean(to_win(s.games)),
+    "game/optimum_ratio": lambda s: mean(to_win(s.games)) / SHORTEST,
+    "game/examples": lambda s: 0,
+    "game/states_per_1000": lambda s: (
+        1000
+        * len({f"{game['name']} {turn['key']}" for game in s.games for turn in game["turns"]})
+        / sum(len(game["turns"]) for game in s.games)
+    ),
+    "actions/valid": of_turns(lambda turn: turn["command"] in ways(turn["place"])),
+    "actions/copied_from_prompt": lambda s: 0,
+    "actions/empty": of_turns(lambda turn: not turn["command"]),
+    "memory/turns_fit": of_turns(lambda turn: turn["fit"]),
+    "memory/forgotten_tokens": of_turns(lambda turn: turn["forgotten"]),
+    "evaluate/game/won": lambda s: len(to_win(s.held)) / 12,
+    "evaluate/game/score": lambda s: len(to_win(s.held)) / 12,
+    "evaluate/game/turns": lambda s: mean([len(game["turns"]) for game in s.held]),
+    "evaluate/game/turns_to_win": lambda s: mean(to_win(s.held)),
+    "evaluate/game/optimum_ratio": lambda s: mean(to_win(s.held)) / SHORTEST,
+}
+
+
 def measured(folder, patch):
     """Held-out replies, of which every second equals its reference, against other texts."""
     learner = Learner(lm(vocab=V), tokenizer=letters(), max_tokens=8)
@@ -975,6 +1020,59 @@ CLOCK = {f"time/{phase}": lambda s, phase=phase: s.spent.get(phase) for phase in
 """What the machine itself counts can only be read again: memory moves between two looks, so it is held to 2 %."""
 
 
+def rejected(folder, patch):
+    """Four replies with scores, of which the best half stays."""
+    learner = Learner(lm(vocab=V), algorithm="rejection", **{"learner.select": "top:50%"})
+    return [SimpleNamespace(logged=learner.step([[5], [6], [7], [8]], [[9], [10], [11], [12]], [4.0, 1.0, 3.0, 2.0]))]
+
+
+REJECTED = {"select/share": lambda s: 0.5, "select/threshold": lambda s: 3.0, "select/score": lambda s: 3.5}
+
+
+def hinted(folder, patch):
+    """Replies of one token; the teacher reads a token before the prompt."""
+    teacher = lm(vocab=V, seed=1).double()
+    given = {"algorithm": "distill", "reference": Policy(teacher), "teacher.hint": lambda rollout: [12]}
+    learner = Learner(lm(vocab=V).double(), **given)
+    student, prompts = lm(vocab=V).double(), [[5], [6, 7]]
+    logged = learner.step(prompts, [[9], [10]], [0.0, 0.0])
+    each = []
+    for prompt in prompts:
+        p, q = student(torch.tensor([prompt])), teacher(torch.tensor([[12, *prompt]]))
+        p, q = (out.logits[0, -1].detach().log_softmax(-1) for out in (p, q))
+        each.append(float((p.exp() * (p - q)).sum()))
+    return [SimpleNamespace(logged=logged, each=each)]
+
+
+HINTED = {"distill/divergence": lambda s: mean(s.each)}
+
+
+def valued(folder, patch):
+    """Replies of one token: Q of each is compared with its score, and V with the smaller Q."""
+    learner = Learner(lm(vocab=V).double(), algorithm="ilql", **{"value.layers": 1, "value.init": "normal", "lr": 0.0})
+    prompts, tokens, scores = [[5], [6, 7], [8]], [9, 10, 11], [0.5, -1.0, 2.0]
+    heads, step = learner.policy.value_head, SimpleNamespace(scores=scores, v=[], q=[], taken=[])
+    for prompt, token in zip(prompts, tokens, strict=True):
+        states = learner.policy.model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0, -1]
+        each = [net(states).detach() for net in (heads.one, heads.two)]
+        step.v.append(float(heads.net(states).detach()))
+        step.q.append([float(q[token]) for q in each])
+        step.taken.append([float(q.log_softmax(-1)[token]) for q in each])
+    tau = learner.options["loss"]["tau"]
+    gaps = [min(q) - v for q, v in zip(step.q, step.v, strict=True)]
+    step.expectile = [(tau if gap > 0 else 1 - tau) * gap**2 for gap in gaps]
+    step.logged = learner.step(prompts, [[token] for token in tokens], scores)
+    return [step]
+
+
+VALUED = {
+    "ilql/q_error": lambda s: mean([(r - q) ** 2 for r, both in zip(s.scores, s.q) for q in both]),
+    "ilql/value_loss": lambda s: mean(s.expectile),
+    "ilql/conservative": lambda s: mean([-taken for both in s.taken for taken in both]),
+    "ilql/q": lambda s: mean([min(both) for both in s.q]),
+}
+
+
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
@@ -989,6 +1087,10 @@ RUNS |= {
     "measured": (measured, MEASURED),
     "failures": (failures, FAILURES),
     "clock": (clock, CLOCK),
+    "games": (games, GAMES),
+    "rejected": (rejected, REJECTED),
+    "hinted": (hinted, HINTED),
+    "valued": (valued, VALUED),
 }
 
 
@@ -1020,7 +1122,10 @@ def test_a_metric_is_what_its_sentence_says(run, name, steps):
 
 def test_every_metric_has_a_row():
     rows = {describe(name).name for _, table in RUNS.values() for name in table}
-    assert rows == set(METRICS)
+    elsewhere = {
+        name for name in METRICS if name.startswith("preference/")
+    }  # tests/test_dpo.py, tests/test_labelled.py
+    assert rows | elsewhere == set(METRICS)
 
 
 def test_every_number_of_a_run_has_a_row(steps):

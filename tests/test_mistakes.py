@@ -29,7 +29,7 @@ def place(tmp_path_factory):
 def test_a_mistake_gets_the_sentence_of_the_page(typed, place, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder, space = place
-    answer = mistakes.said(typed, folder, space)
+    answer = mistakes.answer_to(typed, folder, space)
     assert not re.search(NEEDLESS, answer) and len(answer) < 500
     assert mistakes.row(typed, answer) in PAGE, f"run `make docs`; now it says: {answer}"
 

@@ -1,4 +1,4 @@
-"""PPO under the `trl` preset has the numbers of TRL 0.11.4, GRPO and RLOO those of 1.16.0: `tests/parity/README.md`."""
+"""PPO under the `trl` preset has the numbers of TRL 0.11.4, other methods those of 1.16.0: `tests/parity/README.md`."""
 
 import os
 import subprocess
@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARITY = [("trl_0_11_4.py", "OPERANT_TRL_PYTHON"), ("trl_1_16.py", "OPERANT_TRL_1_16_PYTHON")]
+PARITY = [
+    ("trl_0_11_4.py", "OPERANT_TRL_PYTHON"),
+    ("trl_1_16.py", "OPERANT_TRL_1_16_PYTHON"),
+    ("trl_1_16_preference.py", "OPERANT_TRL_1_16_PYTHON"),
+]
 
 
 @pytest.mark.slow

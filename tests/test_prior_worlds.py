@@ -19,6 +19,7 @@ from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, proce
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling
+from operant.training.best import best, only
 from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 from operant.types import OperantError, Step, Task
@@ -104,6 +105,7 @@ def test_14_a_score_does_not_depend_on_its_neighbours():
     models = {"builtin", "classifier", "vader", "minus_query"}  # of models: tests/test_rewards.py
     # In processes of their own: tests/test_isolated.py. Of targets and of ends: tests/test_recipes.py
     elsewhere = models | {"isolated", "keyword", "ended"}
+    elsewhere |= {"reward_model", "humans"}  # tests/test_reward_model.py, tests/test_humans.py
     assert made.keys() | elsewhere == NAMES.keys(), "a new reward stands here, or says where its test is"
     texts = ["the end", "e", "", "see see see see", "no", "the end"]
     rollouts = [said([3], letters()(t or " ")["input_ids"], group=i) for i, t in enumerate(texts)]
@@ -181,6 +183,22 @@ def test_22_advantages_have_their_golden_values(rates):
     )
     # The variant that once stood in the fork, R + gamma (V' - V), has another last delta as soon as gamma is not 1.
     assert gamma == 1 or abs(2.0 + gamma * (0.0 - 3.0) - mine[2]) > 0.2
+
+
+def test_fork_10_a_share_and_more_than_there_are_can_be_kept():
+    """The fork's fraction read an attribute that did not exist; its top n of fewer than n was an IndexError."""
+    batch = collate([said([4], [5, 6], group=i) for i in range(3)], [1.0, 3.0, 2.0])
+    for select, rows in (("top:67%", [1, 2]), ("top:64", [0, 1, 2]), ("top:2", [1, 2])):
+        kept, _ = best(batch, select, "episode", [0, 1, 2], discount=1.0, kl_coef=0.0)
+        assert kept.any(1).nonzero()[:, 0].tolist() == rows
+
+
+def test_fork_11_no_reply_is_trained_on_twice_and_none_means_none():
+    """A slice of the last 0 entries was the whole list there, so finished replies stood in the buffer twice."""
+    batch = collate([said([4], [5, 6], group=i) for i in range(3)], [1.0, 3.0, 2.0])
+    for select, rows in (("top:100%", [0, 1, 2]), ("above:2.5", [1]), ("above:3", [])):
+        left = only(batch, best(batch, select, "episode", [0, 1, 2], discount=1.0, kl_coef=0.0)[0])
+        assert left.episodes[left.actions.any(1)].tolist() == rows and int(left.actions.sum()) == 2 * len(rows)
 
 
 def test_25_a_limit_on_queries_is_a_limit_on_queries():

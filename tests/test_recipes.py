@@ -80,8 +80,8 @@ def chat_template():
 
 def test_the_template_of_the_recipe_marks_turns_and_ends_those_of_the_assistant(tmp_path):
     policy = load_policy("builtin:reviews-lm", options=ModelOptions(chat_template=chat_template()))
-    said = [("system", "You love it."), ("user", "How was it?"), ("assistant", " Good."), ("user", "And?")]
-    ids = encode_prompt(policy.tokenizer, [{"role": role, "content": text} for role, text in said])
+    messages = [("system", "You love it."), ("user", "How was it?"), ("assistant", " Good."), ("user", "And?")]
+    ids = encode_prompt(policy.tokenizer, [{"role": role, "content": text} for role, text in messages])
     assert policy.tokenizer.decode(ids) == "You love it.\nQ: How was it?\nA: Good.<|endoftext|>Q: And?\nA:"
     assert ids.count(policy.stop_tokens[0]) == 1  # the mark of the turn's end is the stop token, not its letters
 

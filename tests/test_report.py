@@ -45,9 +45,10 @@ def row(i, reply=" it is good.", reward=0.5):
 
 
 def metrics(step, chance):
-    """Every metric of the registry that a run with a reward has, and those of two parts of the reward."""
+    """Every metric of the registry that a run with a reward has, but for text games, and those of two parts of it."""
     named = [name for name in METRICS if "<" not in name and name not in ("step", "episodes")]
-    named = [name for name in named if not name.startswith(("supervised/", "evaluate/loss", "evaluate/bits"))]
+    others = ("supervised/", "preference/", "evaluate/loss", "evaluate/bits", "game/", "evaluate/game/", "actions/")
+    named = [name for name in named if not name.startswith((*others, "memory/turns", "memory/forgotten"))]
     parts = [f"reward/{part}/{statistic}" for part in ("taste", "length") for statistic in ("mean", "std")]
     rising = {name: 0.2 + 0.05 * step + 0.1 * chance.random() for name in named + parts}
     return rising | {"kl/per_reply": 0.5 * step, "policy/ratio_min": 0.9, "policy/ratio_max": 1.2 + 0.1 * step}
@@ -299,7 +300,7 @@ def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_
 
 
 @pytest.mark.parametrize(
-    ("config", "metrics", "told"),
+    ("config", "metrics", "phrases"),
     [
         (
             {"algorithm": "ppo", "policy": "builtin:lm", "reward": "builtin:mood", "tasks": "builtin:films/train",
@@ -331,14 +332,14 @@ def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_
     ],
     ids=["ppo", "grpo", "rloo", "sft"],
 )  # fmt: skip
-def test_the_task_is_told_with_the_names_and_numbers_of_the_run(tmp_path, config, metrics, told):
+def test_the_page_explains_the_task_with_the_names_and_numbers_of_the_run(tmp_path, config, metrics, phrases):
     folder = RunFolder.create(tmp_path / "x", config)
     for step, seconds in ((1, 9.0), (2, 1.0), (3, 3.0), (4, 50.0)):
         folder.log(step, metrics | {"time/update": seconds})
     folder.close()
     cycle = run_report.page_data(folder.path)["cycle"]
     text = "\n".join([cycle["sentence"], *(part["text"] for part in cycle["parts"])])
-    assert [words for words in told if words not in text] == [], text
+    assert [words for words in phrases if words not in text] == [], text
     assert cycle["parts"][-1]["seconds"] == 3.0, "the first step warms up, and the median ignores a pause"
 
 
@@ -426,7 +427,7 @@ COLOURS = """() => [...document.querySelectorAll("figure.chart:has(canvas)")].ma
 """The solid colours on every chart."""
 EXPECTED = """
 reward-mean reward-kl_penalty reward-return heat-reward held-out evaluate-bleu evaluate-chrf evaluate-distinct
-evaluate-exact_match kl-per_reply heat-kl_per_reply kl-coef logprobs
+evaluate-exact_match against-kl kl-per_reply heat-kl_per_reply kl-coef logprobs
 heat-logprobs heat-ref_logprobs policy-entropy policy-clip_fraction ratio policy-approx_kl value-explained_variance
 value-loss rollout-reply_tokens heat-reply_tokens ends text-empty text-top_word text-distinct_1 text-distinct_2
 text-repeated text-exclamations text-emojis text-non_letters grad-norm blocks-gradient blocks-update blocks-weight
@@ -479,7 +480,7 @@ UNFOLD = "document.querySelectorAll('details').forEach((it) => (it.open = true))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
-        assert page.locator("section > details[open]").count() == (0 if size == PHONE else 9)
+        assert page.locator("section > details[open]").count() == (0 if size == PHONE else 11)
         for _ in range(2):
             assert overflows(page) == []
             assert low_contrast(page) == []

@@ -28,6 +28,10 @@ ELSEWHERE = {
     "benchmarks/learning.py": "tests/test_bench.py",
     "benchmarks/scale.py": "tests/test_bench.py",
     "benchmarks/memory_plan.py": "tests/test_plan.py",
+    "benchmarks/first_example.py": "tests/test_readme.py",  # runs the README's snippet, as that test does
+    "benchmarks/textworld.py": "tests/test_textworld.py",  # it needs the extra, and makes hundreds of games
+    "recipes/rlhf.py": "tests/test_humans.py",
+    "benchmarks/reward_models.py": "docs/rlhf.md",  # its data are no part of the project
     "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/screenshot.py": "tests/test_replies_page.py",
     "benchmarks/chaos.py": "tests/test_chaos.py",
@@ -40,12 +44,16 @@ RUN = {
     "recipes/builtin_tasks.py": ["build"],
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
+    "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
     "benchmarks/loss_and_reward.py": ["--quick"],
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
+    "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
+    "benchmarks/road.py": ["--seeds", "1", "--quick"],
+    "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
     "benchmarks/architecture.py": [],
@@ -58,6 +66,8 @@ RUN = {
     "benchmarks/isolated.py": ["raises"],
     "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
     "benchmarks/replies.py": ["--steps", "3"],
+    "benchmarks/contexts.py": ["--upto", "0"],
+    "benchmarks/turns.py": ["--quick", "--only", "built", "--threads", "1"],
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }
 """Script: its arguments; each script finds the files of the ones before it."""

@@ -68,6 +68,8 @@ def test_rows_of_every_form_by_hand():
         (first[0] + first[1] + ids("qgo.a"), ids("cd!")),
     ]
     assert turns({"prompt": TALK[:1], "completion": TALK[1:2]}, tokenizer=chatty()) == [first]
+    # A greeting before the first question belongs to the prompt.
+    assert turns({"messages": TALK[1:]}, tokenizer=chatty()) == [(ids("aab!qgo.a"), ids("cd!"))]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,8 @@ def test_rows_of_every_form_by_hand():
         ({"prompt": 5, "completion": "x"}, r"the prompt is 5; it must be text, token ids, or messages"),
         ({"prompt": "x", "completion": None}, r"the reply is None; it must be text"),
         ({"messages": TALK}, r"a list of messages, and the tokenizer has no chat template"),
-        ({"prompt": "abcdefgh", "completion": "x"}, r"nothing is left to learn from; its prompt alone is too long"),
+        ({"prompt": "abcdefgh", "completion": "x"}, r"its prompt of 8 tokens leaves nothing.*--data.max-chars"),
+        ({"messages": TALK[1:2]}, r"no message stands before the answer"),
         (Task("mine", "x"), r"the task 'mine' has no replies"),
         ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
         (
@@ -177,6 +180,7 @@ def test_a_run_from_the_command_line_learns_evaluates_reports_and_resumes(files,
     assert before > 3 and after < 0.5 * before and before_after["after"]["bits_per_byte"] < 4
     assert f"loss on 13 held-out replies: {before:.3f} -> {after:.3f} nats per token" in told
     assert "It learned: held-out loss" in told and "nothing looks wrong" in told
+    assert "  from the data: " in told and "\n  after  |" in told  # the policy's own answers at the end
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "supervised/loss" in page and "evaluate/loss" in page
     assert (out / "probes").is_dir() and main(["generate", str(out), "--prompt", "ab"]) == 0

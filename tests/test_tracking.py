@@ -144,9 +144,10 @@ def test_plain_lines_without_a_terminal():
     out = io.StringIO()
     console = Console(4, every=2, samples_every=3, samples=1, output=out)
     console.start({})
+    row = {"query": "The film", "reply": " was\x1b[31m\nfine [/b]", "reward": 0.5, "logprobs": [-1.0]}
     for step in (1, 2, 3, 4):
         console.log(step, STEP)
-        console.rollouts(step, [{"query": "The film", "reply": " was\x1b[31m\nfine [/b]", "reward": 0.5}] * 2)
+        console.rollouts(step, [row] * 2)
     console.close()
     lines = out.getvalue().splitlines()
     assert lines[0] == "step 2/4  reward 0.523  KL 3.12  entropy 2.91  clip 0.12  1.2k tok/s  0:02 left"

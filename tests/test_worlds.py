@@ -17,7 +17,9 @@ import operant
 from operant import OperantError, Policy, Rollout, Sampling, Step, Task, Turn, ValueOptions, check_env, train
 from operant.engines.native.engine import NativeEngine
 from operant.envs import ENVS
-from operant.envs.isolated import IsolatedEnv, isolated
+from operant.envs.functions import FunctionEnv
+from operant.envs.http import Http, serve
+from operant.envs.isolated import IsolatedEnv, WorkerEnv, isolated
 from operant.objectives.advantages import with_gae
 from operant.rewards import judge
 from operant.rollouts.collate import collate
@@ -275,11 +277,16 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     (tmp_path / "guess.py").write_text(PAGE[0], encoding="utf-8")
     for part in (lm("llama", 40, spread=0.1), letters()):
         part.save_pretrained(tmp_path / "model")
-    space = {"policy": "model"}
+    space, runs = {"policy": "model"}, {}
     for snippet in PAGE:
         exec(snippet, space)
-        assert "run" not in space or len(space["run"].metrics) == 2
-    assert len(PAGE) == 3 and space["run"].learner.env.options == {"guesses": 3}
+        if "run" in space:
+            run = space.pop("run")
+            runs[run.path.name] = run
+    assert [len(run.metrics) for run in runs.values()] == [2] * 5
+    assert list(runs) == ["guess", "function", "http", "isolated-guess", "workers"]
+    assert runs["http"].metrics[1]["reward/mean"] == runs["guess"].metrics[1]["reward/mean"]
+    assert runs["workers"].learner.env.options == runs["isolated-guess"].learner.env.options == {"guesses": 3}
     named = {"env": "isolated:guess.py:Guess", "env.guesses": 3, "batch": 8, "max_tokens": 4, "out": "runs/named"}
     first = operant.train("model", space["tasks"], steps=1, **named)
     again = operant.train(
@@ -287,7 +294,9 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     )  # the name and its options are in config.yaml
     assert first.learner.env.options == again.learner.env.options == {"guesses": 3}
     for name in ("reward/mean", "rollout/turns", "rollout/outgrown", "loss/total"):
-        assert [m[name] for m in again.metrics] == [m[name] for m in space["run"].metrics]
+        assert [m[name] for m in again.metrics] == [m[name] for m in runs["isolated-guess"].metrics]
+        near = pytest.approx([m[name] for m in again.metrics], abs=1e-4)
+        assert [m[name] for m in runs["workers"].metrics] == near
     with pytest.raises(OperantError, match=r"env.guesses='many': it must be a whole number"):
         operant.train("model", space["tasks"], **named | {"env.guesses": "many", "out": "runs/x"})
     assert PAGE[0].partition("class Guess")[2].count("\n") <= 24
@@ -300,22 +309,39 @@ def page_world():
     return space["Guess"]()
 
 
-NEEDS = {"feedback": {"reward": "letters:e"}}
-SHIPPED = {name: partial(ENVS.find(name), **NEEDS.get(name, {})) for name in ENVS.built_in}
-OTHERS = {"page": page_world, "stateful": Remembers, "isolated": lambda: isolated(HOSTILE, fault="exits")}
+LAKE = {"id": "FrozenLake-v1", "kwargs": {"render_mode": "ansi"}, "actions": ("left", "down", "right", "up")}
+NEEDS = {"feedback": {"reward": "letters:e"}, "gymnasium": LAKE}
+ELSEWHERE = ("jericho", "textworld")
+"""They need an extra, and files: tests/test_textworld.py checks them."""
+SHIPPED = {name: partial(ENVS.find(name), **NEEDS.get(name, {})) for name in ENVS.built_in if name not in ELSEWHERE}
+SHIPPED["http"] = lambda: Http(serve(Letters()).url)
+OTHERS = {
+    "page": page_world,
+    "stateful": Remembers,
+    "function": lambda: FunctionEnv(hostile_worlds.ask),
+    "isolated": lambda: isolated(HOSTILE, fault="exits"),
+    "isolated function": lambda: isolated(f"{hostile_worlds.__file__}:ask"),
+    "isolated rooms": lambda: isolated("operant.envs.rooms:Rooms"),
+    "workers": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Letters", workers=2),
+    "workers with a state": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Draws", workers=2),
+    "workers with rooms": lambda: WorkerEnv("operant.envs.rooms:Rooms", workers=2),
+}
 
 
 @pytest.mark.parametrize("make", [*SHIPPED.values(), *OTHERS.values()], ids=[*SHIPPED, *OTHERS])
 def test_every_world_that_comes_with_operant_passes_the_check(make):
+    if make is SHIPPED["gymnasium"]:
+        pytest.importorskip("gymnasium")
     env = make()
-    for seed in range(3):
-        check_env(env, [Task(f"t/{i}", "12", target=3) for i in range(5)], seed=seed)
+    own = getattr(env, "games", None)
+    for seed in range(1 if isinstance(env, IsolatedEnv) else 3):
+        check_env(env, None if own else [Task(f"t/{i}", "12", target="3") for i in range(5)], seed=seed)
     if isinstance(env, IsolatedEnv):
         env.close()
 
 
 def test_the_check_finds_a_world_that_cannot_be_repeated():
-    with pytest.raises(OperantError, match=r"reset answered slot 0 .*text='game 1', and the second time.*state_dict"):
+    with pytest.raises(OperantError, match=r"reset answered slot 0 .*text='game 2', and the second time.*state_dict"):
         check_env(Forgetful(), TASKS)
 
 

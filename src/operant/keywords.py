@@ -105,6 +105,12 @@ class LearnerKeywords(TypedDict, total=False):
     recomputed."""
     importance_cap: float | None
     """The largest importance weight; none: any."""
+    select: str | None
+    """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best
+    N; top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a
+    score above X; none: all."""
+    select_unit: str
+    """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
     threads: int | str
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads
     would wait for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
@@ -143,6 +149,9 @@ class SamplingKeywords(TypedDict, total=False):
     """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
     truncation: str | None
     """`stored` allows top-k, top-p and min-p in training: each action then stores the ids that could be drawn."""
+    guidance: float
+    """Adds this times the Q of each token to its logit, of a policy that has Q values; 0: the language model
+    alone."""
     banned: Sequence[int] | str
     """Ids that are never drawn and have probability 0 in every score."""
     choice: str
@@ -190,6 +199,34 @@ class LossKeywords(TypedDict, total=False):
     """Bounds the loss of a bad action that became likely, at this many times its advantage; above 1."""
     clip_high: float | None
     """The bound above, where it is another than `clip`; none: `clip`."""
+    kind: str
+    """The loss; the page of the method has the formula of each."""
+    margin: float
+    """Scores of a pair should differ by this times the difference of their labels."""
+    ties: str
+    """Equal labels: none: left out; davidson, rao-kupper: a model of ties."""
+    tie: float
+    """How likely ties are in that model."""
+    beta: float
+    """Coefficient of the log-ratio to the reference: a smaller one allows more distance from it."""
+    label_smoothing: float
+    """Share of labels that are taken to be wrong; with kind sigmoid or robust."""
+    pairs: str
+    """all: every pair of replies to a prompt; ends: only the best ones against the worst ones."""
+    good_weight: float
+    """Weight of good replies."""
+    bad_weight: float
+    """Weight of bad replies."""
+    divergence: str
+    """reverse: KL(policy || teacher). forward: KL(teacher || policy)."""
+    tau: float
+    """The expectile of V: near 1, the value of the best replies of the data; 0.5: of their mean."""
+    cql_coef: float
+    """Weight of the term that keeps Q low where no reply has been."""
+    bc_coef: float
+    """Weight of the imitation of the replies."""
+    awac_beta: float
+    """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
 
 
 class AdvantageKeywords(TypedDict, total=False):
@@ -203,6 +240,8 @@ class AdvantageKeywords(TypedDict, total=False):
     """Discount between the turns of an episode, on top of `gamma`."""
     turn_lam: float | None
     """Lambda between turns; none: `lam`."""
+    level: str
+    """token: each token is an action; turn_first, turn_mean: each turn, by its first value or their mean."""
     whiten_scope: str
     """Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none."""
     unbiased: bool
@@ -213,6 +252,8 @@ class AdvantageKeywords(TypedDict, total=False):
     """Divide by the deviation of the group's returns."""
     deviation: str
     """population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL."""
+    omega: float
+    """Weight of the comparison of turns that begin in the same state."""
 
 
 class UpdateKeywords(TypedDict, total=False):
@@ -318,6 +359,8 @@ class ValueKeywords(TypedDict, total=False):
     """Stop the gradient of the value loss before the language model's weights."""
     critic: str | None
     """`copy` (of the policy) or the name of a model: a separate critic network."""
+    actions: bool
+    """Two further heads with a value Q of each token. A method that needs them sets it."""
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -343,68 +386,45 @@ class ModelKeywords(TypedDict, total=False):
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
 
-class LearnerArguments(TypedDict, total=False):
+class TeacherKeywords(TypedDict, total=False):
+    """The options `teacher.*`."""
+
+    hint: Any
+    """What the teacher reads beside the prompt: target (of the task), feedback (`info["feedback"]` of the
+    rollout, or the message of its judgement), answer (the world's answer to each reply), or module:function,
+    from Python also a function: from a rollout to a text or token ids, or to a list with one of these for each
+    turn. Empty: nothing."""
+    template: str
+    """Where the hint stands: before or behind {prompt}."""
+    rate: float
+    """A copy of the policy as teacher follows it by this share of the distance after each step. 0: the teacher
+    stays the first policy; 1: it is the policy itself, as it was before the step."""
+
+
+class ConditionKeywords(TypedDict, total=False):
+    """The options `condition.*`."""
+
+    wanted: float | None
+    """The return that play asks for; none: the best ones of the step before, in turn, and nothing in the first
+    step. From turn to turn it is what is left of it."""
+    top: float
+    """The share of the returns of the step before that counts as the best."""
+    evaluated: float | None
+    """The return that evaluation and probes ask for; none: `wanted`, or the best one of the step before."""
+    template: Any
+    """Where the return stands; from Python also a function from a return to the text or the token ids before
+    the prompt."""
+    digits: int
+    """Digits behind the point to which the return is rounded."""
+    turn_gamma: float
+    """The discount between turns."""
+
+
+class LearnerArguments(LearnerKeywords, SamplingKeywords, UpdateKeywords, ValueKeywords, ModelKeywords, total=False):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords
-    seed: int
-    """Seed of every random number."""
-    on_length: str
-    """How a reply that hit its length limit is treated: ended | penalty (score.missing_stop) | drop |
-    bootstrap."""
-    device: str
-    """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
-    rescore: bool | None
-    """Recompute log-probs and values in a second pass, even if decoding stored them. None: only in bfloat16,
-    where a token decoded alone and the same token in a whole row differ in the second digit."""
-    max_staleness: int | None
-    """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
-    importance: str
-    """Importance weights in the loss, for turns of earlier weights or another sampler: none; token: of each
-    token; sequence: of the whole episode. Log-probs and values of the policy before the update are then
-    recomputed."""
-    importance_cap: float | None
-    """The largest importance weight; none: any."""
-    threads: int | str
-    """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads
-    would wait for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
-    keep_memory: bool
-    """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page
-    by page. It holds for the whole process."""
-    watch_every: int
-    """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block;
-    0: never. Tensors above 65,536 numbers are sampled."""
-    keep_gradients: bool
-    """Keep the gradients of the last optimizer step, clipped, in the parameters' `.grad` until the next update.
-    They take as much memory as the trained weights. None are kept of an update that was refused or stopped
-    early."""
     sampling: SamplingKeywords
-    temperature: float
-    """Divides the logits, in sampling and in every score."""
-    max_tokens: int
-    """The task's own length limit, in tokens of the reply."""
-    min_tokens: int
-    """Stop tokens are masked, for policy and reference alike, until the reply has this many tokens."""
-    fixed_length: bool
-    """Every reply has `max_tokens` tokens: nothing stops it, as in Ziegler et al. (2019)."""
-    stop_tokens: Sequence[int] | str
-    """Ids that end a reply and are part of it. Empty: the policy's own end-of-sequence token. -1 alone: none."""
-    stop_strings: Sequence[str] | str
-    """Strings that end a reply. The ids keep the whole last token; the text is cut before the string."""
-    top_k: int
-    """Draw only from the k most likely tokens; 0: from all."""
-    top_p: float
-    """Draw only from the most likely tokens that together have this probability; 1: from all."""
-    min_p: float
-    """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
-    truncation: str | None
-    """`stored` allows top-k, top-p and min-p in training: each action then stores the ids that could be drawn."""
-    banned: Sequence[int] | str
-    """Ids that are never drawn and have probability 0 in every score."""
-    choice: str
-    """How an option is scored where the environment offers options; one is drawn in proportion to exp(score /
-    temperature). mean: the mean log-prob of its tokens, with the stop token after it. sum: their sum, with
-    which long options are hardly ever drawn."""
     kl: KlKeywords
     coef: float
     """Price of one nat of KL in the reward; an adaptive controller starts from it. 0: no KL in the reward."""
@@ -434,13 +454,37 @@ class LearnerArguments(TypedDict, total=False):
     """Bounds the loss of a bad action that became likely, at this many times its advantage; above 1."""
     clip_high: float | None
     """The bound above, where it is another than `clip`; none: `clip`."""
+    margin: float
+    """Scores of a pair should differ by this times the difference of their labels."""
+    ties: str
+    """Equal labels: none: left out; davidson, rao-kupper: a model of ties."""
+    tie: float
+    """How likely ties are in that model."""
+    beta: float
+    """Coefficient of the log-ratio to the reference: a smaller one allows more distance from it."""
+    label_smoothing: float
+    """Share of labels that are taken to be wrong; with kind sigmoid or robust."""
+    pairs: str
+    """all: every pair of replies to a prompt; ends: only the best ones against the worst ones."""
+    good_weight: float
+    """Weight of good replies."""
+    bad_weight: float
+    """Weight of bad replies."""
+    divergence: str
+    """reverse: KL(policy || teacher). forward: KL(teacher || policy)."""
+    tau: float
+    """The expectile of V: near 1, the value of the best replies of the data; 0.5: of their mean."""
+    cql_coef: float
+    """Weight of the term that keeps Q low where no reply has been."""
+    bc_coef: float
+    """Weight of the imitation of the replies."""
+    awac_beta: float
+    """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     advantage: AdvantageKeywords | Mapping[str, Any]
     gamma: float
     """Discount between the tokens of a reply."""
     lam: float
     """Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic."""
-    turn_gamma: float
-    """Discount between the turns of an episode, on top of `gamma`."""
     turn_lam: float | None
     """Lambda between turns; none: `lam`."""
     whiten_scope: str
@@ -451,20 +495,9 @@ class LearnerArguments(TypedDict, total=False):
     """Scale rewards to variance 1 first, the mean kept."""
     deviation: str
     """population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL."""
+    omega: float
+    """Weight of the comparison of turns that begin in the same state."""
     update: UpdateKeywords | Mapping[str, Any]
-    micro_tokens: int
-    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and
-    changes no number."""
-    micro_batch: str
-    """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
-    epochs: int
-    """Passes over the batch in each training step."""
-    minibatch: int | None
-    """Units (episodes, pairs) per optimizer step, over all ranks; None: the whole batch."""
-    target_kl: float | None
-    """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
-    ratio_threshold: float | None
-    """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
     lr: float
     """Learning rate at its peak."""
     schedule: str
@@ -515,34 +548,26 @@ class LearnerArguments(TypedDict, total=False):
     quantise: str
     """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
     value: ValueKeywords
-    layers: int
-    """1: linear. 2: Linear, ReLU, Linear with twice the width."""
-    init: str
-    """zero | torch (nn.Linear's own, as TRL's) | normal (std 0.2) | small (std 1 / sqrt(D + 1), Ziegler et
-    al.)."""
-    detach: bool
-    """Stop the gradient of the value loss before the language model's weights."""
-    critic: str | None
-    """`copy` (of the policy) or the name of a model: a separate critic network."""
     model: ModelKeywords
-    train_layers: int | str | None
-    """Train only this many of the top blocks; `auto`: max(2, layers // 6). The blocks below are a frozen trunk,
-    which is computed once per token. None: train every layer."""
-    train_head: bool | None
-    """Train the output head. None: yes if every layer is trained, no with a frozen trunk."""
-    precision: str
-    """float32 | bfloat16: type of the weights in forward and backward passes. With bfloat16, the optimizer has
-    float32 master copies of the trained weights."""
-    gradient_checkpointing: bool
-    """Recompute activations in the backward pass, block by block: less memory, a third more time."""
-    packing: str
-    """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU
-    that has a kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
-    chat_template: str | None
-    """A chat template (Jinja), for tasks that are messages and a tokenizer that has no template; exported with
-    it."""
-    states_gb: float
-    """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
+    teacher: TeacherKeywords
+    hint: Any
+    """What the teacher reads beside the prompt: target (of the task), feedback (`info["feedback"]` of the
+    rollout, or the message of its judgement), answer (the world's answer to each reply), or module:function,
+    from Python also a function: from a rollout to a text or token ids, or to a list with one of these for each
+    turn. Empty: nothing."""
+    rate: float
+    """A copy of the policy as teacher follows it by this share of the distance after each step. 0: the teacher
+    stays the first policy; 1: it is the policy itself, as it was before the step."""
+    condition: ConditionKeywords
+    wanted: float | None
+    """The return that play asks for; none: the best ones of the step before, in turn, and nothing in the first
+    step. From turn to turn it is what is left of it."""
+    top: float
+    """The share of the returns of the step before that counts as the best."""
+    evaluated: float | None
+    """The return that evaluation and probes ask for; none: `wanted`, or the best one of the step before."""
+    digits: int
+    """Digits behind the point to which the return is rounded."""
 
 
 class TrainArguments(LearnerArguments, total=False):
@@ -569,7 +594,7 @@ class TrainArguments(LearnerArguments, total=False):
     reference: Any
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     preset: str | None
-    """Option values of another system: openai | trl | rl4lms | textworld."""
+    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
     steps: int
     batch: int
     """Replies per step, over all ranks."""
@@ -580,7 +605,8 @@ class TrainArguments(LearnerArguments, total=False):
     generated. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all
     replies."""
     evaluate: Any
-    """Held-out tasks, evaluated before and after training with the same random numbers."""
+    """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the
+    tasks are the environment's own, those that it keeps for tests."""
     evaluate_every: int
     """Steps between evaluations during training; 0: only before and after."""
     best: str | None
@@ -620,8 +646,6 @@ class TrainArguments(LearnerArguments, total=False):
     """Leave out texts with more characters."""
     query_tokens: int | str | None
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
-    template: str | None
-    """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
     limit: int | None
     """Maximal number of tasks."""
     shuffle: bool
@@ -668,6 +692,3 @@ class TrainArguments(LearnerArguments, total=False):
     """A sample that was not judged in time: drop, stop, or a score."""
     on_abstain: float | str
     """A sample for which the reward returned None: drop, stop, or a score."""
-    level: str
-    """How an isolated reward is ended: pid namespace | sub-reaper | process group; auto: the strongest allowed
-    here."""

@@ -72,9 +72,9 @@ def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
-            told = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
+            hint = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
             inside = ", ".join(defaults(schema[key]))
-            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {inside}{told}")
+            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {inside}{hint}")
     return flat
 
 
@@ -167,6 +167,25 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise OperantError(f"{path} holds no options: it must be a YAML mapping of names to values")
     return options
+
+
+def with_short_names(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recipe without its `names`, and the given options with the short names that it declares written in full.
+
+    `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`.
+    Raises: OperantError for an option that is given under both of its names, or `names` that is no mapping.
+    """
+    base = dict(recipe)
+    short = base.pop("names", None) or {}
+    if not isinstance(short, Mapping) or not all(isinstance(name, str) for part in short.items() for name in part):
+        raise OperantError(f"names={shown(short)}: give a mapping from short names to options, as in game: env.game")
+    full: dict[str, Any] = {}
+    for name, value in given.items():
+        written = short.get(str(name).replace("-", "_"), name)
+        if written in full or (written != name and written in given):
+            raise OperantError(f"option {written} is given twice, as {name} too: remove one of the two")
+        full[written] = value
+    return base, full
 
 
 def parse(text: str, what: str) -> Any:

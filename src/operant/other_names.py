@@ -98,7 +98,8 @@ TRL = {
     "kl_coef": Theirs("kl.coef"),
     "kl_estimator": Theirs("kl.kind", "in the reward; `kl.loss_kind` in the loss"),
     "beta": Theirs(
-        "kl.loss_coef, kl.coef", "the first, in the loss, for grpo; the second, in the reward, for rloo and ppo"
+        "kl.loss_coef, kl.coef, loss.beta",
+        "the first, in the loss, for grpo; the second, in the reward, for rloo and ppo; the third for dpo and kto",
     ),
     "num_generations": Theirs("samples"),
     "num_generations_eval": Theirs("evaluation.samples"),
@@ -119,8 +120,10 @@ TRL = {
     "loss_type": Theirs(
         "",
         '"grpo" is the default of `grpo`; "dapo" and "bnpo" are `per="token"` in a method of your own, "dr_grpo" '
-        '`per="horizon"` (docs/algorithms.md)',
+        '`per="horizon"` (docs/algorithms.md); of dpo it is `loss.kind`, and "ipo" is `ipo-mean`',
     ),
+    "desirable_weight": Theirs("loss.good_weight", "of kto"),
+    "undesirable_weight": Theirs("loss.bad_weight", "of kto"),
     "importance_sampling_level": Theirs("", "the ratio is that of each token here"),
     "use_bias_correction_kl": Theirs("kl.loss_kind", "true is `k3`, false is `plain_k3`"),
     "reward_clip_range": Theirs("score.clip", "one number c, for -c to c"),

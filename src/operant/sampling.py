@@ -54,6 +54,8 @@ class Sampling:
     """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
     truncation: str | None = None
     """`stored` allows top-k, top-p and min-p in training: each action then stores the ids that could be drawn."""
+    guidance: float = 0.0
+    """Adds this times the Q of each token to its logit, of a policy that has Q values; 0: the language model alone."""
     banned: tuple[int, ...] = ()
     """Ids that are never drawn and have probability 0 in every score."""
     choice: str = "mean"
@@ -101,17 +103,18 @@ class Sampling:
     def distribution(self) -> tuple[Any, ...]:
         """The settings that log-probs depend on. If two samplings agree in them, every reply has equal log-probs."""
         early = (self.min_tokens, self.stops) if self.min_tokens and self.stops else ()
-        return self.temperature, self.banned, early, self.truncates, self.choice
+        return self.temperature, self.banned, early, self.truncates, self.choice, self.guidance
 
     @property
     def plain(self) -> "Sampling":
-        """This sampling without temperature, masks and truncation; demonstrations are scored so."""
-        return replace(self, temperature=1.0, min_tokens=0, banned=(), top_k=0, top_p=1.0, min_p=0.0, truncation=None)
+        """This sampling without temperature, masks, truncation and guidance; demonstrations are scored so."""
+        bare = replace(self, temperature=1.0, min_tokens=0, banned=(), top_k=0, top_p=1.0, min_p=0.0, truncation=None)
+        return replace(bare, guidance=0.0) if self.guidance else bare
 
     @property
     def of_options(self) -> "Sampling":
         """The sampling that scores the tokens of an option. Temperature applies to the choice, not to its tokens."""
-        return replace(self.plain, banned=self.banned)
+        return replace(self.plain, banned=self.banned, guidance=self.guidance)
 
     @property
     def terminator(self) -> int | None:

@@ -6,7 +6,21 @@ To add a method, add a file and its entry in `METHODS`. No code outside this pac
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from operant.algorithms import grpo, ppo, rloo, sft
+from operant.algorithms import (
+    decision,
+    distill,
+    dpo,
+    gigpo,
+    grpo,
+    ilql,
+    kto,
+    online_dpo,
+    ppo,
+    rejection,
+    reward_model,
+    rloo,
+    sft,
+)
 from operant.algorithms.base import Algorithm, Needs
 from operant.import_by_name import Table, nearest
 from operant.types import OperantError, shown
@@ -24,7 +38,21 @@ __all__ = [
     "preset",
 ]
 
-METHODS = {"ppo": ppo, "grpo": grpo, "rloo": rloo, "sft": sft}
+METHODS = {
+    "ppo": ppo,
+    "grpo": grpo,
+    "rloo": rloo,
+    "gigpo": gigpo,
+    "rejection": rejection,
+    "sft": sft,
+    "reward-model": reward_model,
+    "dpo": dpo,
+    "online-dpo": online_dpo,
+    "kto": kto,
+    "distill": distill,
+    "decision": decision,
+    "ilql": ilql,
+}
 """The module of each method."""
 ALGORITHMS: dict[str, Algorithm] = {name: module.ALGORITHM for name, module in METHODS.items()}
 """The methods by name."""
@@ -81,6 +109,6 @@ def applicable_options(
     return applicable, sorted(k for k in options if k not in applicable and k != "algorithm")
 
 
-def left_out_message(source: str, names: Sequence[str], algorithm: str) -> str:
-    """The message about options of a recipe or preset that do not apply to the chosen algorithm."""
-    return f"{source} was written for another method; left out with algorithm={algorithm}: {', '.join(names)}"
+def left_out_message(source: str, names: Sequence[str], chosen: str) -> str:
+    """The message about options of a recipe or preset that do not apply with `chosen`, such as "algorithm=grpo"."""
+    return f"{source} was written for another choice; left out with {chosen}: {', '.join(names)}"

@@ -16,8 +16,20 @@ class Needs:
 
     critic: bool = False
     """Whether it needs the values of states."""
+    action_values: bool = False
+    """Whether the critic has a value Q of each token too; only a transformers model has such a critic."""
     samples: int = 1
     """The smallest number of replies to one prompt: a method that compares them needs two."""
+    reward: bool = True
+    """Whether it learns from a reward. Without, a reward is optional: it is measured, and not trained on."""
+    labels: bool = False
+    """Whether it learns from labelled replies: a demonstration is then paid its label (`Task.scores`)."""
+    text_scores: bool = False
+    """Whether it needs a policy that scores whole texts (`models.reward_model`), and generates nothing."""
+    keys: bool = False
+    """Whether it compares turns that begin in the same state (`Step.key`)."""
+    selection: bool = False
+    """Whether it learns only from the best replies of a step, so that `learner.select` has to say which."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +44,19 @@ class Algorithm:
     """play: rollouts of the policy, which a reward scores. data: demonstrations (`Task.replies`), without a reward.
     both: each step has the replies of the policy to its tasks, and their demonstrations (`Batch.demonstrated`), whose
     advantages are 0."""
-    look: Callable[[Batch, Callable[[str], Outputs]], Mapping[str, "Tensor"]] | None = None
+    look: Callable[[Batch, Callable[..., Outputs]], Mapping[str, "Tensor"]] | None = None
     """Adds fields to the batch before the update: `look(batch, outputs)` returns `Batch.extra` by name. `outputs(name)`
-    computes the `Outputs` of the copy of that name over the batch; `policy` is the policy itself. Each [B, T]."""
+    computes the `Outputs` of the copy of that name over the batch, [B, T]; `policy` is the policy itself.
+    `outputs(name, other)` computes them over another batch, whose rows are cut to the model's context."""
+    usable: Callable[..., list[bool]] | None = None
+    """Checks labels: `usable(labels, loss, whole=...)` gets those of each group, of all data or (`whole` False) of a
+    step, and the options of the loss. It says of each group whether anything is learnt from it, and raises
+    OperantError if nothing can be learnt."""
+    teacher: bool = False
+    """Whether the copy `reference` is a teacher, which reads the replies behind prompts with a hint (`teacher.*`):
+    `Outputs.kl` is then the divergence from it."""
+    condition: bool = False
+    """Whether prompts state a return (`condition.*`): the wanted one in play, and in training the one reached."""
     mask: str | None = None
     """The copy whose truncated distribution decides which tokens may be drawn (NLPO); the engine then needs a method
     `mask_with(policy)`."""
@@ -54,3 +76,9 @@ class Algorithm:
     """The method's own defaults of options, where the general ones do not suit it."""
     update: Any = "gradient"
     """The update rule: a class like `training.update_rules.GradientUpdate`, its name, or its `module:object`."""
+
+    @property
+    def rows(self) -> dict[str, bool]:
+        """What the rows of its tasks have, as arguments of `data.load_tasks`."""
+        given = self.source != "play"
+        return {"with_replies": given, "labelled": given and self.needs.labels}

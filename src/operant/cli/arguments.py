@@ -1,23 +1,29 @@
 """Split the words after a command into plain arguments and options by name."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from operant.options import read
 from operant.types import OperantError
 
 
-def parse(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
+def parse(
+    arguments: Sequence[str], flags: Sequence[str] = (), several: Sequence[str] = ()
+) -> tuple[list[str], dict[str, Any]]:
     """Return the plain arguments and the options: `--name value`, `--name=value`, or `--name` alone for true.
 
-    flags: options that take no value, so that the word after one of them is a plain argument.
+    flags: options that take no value, so that the word after one of them is a plain argument. several: options that may
+    appear several times; the value of each is a list.
     Raises: OperantError for an option that appears twice, or a mapping that is not valid YAML.
     """
-    words, options = parse_text(arguments, flags)
+    words, options = parse_text(arguments, flags, several)
     return words, {name: read(text) for name, text in options.items()}
 
 
-def parse_text(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
+def parse_text(
+    arguments: Sequence[str], flags: Sequence[str] = (), several: Sequence[str] = ()
+) -> tuple[list[str], dict[str, Any]]:
     """Do the same as `parse`, but leave the values of the options as text."""
     words: list[str] = []
     options: dict[str, Any] = {}
@@ -30,9 +36,27 @@ def parse_text(arguments: Sequence[str], flags: Sequence[str] = ()) -> tuple[lis
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
             alone = not equals and (name in flags or not rest or rest[0].startswith("--"))
-            if name in options:
+            if name in options and name not in several:
                 raise OperantError(f"option --{name} appears twice: remove one of the two")
-            options[name] = True if alone else value if equals else rest.pop(0)
+            found = True if alone else value if equals else rest.pop(0)
+            options[name] = [*options.get(name, []), found] if name in several else found
         else:
             words.append(word)
     return words, options
+
+
+def new_file(option: str, name: Any, endings: Sequence[str] = ()) -> Path | None:
+    """The file that an option names, which a command will write; None without a name.
+
+    Raises: OperantError if it exists, its folder does not, or it ends in none of `endings`.
+    """
+    if name is None:
+        return None
+    path = Path(str(name))
+    if endings and path.suffix not in endings:
+        raise OperantError(f"--{option} {name}: the name of the file must end in {' or '.join(endings)}")
+    if path.exists():
+        raise OperantError(f"--{option} {name}: the file exists; choose another name")
+    if not path.absolute().parent.is_dir():
+        raise OperantError(f"--{option} {name}: the folder of that file does not exist; make it first")
+    return path

@@ -18,6 +18,8 @@ from operant.types import OperantError
 
 REPLY_TOKENS = 60
 """The most tokens of a reply of `operant generate`, unless `--max-tokens` says otherwise."""
+OF_DEMONSTRATIONS = ("reference_field", "reply_field", "loss_on", "max_length")
+"""Options of data that only runs have."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,12 @@ class Command:
     """Its arguments, for the line of usage."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Its own options, for `add_argument`."""
-    declared: str = ""
-    """The dataclass `module:Name` of its options that are declared elsewhere."""
+    declared: Sequence[str] = ()
+    """The dataclasses `module:Name` of its options that are declared elsewhere."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values of those options that are not their defaults."""
+    without: Sequence[str] = ()
+    """Those options that it does not take."""
     more: bool = False
     """Whether it takes the options of a run, too."""
 
@@ -51,9 +55,11 @@ def run(name: str, words: Sequence[str]) -> int:
         raise OperantError(f"unknown command {name!r}; {hint}")
     command = COMMANDS[name]
     parser = parsers(Parser("operant", name, ""))[name]
-    if command.declared:
-        parser.add(help.declared(command.declared, command.values))
+    for spec in command.declared:
+        parser.add(about for about in help.declared(spec, command.values) if about.name not in command.without)
     operands, options, rest = parser.read(words, command.more)
+    if name == "reward-model":  # a recipe that people look for as a command
+        operands = [name, *operands]
     if valueless := next((option for option, value in rest.items() if value is True and not help.alone(option)), None):
         raise OperantError(f"option --{valueless} lacks its value: --{valueless} VALUE")
     asked, all_asked = options.pop("help", False), options.pop("help_all", False)
@@ -164,6 +170,36 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     return generate(words, {"max_tokens": REPLY_TOKENS} | options)
 
 
+# --- eval -------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant eval MODEL [MODEL ...]` compares models by the rewards of their replies to held-out tasks."""
+    from operant.cli.evaluate import evaluate
+
+    return evaluate(words, options)
+
+
+# --- play -------------------------------------------------------------------------------------------------------------
+
+
+def play(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant play WORLD` lets a person, simple players and models play the games of a world."""
+    from operant.cli.play import play
+
+    return play(words, options)
+
+
+# --- label ------------------------------------------------------------------------------------------------------------
+
+
+def label(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant label replies.jsonl` serves a page on which people compare replies, and exports their labels."""
+    from operant.cli.label import label
+
+    return label(words, options)
+
+
 # --- runs, report, replay, doctor -------------------------------------------------------------------------------------
 
 
@@ -261,6 +297,17 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
         },
         more=True,
     ),
+    "reward-model": Command(
+        train,
+        "train a reward model from labelled replies: `operant train reward-model`",
+        """\
+  operant reward-model --trunk runs/sft --tasks labels.jsonl --evaluate held-out.jsonl
+  operant reward-model --tasks pairs.jsonl --kind pairwise   prompt, chosen and rejected
+  operant train sentiment --reward runs/reward-model         train against it""",
+        "",
+        {"out": {"metavar": "FOLDER", "help": "the run folder [runs/reward-model]"}, "help-all": HELP_ALL},
+        more=True,
+    ),
     "sweep": Command(
         sweep,
         "make one run per value, or per combination of several options; resumable",
@@ -273,19 +320,37 @@ All other options are those of `operant train`. The same command resumes a sweep
 `operant report runs/letters-sweep` rebuilds the comparison.""",
         "[RECIPE]",
         {"help-all": HELP_ALL},
-        declared="operant.sweep:SweepOptions",
+        declared=["operant.sweep:SweepOptions"],
         more=True,
     ),
     "generate": Command(
         generate,
-        "generate replies with a trained model, and the reward of each",
+        "generate replies with trained models, in a terminal or to a file of prompts, and the reward of each",
         """\
   operant generate runs/x                            type prompts, and see replies as they are generated
   operant generate runs/x --versus reference         each reply beside that of the model before training
   operant generate runs/x --prompt "Once upon"       one reply
-  operant generate runs/x < prompts.txt              a reply to each line, on one line""",
-        "runs/x",
+  operant generate runs/x < prompts.txt              a reply to each line, on one line
+  operant generate runs/x --prompt "Once upon" --best-of 8 --reward letters:e
+                                                     the reply of eight that the reward likes best
+  operant generate runs/x runs/x@120 ./my-model --tasks prompts.jsonl --samples 4 --out replies.jsonl
+                                                     replies to compare, also of a checkpoint; the same command goes on
+                                                     after an interruption""",
+        "runs/x ...",
         {
+            "tasks": {
+                "metavar": "FILE",
+                "help": "answer all prompts of this file, or builtin:NAME",
+            },
+            "out": {"metavar": "FILE", "help": "the .jsonl or .parquet of the replies to the tasks [print them]"},
+            "samples": {"metavar": "N", "help": "replies of each model to each task [1]"},
+            "temperatures": {"metavar": "VALUES", "help": "several temperatures, as in 0.7,1.0, in place of one"},
+            "distinct": {"action": "store_true", "help": "leave out replies that equal another one to the same task"},
+            "best-of": {
+                "metavar": "N",
+                "help": "draw N replies and keep the one with the highest reward [1]",
+            },
+            "device": {"metavar": "NAME", "help": "where the models answer tasks [auto: a GPU if there is one]"},
             "prompt": {"metavar": "TEXT", "help": "the prompt; without it, each line of standard input is one"},
             "versus": {
                 "metavar": "MODEL",
@@ -294,19 +359,109 @@ All other options are those of `operant train`. The same command resumes a sweep
             },
             "reward": {
                 "metavar": "VALUE",
-                "help": "score each reply by the run's reward [true in a terminal, else false]; in a pipe, the score "
-                "stands behind a tab",
+                "help": "score each reply: true for the run's reward, or a reward as of `operant train` [true in a "
+                "terminal and with --best-of, else false]; in a pipe, the score stands behind a tab",
             },
             "target": {"metavar": "TEXT", "help": "the task's target, for a reward that needs one"},
             "chat": {
                 "metavar": "VALUE",
                 "help": "give the prompt to the chat template, as a conversation of its own "
-                "[as the run's tasks are; without a run, if there is a template]",
+                "[as the run's tasks are; without a run, if there is a template; of --tasks: false]",
             },
             "seed": {"metavar": "VALUE", "help": "random seed of the replies [0]"},
         },
-        "operant.sampling:Sampling",
+        ["operant.sampling:Sampling", "operant.data.tasks:DataOptions"],
         {"max_tokens": REPLY_TOKENS},
+        OF_DEMONSTRATIONS,
+    ),
+    "eval": Command(
+        evaluate,
+        "compare models on held-out tasks by any rewards: means, differences and win rates with intervals",
+        """\
+  operant eval runs/x builtin:reviews-lm             by the reward, held-out tasks and sampling of the run
+  operant eval runs/a runs/a@120 ./my-model --tasks held-out.jsonl --reward letters:e --reward length:20
+  operant eval runs/a runs/b --tasks held-out.jsonl --report page.html --label judge.jsonl
+                                                     replies side by side, and rows for people to judge
+
+All models answer by the same random numbers, and with the sampling of the first run unless options say otherwise. The
+first model is the one that the others are compared with.""",
+        "MODEL ...",
+        {
+            "tasks": {"metavar": "FILE", "help": "a file or builtin:NAME [the held-out tasks of the first run]"},
+            "reward": {
+                "action": "append",
+                "metavar": "REWARD",
+                "help": "a reward as of `operant train`, or true for that of the first run; may be given several times "
+                "[true]",
+            },
+            "samples": {"metavar": "N", "help": "replies of each model to each task [1]"},
+            "out": {"metavar": "FILE", "help": "write scores and replies as .json"},
+            "report": {"metavar": "FILE", "help": "write a page with the replies side by side, an .html file"},
+            "label": {"metavar": "FILE", "help": "write the replies as rows for people to judge, a .jsonl file"},
+            "chat": {"metavar": "VALUE", "help": "give prompts that are text to the chat template [false]"},
+            "seed": {"metavar": "VALUE", "help": "random seed [that of the first run, else 0]"},
+            "device": {"metavar": "NAME", "help": "where the models answer [auto: a GPU if there is one]"},
+        },
+        ["operant.sampling:Sampling", "operant.data.tasks:DataOptions"],
+        without=OF_DEMONSTRATIONS,
+    ),
+    "play": Command(
+        play,
+        "play the games of a world, or let simple players and models play them side by side",
+        """\
+  operant play rooms                                 play a game yourself: ? lists the commands, quit leaves
+  operant play rooms --player random --player runs/x a table: wins, scores and turns over 20 unseen games
+  operant play rooms --player runs/x --transcript 1  the first game, turn by turn
+  operant play rooms --player walkthrough --split train --games 200 --record demos.jsonl
+                                                     demonstrations for `operant train sft --tasks demos.jsonl`
+
+Options of the world are written as for `operant train`: --env.memory 3. A run plays with its own, where it was trained
+in this world. Those of sampling apply to models: --sampling.top-k 1 is greedy.""",
+        "WORLD",
+        {
+            "player": {
+                "action": "append",
+                "metavar": "PLAYER",
+                "help": "human, random, walkthrough, overlap, or a run folder or model; may be given several times "
+                "[human]",
+            },
+            "games": {"metavar": "N", "help": "games of each player [20; 1 if a person plays]"},
+            "split": {"metavar": "SPLIT", "help": "test: games that are never trained on; or train [test]"},
+            "transcript": {"metavar": "N", "help": "print the first N games of each player [0]"},
+            "record": {"metavar": "FILE", "help": "write each turn as a row with prompt and completion, for sft"},
+            "only-won": {"action": "store_true", "help": "record only the games that were won"},
+            "seed": {"metavar": "VALUE", "help": "random seed of players and models [0]"},
+        },
+        more=True,
+    ),
+    "label": Command(
+        label,
+        "let people compare or rate replies on a local page; export their labels",
+        """\
+  operant label replies.jsonl                        which reply is best? the page opens in the browser
+  operant label replies.jsonl --kind rank            put them in order; rate: 1 to 5; good: good or bad
+  operant label replies.labels.sqlite --agreement    how far labellers agree
+  operant label replies.labels.sqlite --export pairs.jsonl
+                                                     prompt, chosen and rejected, for training
+
+A row of the file has `prompt` and `replies`, or `prompt` and `reply`, or `prompt`, `chosen` and `rejected`. Labels are
+stored in a database beside the file, so the same command continues. docs/labels.md explains all.""",
+        "replies.jsonl",
+        {
+            "kind": {"metavar": "KIND", "help": "pick (the best one), rank, rate or good [pick]"},
+            "database": {"metavar": "FILE", "help": "where labels are stored [replies.labels.sqlite]"},
+            "overlap": {"metavar": "N", "help": "how many people label each prompt [2]"},
+            "gold": {"metavar": "FILE", "help": "prompts with known answers, mixed in to see who is careful"},
+            "host": {"metavar": "VALUE", "help": "the address to listen on [127.0.0.1: this machine alone]"},
+            "port": {"metavar": "VALUE", "help": "the port; 0: that of last time, or any free one [0]"},
+            "open": {"action": "store_true", "help": "open the browser [in a terminal]"},
+            "no-open": {"action": "store_true", "help": "do not open the browser"},
+            "agreement": {"action": "store_true", "help": "print how far labellers agree"},
+            "wins": {"action": "store_true", "help": "print how often each model is preferred to the first one"},
+            "export": {"metavar": "FILE", "help": "write the labels as JSON lines"},
+            "form": {"metavar": "FORM", "help": "of --export: pairs, ranked, ratings or good [as the kind suggests]"},
+            "skips": {"action": "store_true", "help": "export skips, too"},
+        },
     ),
     "runs": Command(
         runs,
@@ -330,7 +485,7 @@ All other options are those of `operant train`. The same command resumes a sweep
             "out": {"metavar": "FILE", "help": "the page of a comparison"},
             "serve": {"action": "store_true", "help": "serve the report as a live page, with every reply"},
         },
-        "operant.report.server:Serving",
+        ["operant.report.server:Serving"],
     ),
     "replay": Command(
         replay,

@@ -15,6 +15,7 @@ EXTRAS = {
     "quantise": ("peft", "bitsandbytes"),
     "vader": ("vaderSentiment",),
     "hub": ("datasets", "huggingface_hub"),
+    "label": ("starlette", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),

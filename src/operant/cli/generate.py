@@ -9,18 +9,14 @@ from typing import Any
 
 from operant import rewards
 from operant.algorithms import find
+from operant.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.data import DataOptions, load_tasks
-from operant.models.loading import load_policy
-from operant.models.safe_loading import load_tokenizer
 from operant.options import compose, convert
 from operant.rewards.classifier import Classifier
-from operant.rewards.failure_policy import IsolationOptions
-from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
-from operant.runs.build import trained
-from operant.runs.folder import read_config, runs_near
-from operant.runs.initial_models import MODELS, START
+from operant.runs.judged_replies import as_spec, scorer
+from operant.runs.named_models import divided, load, load_initial, run_options
 from operant.sampling import Sampling, reply_text, task_key
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
@@ -39,31 +35,46 @@ class Speaker:
 
 def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
-    if len(words) != 1:
-        raise OperantError("expected one run folder or model: operant generate runs/sentiment")
+    if not words:
+        raise OperantError("expected a run folder or model: operant generate runs/sentiment")
+    if "tasks" in options:
+        return write_replies(words, options)
+    if len(words) > 1:
+        raise OperantError(
+            "expected one run folder or model: operant generate runs/sentiment; several models answer --tasks FILE"
+        )
+    if odd := next((name for name in OF_FILES if name in options), None):
+        raise OperantError(f"--{odd.replace('_', '-')} is about the replies to a file: give --tasks FILE too")
     shown = sys.stdout.isatty()
     prompt, versus, target = (options.pop(name, None) for name in ("prompt", "versus", "target"))
     seed = convert(options.pop("seed", 0), int, "seed")
-    judges = convert(options.pop("reward", shown), bool, "reward")
+    best_of = counted(options, "best_of", 1)
+    spec = as_spec(options.pop("reward", shown or best_of > 1))
     chat = options.pop("chat", None)
-    place = Path(words[0])
-    config = named_parts.flattened(read_config(place)) if (place / "config.yaml").exists() else {}
-    speakers = [_speaker(words[0], *_load(words[0]), options)]
+    config = run_options(words[0])
+    speakers = [_speaker(words[0], *load(words[0]), options)]
     if versus is not None:
-        loaded = _reference(place, config) if versus == "reference" else _load(versus)
+        loaded = _reference(words[0], config) if versus == "reference" else load(versus)
         speakers.append(_speaker(versus, *loaded, options))
     first = _first_task(config)
     template = getattr(speakers[0].policy.tokenizer, "chat_template", None) is not None
     if chat is None:
         chat = template if first is None else not isinstance(first.prompt, str)
     opening = first.prompt[:1] if first is not None and isinstance(first.prompt, list) else []
+    judge = None if spec is False else Judge(config, target, first, spec)
+    if best_of > 1:
+        if judge is None or judge.why != "":
+            why = "--reward false leaves none" if judge is None else judge.why or "the model has no reward of its own"
+            raise OperantError(f"--best-of {best_of} needs a score, and {why}: name a reward, as in --reward letters:e")
+        print(bound_of(best_of), file=sys.stderr)
     session = Session(
         speakers,
-        Judge(config, target, first) if judges else None,
+        judge,
         seed,
         chat=convert(chat, bool, "chat"),
         system=[message for message in opening if isinstance(message, dict) and message.get("role") == "system"],
         shown=shown,
+        best_of=best_of,
     )
     try:
         if isinstance(prompt, str):
@@ -85,41 +96,15 @@ def _speaker(name: str, policy: Any, engine: Any, options: Mapping[str, Any]) ->
     return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
 
 
-def _load(name: str) -> tuple[Any, Any]:
-    """The policy of a run folder or model, and its engine. Raises: OperantError, with the runs there are."""
-    folder = Path(name)
-    if (folder / "config.yaml").exists() and not (folder / "export").exists():
-        raise OperantError(
-            f"{folder} has no exported model yet: wait for the run to end, or resume it: "
-            f"operant train --resume {folder}"
-        )
-    if (folder / "export").exists():
-        return trained(folder)
-    try:
-        policy = load_policy(name)
-    except OperantError as error:
-        raise OperantError(f"{error}; {runs_near(folder)}") from error
-    return policy, default_engine(policy)
-
-
-def _reference(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The policy that the run in `folder` measures its KL to, which is usually the one that it began from."""
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The policy that a run measures its KL to, which is usually the one that it began from."""
     if not config:
-        raise OperantError(f"--versus reference needs a run folder, and {folder} is none: name the other model")
+        raise OperantError(f"--versus reference needs a run folder, and {model} is none: name the other model")
+    folder, _ = divided(model)
     adapter = (config.get("lora") or {}).get("adapter")
     named = {"reference": config.get("reference"), "lora.adapter": adapter, "policy": config["policy"]}
     option = next(name for name, value in named.items() if value not in (None, "copy", "none") or name == "policy")
-    name, kept = str(named[option]), folder / START / MODELS[option]
-    if name.startswith("<"):
-        raise OperantError(
-            f"{folder} was started from Python with {option}={name}, which no file holds: save that model and name its "
-            "folder, as in --versus ./my-model"
-        )
-    if option == "policy" and named_parts.is_object("policy", name):
-        made = named_parts.policy(name, named_parts.stored_options("policy", config))
-        policy = load_policy(made, tokenizer=load_tokenizer(folder / "export"))
-    else:
-        policy = load_policy(str(kept) if kept.is_dir() else name)
+    policy = load_initial(config, folder, option)
     return policy, default_engine(policy)
 
 
@@ -132,9 +117,8 @@ def _first_task(config: Mapping[str, Any]) -> Task | None:
     with suppress(OperantError):
         data = compose({"": DataOptions}, config.get("data") or {})[""]
         rows = named_parts.source(source, named_parts.stored_options("tasks", config))
-        supervised = find(config.get("algorithm", "ppo")).source != "play"
         one = replace(data, limit=1, shuffle=False, query_tokens=None)
-        return load_tasks(rows, None, one, with_replies=supervised)[0]
+        return load_tasks(rows, None, one, **find(config.get("algorithm", "ppo")).rows)[0]
     return None
 
 
@@ -142,11 +126,15 @@ def _first_task(config: Mapping[str, Any]) -> Task | None:
 
 
 class Judge:
-    """Scores replies by the reward of a run. It is loaded with the first reply, and models in it run on the CPU."""
+    """Scores replies by the reward of a run, or by `spec`. Models in it are loaded with the first reply, on the CPU.
 
-    def __init__(self, config: Mapping[str, Any], target: Any, first: Task | None):
-        self.config, self.target, self.reward = config, target, None
-        self.name, self.why = "", self._obstacle(first)
+    Raises: OperantError for a `spec` that names no reward.
+    """
+
+    def __init__(self, config: Mapping[str, Any], target: Any, first: Task | None, spec: Any = True):
+        self.config, self.target = config, target
+        self.scorer = None if spec is True else scorer(spec, {})
+        self.name, self.why = "", "" if self.scorer else self._obstacle(first)
         """Why there is no score; empty if there may be one, None if the run has no reward at all."""
 
     def _obstacle(self, first: Task | None) -> str | None:
@@ -162,27 +150,22 @@ class Judge:
             return "the tasks of the run have targets for it; give one with --target"
         return ""
 
-    def __call__(self, rollout: Rollout, sampling: Sampling, tokenizer: Any) -> float | None:
-        """The score of a reply; None if there is none, and then `why` says the reason."""
-        if self.why != "":
-            return None
-        try:
-            if self.reward is None:
-                own = named_parts.stored_options("reward", self.config)
-                isolation = compose({"": IsolationOptions}, self.config.get("isolation") or {})[""]
-                self.reward = _on_cpu(rewards.under(rewards.resolve(self.config["reward"], own), isolation))
-                self.name = rewards.name_of(self.reward)
-            score = compose({"": ScoreOptions}, self.config.get("score") or {})[""]
-            seen = as_seen([rollout], score, tokenizer, sampling)
-            return rewards.totals(rewards.judge(self.reward, seen).scores, seen)[0]
-        except OperantError as error:
-            self.why = str(error)
-            return None
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+        """The scores of replies; None where there is none, and then `why` says the reason."""
+        if self.why == "":
+            try:
+                self.scorer = self.scorer or scorer(True, self.config)
+                if not self.name:
+                    self.name = rewards.name_of(_on_cpu(self.scorer.reward))
+                return self.scorer(rollouts, sampling, tokenizer)
+            except OperantError as error:
+                self.why = str(error)
+        return [None] * len(rollouts)
 
     def close(self) -> None:
         """End the processes of isolated rewards."""
-        for part in rewards.isolated_parts(self.reward):
-            part.close()
+        if self.scorer is not None:
+            self.scorer.close()
 
 
 def _on_cpu(reward: Any) -> Any:
@@ -247,10 +230,14 @@ class Session:
         chat: bool = False,
         system: Sequence[Mapping[str, str]] = (),
         shown: bool = False,
+        best_of: int = 1,
     ):
-        """chat: prompts are messages of a user, behind the `system` message. shown: on a terminal, as they come."""
+        """chat: prompts are messages of a user, behind the `system` message. shown: on a terminal, as they come.
+
+        best_of: number of replies of which the one with the best score is shown; above 1, `judge` is needed.
+        """
         self.speakers, self.judge, self.seed, self.chat, self.shown = speakers, judge, seed, chat, shown
-        self.system, self.number = list(system), 0
+        self.system, self.number, self.best_of = list(system), 0, best_of
 
     def converse(self) -> None:
         """Ask for prompts until an empty line, Ctrl-D or Ctrl-C at the prompt."""
@@ -279,7 +266,8 @@ class Session:
 
     def answer(self, text: str) -> None:
         """Print the reply of each model to `text`; the number of the prompt gives all the same random numbers."""
-        key, self.number = task_key(self.seed, "probe", 0, text, self.number), self.number + 1
+        keys = [task_key(self.seed, "probe", 0, text, self.number, turn) for turn in range(self.best_of)]
+        self.number += 1
         for speaker in self.speakers:
             task = Task("prompt", [*self.system, {"role": "user", "content": text}] if self.chat else text)
             ids = encode_prompt(speaker.policy.tokenizer, task.prompt)
@@ -288,12 +276,15 @@ class Session:
                 name = f"{speaker.name}: " if len(self.speakers) > 1 else ""
                 _write(name + opening)
             grown = ReplyText(speaker.policy.tokenizer, ids, speaker.sampling)
-            for token in self._tokens(speaker, ids, key):
-                if self.shown:
-                    _write(grown.add(token))
-                else:
-                    grown.action.append(token)
-            score = self._score(speaker, task, ids, grown)
+            if self.best_of > 1:
+                score = self._choose(speaker, task, ids, keys, grown)
+            else:
+                for token in self._tokens(speaker, ids, keys[0]):
+                    if self.shown:
+                        _write(grown.add(token))
+                    else:
+                        grown.action.append(token)
+                (score,) = self._scores(speaker, task, ids, [(grown.action, grown.whole)])
             if self.shown:
                 _write(
                     grown.rest() + (f"  [{self.judge.name} {score:.3g}]" if self.judge and score is not None else "")
@@ -314,13 +305,31 @@ class Session:
         else:
             yield from speaker.engine.generate([ids], speaker.sampling, [key])[0].action
 
-    def _score(self, speaker: Speaker, task: Task, ids: list[int], grown: ReplyText) -> float | None:
+    def _choose(self, speaker: Speaker, task: Task, ids: list[int], keys: list[int], grown: ReplyText) -> float:
+        """Let `grown` be the best reply of as many as there are keys; returns its score."""
+        made = speaker.engine.generate([ids] * len(keys), speaker.sampling, keys)
+        texts = [reply_text(grown.tokenizer, ids, c.action, speaker.sampling) for c in made]
+        actions = [c.action for c in made]
+        scores = self._scores(speaker, task, ids, list(zip(actions, texts, strict=True)))
+        known = {i: score for i, score in enumerate(scores) if score is not None}
+        if not known:
+            why = (self.judge.why if self.judge else "") or "the reward abstained from all of them"
+            raise OperantError(f"--best-of {self.best_of}: no reply has a score: {why}")
+        best = max(known, key=known.__getitem__)
+        grown.action = actions[best]
+        return known[best]
+
+    def _scores(
+        self, speaker: Speaker, task: Task, ids: list[int], replies: Sequence[tuple[list[int], str]]
+    ) -> list[float | None]:
+        """The scores of replies to a task, each as ids and text."""
         if self.judge is None:
-            return None
-        tokenizer, turns = speaker.policy.tokenizer, [Turn(ids, grown.action)]
+            return [None] * len(replies)
+        tokenizer = speaker.policy.tokenizer
         query = tokenizer.decode(ids, skip_special_tokens=True)
         task = replace(task, target=self.judge.target)
-        return self.judge(Rollout(task, 0, turns, [grown.whole], query=query), speaker.sampling, tokenizer)
+        rollouts = [Rollout(task, 0, [Turn(ids, action)], [text], query=query) for action, text in replies]
+        return self.judge(rollouts, speaker.sampling, tokenizer)
 
     def close(self) -> None:
         """End the reward's processes."""

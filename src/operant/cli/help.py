@@ -21,7 +21,7 @@ COMMON = {
     "policy": ("", "the model: a folder, builtin:NAME, or a name of the Hub"),
     "tasks": ("", "the prompts: a file, builtin:NAME, or a data set of the Hub"),
     "reward": ("play", "a name, my_file.py:function, or {name: weight}"),
-    "algorithm": ("", "ppo, grpo, rloo, sft, or module:object"),
+    "algorithm": ("", "ppo, grpo, rloo, sft, distill, decision, ilql, or module:object"),
     "steps": ("", "training steps"),
     "batch": ("", "replies per step"),
     "samples": ("groups", "replies to each prompt, compared with each other"),
@@ -54,9 +54,13 @@ def declared(spec: str, values: Mapping[str, Any]) -> Iterator[About]:
 
 def alone(option: str) -> bool:
     """Whether an option may stand without a value; true for one that is not known here."""
-    told = known()["options"]
-    names = [option] if option in told else [name for name in told if name.endswith(f".{option}") and ":" not in name]
-    return not names or any(told[name][2] for name in names)
+    described = known()["options"]
+    names = (
+        [option]
+        if option in described
+        else [name for name in described if name.endswith(f".{option}") and ":" not in name]
+    )
+    return not names or any(described[name][2] for name in names)
 
 
 def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, tuple[Any, str]]]:
@@ -90,7 +94,7 @@ def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[st
     if recipe and (path is None or not path.is_file()):
         return None
     try:
-        base = options.read_mapping(path) if path else {}
+        base, given = options.with_short_names(options.read_mapping(path) if path else {}, given)
         above, below = _preset(given.get("preset")), _preset(None if "preset" in given else base.get("preset"))
         sources = (given, above, base, below)
         method = next((o["algorithm"] for o in sources if o.get("algorithm") is not None), "ppo")

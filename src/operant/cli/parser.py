@@ -28,9 +28,25 @@ ARGUMENTS = {
     "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
     "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
     "turn_lam": "Lambda between turns; none: `lam`.",
+    "level": "token: each token is an action; turn_first, turn_mean: each turn, by its first value or their mean.",
+    "omega": "Weight of the comparison of turns that begin in the same state.",
     "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
     "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
     "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
+    "divergence": "reverse: KL(policy || teacher). forward: KL(teacher || policy).",
+    "tau": "The expectile of V: near 1, the value of the best replies of the data; 0.5: of their mean.",
+    "cql_coef": "Weight of the term that keeps Q low where no reply has been.",
+    "bc_coef": "Weight of the imitation of the replies.",
+    "awac_beta": "The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1.",
+    "kind": "The loss; the page of the method has the formula of each.",
+    "beta": "Coefficient of the log-ratio to the reference: a smaller one allows more distance from it.",
+    "label_smoothing": "Share of labels that are taken to be wrong; with kind sigmoid or robust.",
+    "pairs": "all: every pair of replies to a prompt; ends: only the best ones against the worst ones.",
+    "good_weight": "Weight of good replies.",
+    "bad_weight": "Weight of bad replies.",
+    "margin": "Scores of a pair should differ by this times the difference of their labels.",
+    "ties": "Equal labels: none: left out; davidson, rao-kupper: a model of ties.",
+    "tie": "How likely ties are in that model.",
 }
 """The texts of options that are arguments of a pure function, whose docstring describes all of them together."""
 
@@ -97,7 +113,9 @@ class Parser(argparse.ArgumentParser):
         Raises: OperantError for an option that appears twice, lacks its value, or is unknown, with the nearest.
         """
         own = self.options()
-        plain, options = parse_text(words, [name for name, action in own.items() if action.nargs == 0])
+        flags = [name for name, action in own.items() if action.nargs == 0]
+        several = [name for name, action in own.items() if type(action).__name__ == "_AppendAction"]
+        plain, options = parse_text(words, flags, several)
         rest = {name: options.pop(name) for name in [*options] if name not in own}
         if rest and not more:
             name = next(iter(rest))
@@ -105,7 +123,8 @@ class Parser(argparse.ArgumentParser):
             near = [ours for ours in theirs if ours in own] or difflib.get_close_matches(name[:100], own, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"`{self.prog} --help` lists all"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
-        typed = [own[n].option_strings[-1] + ("" if value is True else f"={value}") for n, value in options.items()]
+        given = [(own[n].option_strings[-1], x) for n, o in options.items() for x in (o if n in several else [o])]
+        typed = [name + ("" if value is True else f"={value}") for name, value in given]
         found = vars(self.parse_args([*typed, "--", *plain]))
         return found.pop("operands", []), found, rest
 

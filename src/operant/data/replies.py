@@ -1,6 +1,7 @@
 """Rows with demonstrations for supervised training: (prompt, completion), chat messages, or plain text.
 
 {"prompt": "2 + 2 =", "completion": " 4"}                        # text, or messages in both
+{"prompt": "2 + 2 =", "replies": [" 4", " four"]}
 {"messages": [{"role": "user", ...}, {"role": "assistant", ...}]}
 {"text": "Once upon a time"}                                     # no prompt: the whole text is the reply
 """
@@ -27,11 +28,17 @@ def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | 
             raise OperantError(f"{where}: there is no field {shown(reply_field)} (fields: {fields})")
         prompt, reply = row.get(text_field, ""), row[reply_field]
     elif "messages" in row:
-        messages = _part(row["messages"], "messages", where)
+        messages = part(row["messages"], "messages", where)
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
         if isinstance(messages, str) or "assistant" not in roles:
             raise OperantError(f"{where}: no message has the role 'assistant', so there is nothing to learn")
-        prompt, reply = messages[: roles.index("assistant")], messages[roles.index("assistant") :]
+        if "assistant" not in roles[1:]:  # a greeting that opens a conversation belongs to its prompt
+            raise OperantError(f"{where}: no message stands before the answer, so there is nothing to reply to")
+        begin = roles.index("assistant", 1)
+        prompt, reply = messages[:begin], messages[begin:]
+    elif "prompt" in row and isinstance(row.get("replies"), list) and row["replies"]:
+        prompt = part(row["prompt"], "prompt", where)
+        return Task(task_id, prompt, replies=tuple(part(reply, "reply", where) for reply in row["replies"]))
     elif "prompt" in row and "completion" in row:
         prompt, reply = row["prompt"], row["completion"]
     elif text_field in row:
@@ -39,7 +46,7 @@ def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | 
     else:
         fields = shown(", ".join(map(str, row)) or "none", 300)[1:-1]
         raise OperantError(f"{where}: no reply to learn from (fields: {fields}); a row needs {FORMS}")
-    prompt, reply = _part(prompt, "prompt", where), _part(reply, "reply", where)
+    prompt, reply = part(prompt, "prompt", where), part(reply, "reply", where)
     if reply and isinstance(reply[0], dict) and all(message["role"] != "assistant" for message in reply):
         raise OperantError(f"{where}: the reply has no message with role 'assistant', so there is nothing to learn")
     return Task(task_id, prompt, replies=(reply,))
@@ -51,7 +58,7 @@ def _text(value: Any, name: str, where: str) -> str:
     return value
 
 
-def _part(value: Any, what: str, where: str) -> Any:
+def part(value: Any, what: str, where: str) -> Any:
     """`value`, if it is text, token ids or messages. Raises: OperantError otherwise; `what` names the part."""
     if isinstance(value, str):
         return value

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from operant.data.order import permutation
+from operant.data.preferences import labelled_task
 from operant.data.replies import task_with_reply
 from operant.data.sources import read
 from operant.sampling import check_ids, counter
@@ -89,6 +90,7 @@ def load_tasks(
     max_new: int = 0,
     vocabulary: int | None = None,
     with_replies: bool = False,
+    labelled: bool = False,
 ) -> list[Task]:
     """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
 
@@ -97,6 +99,7 @@ def load_tasks(
     tokenizer, prompts become ids; rows that are a `Task` already stay unchanged, unless a query is cut from them.
     `context` and `max_new`, in tokens, bound the prompts, `vocabulary` their ids. A generator without end needs
     `limit`. `with_replies`: the rows are demonstrations (see `data/replies.py`); their texts are not encoded here.
+    `labelled`: these have labels (see `data/preferences.py`).
 
     Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
     """
@@ -110,7 +113,7 @@ def load_tasks(
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
     passed: Counter[str] = Counter()
-    filtered = _filtered(rows, name, options, passed, with_replies)
+    filtered = _filtered(rows, name, options, passed, with_replies, labelled)
     encoded = (task for task, _ in filtered) if with_replies else _encoded(filtered, tokenizer, options, seed, passed)
     tasks = list(islice(encoded, options.limit))
     if not tasks:
@@ -127,20 +130,32 @@ def load_tasks(
 
 
 def _filtered(
-    rows: Iterable[tuple[int, Any]], name: str, options: DataOptions, passed: Counter[str], with_replies: bool
+    rows: Iterable[tuple[int, Any]],
+    name: str,
+    options: DataOptions,
+    passed: Counter[str],
+    with_replies: bool,
+    labelled: bool,
 ) -> Iterator[tuple[Task, bool]]:
     """Tasks that pass the filters, each with whether its row was a task already. `passed` counts them per filter."""
     for number, row in rows:
         passed["read"] += 1
         was_task = isinstance(row, Task)
         where = f"{name}, row {number}"
-        task: Task = row if isinstance(row, Task) else _task(row, number, name, options, with_replies)
+        task: Task = row if isinstance(row, Task) else _task(row, number, name, options, with_replies, labelled)
         if options.reference_field and not was_task:
             fields = row if isinstance(row, Mapping) else {options.text_field: row}
             task = replace(task, references=_references(fields, options.reference_field, where))
         _check_texts(task, where)
+        if labelled and not task.replies and not was_task:  # nobody has said anything about them
+            passed["no label"] += 1
+            continue
         if with_replies and not task.replies:
             raise OperantError(f"{where}: the task {task.id!r} has no replies to learn from")
+        if labelled and len(task.scores) != len(task.replies):
+            raise OperantError(
+                f"{where}: the task {task.id!r} has {len(task.replies)} replies, {len(task.scores)} labels"
+            )
         parts = [task.prompt, *task.replies] if with_replies else [task.prompt]
         text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
         if not (task.replies or task.prompt if text is None else text.strip()):
@@ -152,7 +167,7 @@ def _filtered(
         yield task, was_task
 
 
-def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: bool) -> Task:
+def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
     where = f"{name}, row {number}"
     fields = row if isinstance(row, Mapping) else {options.text_field: row}
     task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{number}")
@@ -161,6 +176,9 @@ def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: 
         wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
         found = {name.strip(): _field(fields, name.strip(), where, "target_field") for name in wanted}
         target = found if len(wanted) > 1 else next(iter(found.values()))
+    if labelled:
+        task = labelled_task(row, task_id, where)
+        return task if target is None else replace(task, target=target)
     if with_replies:
         task = replace(task_with_reply(row, task_id, options.text_field, options.reply_field, where), target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
@@ -261,6 +279,10 @@ def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int
 def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     if not passed["read"]:
         return f"tasks of {name}: it has no rows, so there is nothing to train on"
+    if passed["no label"] == passed["read"]:
+        return (
+            f"tasks of {name}: none of {passed['read']} rows has a label; those that are all bad or skipped say nothing"
+        )
     settings = {
         "not empty": f"the field {options.text_field!r} is empty everywhere",
         "length in characters": f"min_chars={options.min_chars}, max_chars={options.max_chars}",

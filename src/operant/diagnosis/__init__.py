@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from operant.diagnosis import distance, rewards, sampling, texts, updates
+from operant.diagnosis import distance, games, rewards, sampling, texts, updates
 from operant.diagnosis.history import Finding, History, latest, read_history
 from operant.diagnosis.verdict import short_verdict, verdict
 
@@ -26,6 +26,10 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     sampling.other_sampler,
     rewards.constant,
     rewards.no_advantage,
+    games.empty,
+    games.invalid,
+    games.copied,
+    games.never_won,
     texts.empty,
     texts.one_word,
     texts.signs,
@@ -49,12 +53,18 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     rewards.saturated,
     sampling.declared_otherwise,
     updates.overfits,
+    updates.guesses,
 )
 """All rules. Findings of the same level are reported in this order."""
-SUPERVISED_RULES = (updates.not_finite, updates.refused, updates.overfits)
+RULES_OF_TEXTS = (texts.empty, texts.one_word, texts.signs, texts.repetition, texts.diversity, texts.length)
+"""Rules for replies that are prose; the commands of a game are short, and few of them are in use."""
+SUPERVISED_RULES = (updates.not_finite, updates.refused, updates.overfits, updates.guesses)
 """The rules for supervised runs, where the replies come from the data set and not from the policy."""
 
 EXPLAINS: dict[str, frozenset[str]] = {
+    "empty_commands": frozenset({"invalid_commands", "copied_commands", "never_won", "constant", "no_advantage"}),
+    "copied_commands": frozenset({"invalid_commands", "never_won"}),
+    "invalid_commands": frozenset({"never_won"}),
     "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
     "one_word": frozenset({"repetition", "diversity", "entropy", "unmeasured", "critic", "saturated"}),
     "repetition": frozenset({"diversity"}),
@@ -62,15 +72,16 @@ EXPLAINS: dict[str, frozenset[str]] = {
         {"high_kl", "unpaid_kl", "drowned", "entropy", "critic", "saturated", "constant", "no_advantage"}
     ),
     "drowned": frozenset({"high_kl", "critic", "flat"}),
-    "constant": frozenset({"critic", "flat", "no_advantage"}),
+    "constant": frozenset({"critic", "flat", "no_advantage", "never_won"}),
     "negative_kl": frozenset({"flat"}),
     "unmeasured": frozenset({"entropy"}),
 }
 """Findings that are not reported beside the named one: they follow from it, or have the same remedy."""
 AT_ONCE = (
     *(updates.not_finite, updates.refused, distance.leap, sampling.declared_otherwise, updates.overfits),
+    updates.guesses,
     *(rewards.constant, rewards.no_advantage, sampling.other_sampler, updates.scoring),
-    *(rewards.flat, updates.critic, updates.ratio),
+    *(rewards.flat, games.never_won, updates.critic, updates.ratio),
 )
 """Rules that report what has happened, such as refused steps or scores that are all equal, so that a run that cannot
 learn says so at its first step; and, in the last line, those that wait for more steps themselves."""
@@ -86,6 +97,7 @@ def diagnose(source: History | Any) -> list[Finding]:
     """
     history = source if isinstance(source, History) else latest(source)
     rules = SUPERVISED_RULES if history.supervised else RULES
+    rules = [rule for rule in rules if not (history.plays and rule in RULES_OF_TEXTS)]
     found = [
         f for rule in rules if (f := rule(history)) is not None and (f.level == "note" or _persists(rule, history))
     ]

@@ -72,13 +72,23 @@ class History:
 
     @property
     def supervised(self) -> bool:
-        """Whether the run trains on demonstrations, whose texts are not the policy's own."""
-        return bool(self.values("supervised/loss"))
+        """Whether the run trains on demonstrations or labelled replies, whose texts are not the policy's own."""
+        return bool(self.values(self.loss)) and not self.values("reward/mean")
+
+    @property
+    def loss(self) -> str:
+        """The metric that training on given replies lowers."""
+        return "preference/loss" if self.values("preference/loss") else "supervised/loss"
+
+    @property
+    def plays(self) -> bool:
+        """Whether the tasks are text games."""
+        return bool(self.values("game/turns"))
 
     @property
     def trained_steps(self) -> int:
         """The number of steps that trained on replies, with a reward or as demonstrations."""
-        return len(self.values("reward/mean")) or len(self.values("supervised/loss"))
+        return len(self.values("reward/mean")) or len(self.values(self.loss))
 
     def values(self, name: str) -> list[float]:
         """Return every finite value of a metric, in order."""

@@ -1,5 +1,7 @@
 """Did the reward rise? Compares the scores before training and now: is the difference larger than noise?
 
+Of text games the share that is won counts, once one was won, and their reward before that.
+
 Each change has an interval by Student's t. Held-out tasks are compared one by one, before and after, with the same
 random numbers: 95 %. What is looked at after every step, probes and the rewards of training, has many chances to look
 like a rise, so its interval is that of 99.7 %; rewards of training are also compared with their noise between steps.
@@ -12,17 +14,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from operant.diagnosis.history import RECENT, History, number
+from operant.diagnosis.history import RECENT, History, number, percent
 from operant.diagnosis.intervals import t_quantile
 
 EARLY = 2 * RECENT
-"""With fewer steps nothing is said about learning: the first and the last `RECENT` steps, which are compared, would be
+"""With fewer steps there is no verdict on learning: the first and the last `RECENT` steps, which are compared, would be
 partly the same ones."""
 LEARNED, DRIFTED = 0.5, 0.25
 """The score has risen clearly if it rose by the first share of the replies' spread at the start. Below the second, a
 run without a signal moves as far: the demo's controls, whose rewards are shuffled, by 0.22 in the end."""
 CONFIDENCE, OFTEN = 0.95, 0.997
 """Of the interval of a change that is looked at once, and of one that is looked at after every step."""
+WON = 0.5
+"""The largest spread that wins, which are 0 or 1, can have. It stands for the spread of games of which all are lost."""
 REPLIES, PROBES = 64, 32
 """The start is the first steps that have this many replies: one step in the demo, several with small batches. Fewer
 probes than these say less than the replies that were trained on."""
@@ -44,6 +48,8 @@ class RewardChange:
     falls: bool = False
     """Whether lower is better, as for a loss."""
     confidence: float = CONFIDENCE
+    share: bool = False
+    """Whether it is a share, such as that of games won, which is written in per cent."""
 
     @property
     def rise(self) -> float:
@@ -71,10 +77,14 @@ class RewardChange:
     @property
     def text(self) -> str:
         """The change with its interval: `held-out reward 0.556 -> 0.912 (+0.33 to +0.38, 95 %)`."""
-        text = f"{self.label} {number(self.before)} -> {number(self.after)}"
+        write = percent if self.share else number
+        text = f"{self.label} {write(self.before)} -> {write(self.after)}"
         if self.interval is None or not math.isfinite(sum(self.interval)):
             return text
         low, high = self.interval
+        if self.share:  # no share is outside of 0..1
+            low, high = max(low, -self.before), min(high, 1 - self.before)
+            return f"{text} ({100 * low:+.0f} to {100 * high:+.0f} points, {100 * self.confidence:g} %)"
         half = (high - low) / 2
         digits = max(0, -math.floor(math.log10(half))) if half > 0 else 3
         digits += not round(low, digits) or not round(high, digits)
@@ -90,7 +100,14 @@ def progress(history: History) -> RewardChange | None:
     if history.supervised:
         return _supervised(history)
     spread = history.first("reward/std") or history.recent("reward/std") or 0.0
-    return _held_out(history.evaluation, spread) or _repeated(history, spread) or _training_reward(history, spread)
+    won = any(history.values("game/won")) or bool(_won(history.evaluation.get("after") or {}))
+    spread = WON if won else spread
+    found = _held_out(history.evaluation, spread, won) or _repeated(history, spread, won)
+    return found or _training_reward(history, spread, won)
+
+
+def _won(judged: Mapping[str, Any]) -> float | None:
+    return judged.get("metrics", {}).get("game/won")
 
 
 def _supervised(history: History) -> RewardChange:
@@ -104,62 +121,65 @@ def _supervised(history: History) -> RewardChange:
         rests = [nats - fall * count for nats, count in known]
         error = statistics.stdev(rests) * len(rests) ** 0.5 / tokens if len(rests) > 1 and tokens else None
         return RewardChange("held-out loss", before["loss"], after["loss"], error, 0.0, max(len(rests) - 1, 1), True)
-    losses = history.values("supervised/loss")
+    losses = history.values(history.loss)
     early, late = losses[:RECENT], losses[-RECENT:]
     error, freedom = _noise_of_steps(losses, len(early), len(late))
     return RewardChange("loss", _mean(early), _mean(late), error, 0.0, freedom, True, OFTEN)
 
 
-def _held_out(evaluation: Mapping[str, Any], spread: float) -> RewardChange | None:
+def _held_out(evaluation: Mapping[str, Any], spread: float, won: bool) -> RewardChange | None:
     """Compare the held-out scores task by task: both sides have the same tasks, so their differences vary less."""
-    before, after = evaluation.get("before"), evaluation.get("after")
-    if not before or not after or before.get("mean") is None or after.get("mean") is None:
+    before, after = (evaluation.get(when) or {} for when in ("before", "after"))
+    first, last = (_won(judged) if won else judged.get("mean") for judged in (before, after))
+    if first is None or last is None:
         return None
-    old = [r.get("score") for r in before.get("replies", ())]
+    old, new = ([_won(r) if won else r.get("score") for r in judged.get("replies", ())] for judged in (before, after))
     changes: dict[Any, list[float]] = {}
-    for i, (score, reply) in enumerate(zip(old, after.get("replies", ()))):
-        if score is not None and reply.get("score") is not None:
-            changes.setdefault(reply.get("task", i), []).append(reply["score"] - score)
+    for i, (score, reply, now) in enumerate(zip(old, after.get("replies", ()), new)):
+        if score is not None and now is not None:
+            changes.setdefault(reply.get("task", i), []).append(now - score)
     means = [_mean(each) for each in changes.values()]  # several replies to one task are no independent evidence
     error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
     known = [float(x) for x in old if x is not None]
     old_spread = statistics.pstdev(known) if known else 0.0
     freedom = max(len(means) - 1, 1)
-    return RewardChange("held-out reward", before["mean"], after["mean"], error, old_spread or spread, freedom)
+    label = "held-out success rate" if won else "held-out reward"
+    return RewardChange(label, first, last, error, old_spread or spread, freedom, share=won)
 
 
-def _repeated(history: History, spread: float) -> RewardChange | None:
+def _repeated(history: History, spread: float, won: bool) -> RewardChange | None:
     """Compare evaluations, or else probes, with those before training: same queries, same random numbers.
 
     Only their means are known here, so the error is that of two independent samples, which is larger.
     """
     held_out = len((history.evaluation.get("before") or {}).get("replies", ())) or REPLIES
     probes = int(history.first("probe/count") or history.option("probes") or PROBES)
-    for name, label, queries in (
-        ("evaluate/reward", "held-out reward", held_out),
-        ("probe/reward", "probe reward", probes),
-    ):
+    known = [("evaluate/reward", "held-out reward", held_out), ("probe/reward", "probe reward", probes)]
+    for name, label, queries in [("evaluate/game/won", "held-out success rate", held_out)] if won else known:
         scores = [m[name] for m in history.metrics if m.get(name) is not None]
         before = history.first(f"{name}_before")
         if scores and before is not None and queries >= PROBES:
-            wide = (history.first("evaluate/reward_std") if name == "evaluate/reward" else None) or spread
+            wide = (history.first(f"{name}_std") if name.startswith("evaluate/") else None) or spread
             error, freedom = wide * (2 / queries) ** 0.5, 2 * queries - 2
-            return RewardChange(label, before, float(scores[-1]), error, wide, freedom, confidence=OFTEN)
+            known = {"confidence": OFTEN, "share": won}
+            return RewardChange(label, before, float(scores[-1]), error, wide, freedom, **known)
     return None
 
 
-def _training_reward(history: History, spread: float) -> RewardChange | None:
-    """Compare the mean rewards of the first and the last steps."""
-    steps = [m for m in history.metrics if m.get("reward/mean") is not None]
+def _training_reward(history: History, spread: float, won: bool) -> RewardChange | None:
+    """Compare the mean rewards, or the success rates, of the first and the last steps."""
+    name = "game/won" if won else "reward/mean"
+    steps = [m for m in history.metrics if m.get(name) is not None]
     if not steps:
         return None
-    count = steps[0].get("rollout/count") or REPLIES
-    first, last = steps[: min(max(1, -(-REPLIES // int(count))), RECENT)], steps[-RECENT:]
-    before, after = (_mean([m["reward/mean"] for m in part]) for part in (first, last))
-    error, freedom = _noise_of_steps([m["reward/mean"] for m in steps], len(first), len(last))
+    count = max(int(steps[0].get("rollout/count") or REPLIES), 1)
+    first, last = steps[: min(max(1, -(-REPLIES // count)), RECENT)], steps[-RECENT:]
+    before, after = (_mean([m[name] for m in part]) for part in (first, last))
+    error, freedom = _noise_of_steps([m[name] for m in steps], len(first), len(last))
     # The replies of a group, or of one step, share queries and weights: the noise of steps may be larger than theirs.
-    of_replies = sum(_error_of_mean_reward(part) ** 2 for part in (first, last)) ** 0.5
-    return RewardChange("reward", before, after, max(error or 0.0, of_replies), spread, freedom, confidence=OFTEN)
+    of_replies = sum(_error_of_mean(part, won) ** 2 for part in (first, last)) ** 0.5
+    label, error = "success rate" if won else "reward", max(error or 0.0, of_replies)
+    return RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won)
 
 
 def _noise_of_steps(values: Sequence[float], first: int, last: int) -> tuple[float | None, int]:
@@ -174,9 +194,9 @@ def _noise_of_steps(values: Sequence[float], first: int, last: int) -> tuple[flo
     return (noise * (1 / first + 1 / last)) ** 0.5, max(2 * (len(values) - 1) // 3, 1)
 
 
-def _error_of_mean_reward(steps: Sequence[Mapping[str, Any]]) -> float:
-    errors = [(m.get("reward/std") or 0.0) ** 2 / (m.get("rollout/count") or REPLIES) for m in steps]
-    return sum(errors) ** 0.5 / len(steps)
+def _error_of_mean(steps: Sequence[Mapping[str, Any]], won: bool) -> float:
+    squares = [m["game/won"] * (1 - m["game/won"]) if won else (m.get("reward/std") or 0.0) ** 2 for m in steps]
+    return sum(x / (m.get("rollout/count") or REPLIES) for x, m in zip(squares, steps)) ** 0.5 / len(steps)
 
 
 def _mean(values: Sequence[float]) -> float:

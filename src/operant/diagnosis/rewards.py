@@ -40,10 +40,10 @@ def constant(history: History) -> Finding | None:
 
 
 def no_advantage(history: History) -> Finding | None:
-    """In some steps no reply was better or worse than expected."""
+    """In most steps no reply was better or worse than expected. A single one between others proves nothing."""
     zero = history.values("policy/advantage_zero")[-RECENT:]
     count = sum(share == 1 for share in zero)
-    if not count:
+    if 2 * count <= len(zero):
         return None
     steps = "the last step" if len(zero) == 1 else f"{count} of the last {len(zero)} steps"
     return Finding(

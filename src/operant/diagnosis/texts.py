@@ -39,7 +39,7 @@ LONGER, SHORTER = 1.5, 0.5
 def empty(history: History) -> Finding | None:
     """Many replies have no text."""
     if (spreads := history.values("reward/std")) and not any(spreads):
-        return None  # a reward that has never told two replies apart is the cause, and `constant` names it
+        return None  # equal scores for all replies are the cause, and the rule `constant` reports them
     now, usual = history.recent("text/empty", STEPS), history.usual("text/empty")
     if now is not None and history.rows and all(map(collect.is_blank, history.texts)):
         now = 1.0  # all replies of the newest step are empty, so no other text metric can confirm it

@@ -18,6 +18,8 @@ GAP, HALF = 1e-3, 0.05
 """Nats. The registry: below 0.0001 in float32, below 0.05 in bfloat16."""
 CLIPPED = 0.3
 """The end of the registry's healthy range."""
+ABOVE_CHANCE = 0.02
+"""A share of right pairs that is no further above that of chance or length is a guess."""
 RISEN = 1.02
 """The held-out loss is rising when it is above this many times its lowest value."""
 
@@ -169,9 +171,8 @@ def refused(history: History) -> Finding | None:
 
 def overfits(history: History) -> Finding | None:
     """The held-out loss rises while the training loss keeps falling."""
-    losses = [
-        (int(m.get("step", 0)), m["evaluate/loss"]) for m in history.metrics if m.get("evaluate/loss") is not None
-    ]
+    name = "evaluate/preference/loss" if history.loss == "preference/loss" else "evaluate/loss"
+    losses = [(int(m.get("step", 0)), m[name]) for m in history.metrics if m.get(name) is not None]
     if len(losses) < 3:
         return None
     step, least = min(losses, key=lambda pair: pair[1])
@@ -183,7 +184,29 @@ def overfits(history: History) -> Finding | None:
         "warning",
         f"The held-out loss was lowest at step {step}, {number(least)}, and is {number(now)} now.",
         "the model memorises the rows: there are few of them, or it has seen them too often",
-        f"`--steps {step}`, or `--best -evaluate/loss` keeps the best model; more rows, or a lower `--optimizer.lr`",
-        ("evaluate/loss", "supervised/loss"),
+        f"`--steps {step}`, or `--best -{name}` keeps the best model; more rows, or a lower `--optimizer.lr`",
+        (name, history.loss),
         step,
+    )
+
+
+def guesses(history: History) -> Finding | None:
+    """Held-out labels are not predicted better than by chance, or than by the length of the replies."""
+    measured = (history.evaluation.get("after") or {}).get("metrics") or {}
+    right, longer = (
+        measured.get(name, history.recent(f"evaluate/{name}", 1))
+        for name in ("preference/accuracy", "preference/longer_is_better")
+    )
+    if right is None or right > max(0.5, longer or 0.5) + ABOVE_CHANCE:
+        return None
+    length = f"; preferring the longer reply gets {percent(longer)}" if longer is not None else ""
+    return Finding(
+        "guesses",
+        "warning",
+        f"{percent(right)} of the held-out pairs are put into the right order, where chance gets 50 %{length}.",
+        "the labels are noisy or few, or the model is too small to see what they are about",
+        "more labels, or a larger `--trunk`; see how far labellers agree (`operant label FILE --agreement`); and "
+        "train nothing against this model",
+        ("evaluate/preference/accuracy", "preference/accuracy"),
+        history.step,
     )

@@ -13,7 +13,7 @@ Outcome = Literal[
 
 
 def outcome(history: History, score: RewardChange | None) -> Outcome:
-    """What can be said about learning. score: the result of `progress`."""
+    """Classify what the scores show about learning. score: the result of `progress`."""
     if score is None:
         return "nothing yet"
     if history.trained_steps < EARLY:
@@ -31,16 +31,16 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     findings: the result of `diagnose`, worst first.
     """
     score, steps = progress(history), history.trained_steps
-    worst, said = _worst(findings), outcome(history, score)
+    worst, result = _worst(findings), outcome(history, score)
     also = f" {worst.message}" if worst is not None else ""
     if score is None:
         return "No step is finished yet."
-    if said == "too early":
+    if result == "too early":
         return f"Too early to say ({steps} step{'s' * (steps != 1)}).{also}"
     change = f"{score.text} in {steps} steps"
     kl = history.recent("kl/per_reply")
     change += f" at {kl:.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
-    if said == "learned":
+    if result == "learned":
         if worst is None:
             return f"It learned: {change}, and nothing looks wrong."
         # After the colon, `KL` stays in capitals and `The` does not.
@@ -48,24 +48,26 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         if worst.level == "problem":
             return f"{change[0].upper()}{change[1:]}, but do not trust it: {message}"
         return f"It learned: {change}, but look at this: {message}"
-    if said == "may have learned":
+    if result == "may have learned":
         return f"It may have learned a little: {change}; a run without a signal may drift as far, so watch it.{also}"
-    if said == "got worse":
+    if result == "got worse":
         return f"It got worse: {change}.{also}"
     why = "no more than a run without a signal drifts" if score.beyond_noise else "within noise"
     rate = history.recent("update/lr")
     if not also and kl is not None and rate and abs(kl) < MOVED:
         also = f" The policy has hardly moved: try a higher `--optimizer.lr` than {number(rate)}."
-    return f"It {'has not learned yet' if said == 'no rise yet' else 'did not learn'}: {change}, which is {why}.{also}"
+    return (
+        f"It {'has not learned yet' if result == 'no rise yet' else 'did not learn'}: {change}, which is {why}.{also}"
+    )
 
 
 def short_verdict(history: History, findings: Sequence[Finding]) -> str:
     """Return the verdict in a few words: `learned`, `learned; but length`, `do not trust: one word`."""
-    worst, said = _worst(findings), outcome(history, progress(history))
+    worst, result = _worst(findings), outcome(history, progress(history))
     name = worst.name.replace("_", " ") if worst is not None else ""
     if worst is not None and worst.level == "problem":
         return f"do not trust: {name}"
-    return f"{said}, but {name}" if name else said
+    return f"{result}, but {name}" if name else result
 
 
 def _worst(findings: Sequence[Finding]) -> Finding | None:

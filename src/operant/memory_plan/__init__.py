@@ -172,10 +172,12 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
 def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     train, update, seed = config.train, config.learner["update"], config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
-    supervised, reply = find(train.algorithm).source != "play", config.learner["sampling"].max_tokens
-    source = named_parts.source(train.tasks, config.parts.get("tasks", {}))
-    tasks = load_tasks(source, tokenizer, limited, seed, max_new=reply, with_replies=supervised)
-    if supervised:
+    forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
+    parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env")}
+    env = named_parts.make("env", train.env, parts["env"]) if train.tasks is None else None
+    source, held_out_source = named_parts.sources(train, parts["tasks"], env)
+    tasks = load_tasks(source, tokenizer, limited, seed, max_new=reply, **forms)
+    if forms["with_replies"]:
         whole = bool(getattr(model_config, "is_encoder_decoder", False))
         given = Demonstrations(tokenizer, None, config.data.loss_on == "all", config.data.max_length, whole)
         turns = [turn for rollout in given.rollouts(tasks) for turn in rollout.turns]
@@ -183,9 +185,9 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     else:
         prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
     held_out = 0
-    if train.evaluate:
+    if held_out_source:
         options = config.evaluation
-        rows = load_tasks(train.evaluate, tokenizer, config.data, seed, max_new=reply, with_replies=supervised)
+        rows = load_tasks(held_out_source, tokenizer, config.data, seed, max_new=reply, **forms)
         held_out = len(rows) * options.samples * max(1, len(options.seeds))
     minibatch = min(getattr(update, "minibatch", None) or train.batch, train.batch)
     rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))

@@ -151,8 +151,9 @@ class MemoryModel:
         policy = self.policy
         states = self._states(policy, rows, prompt, reply)
         loss = _scored(policy, states).sum()
-        if policy.value_head is not None:
-            loss = loss + policy.value_head(states.float()).sum()
+        if policy.value_head is not None:  # Q values exist in chunks, as logits do
+            outputs = [*policy.value_head.parameters()][-1].numel()
+            loss = loss + policy.value_head(states[: max(1, BUDGET // outputs)].float()).sum()
         if self.critic is not None and self.critic.value_head is not None:
             loss = loss + self.critic.value_head(self._states(self.critic, rows, prompt, reply).float()).sum()
         return loss
@@ -246,11 +247,11 @@ def _scored(policy: Policy, states: Tensor) -> Tensor:
 
 
 def _value_head(policy: Policy, options: ValueOptions) -> Any:
-    """A head of the size of `models.value_head.ValueHead`."""
-    width = policy.head.weight.shape[1]
+    """A head of the size of `models.value_head.ValueHead`, with the Q values of every token if there are some."""
+    width, outputs = policy.head.weight.shape[1], 1 + 2 * policy.vocabulary * options.actions
     if options.layers == 1:
-        return nn.Linear(width, 1)
-    return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 1))
+        return nn.Linear(width, outputs)
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, outputs))
 
 
 def _count(tensors: Any) -> int:

@@ -26,7 +26,8 @@ BLOCKS, GRADIENTS = "blocks/", "gradients/"
 def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     """Return the lengths and endings of replies, and their text metrics unless `texts` is False (no tokenizer)."""
     tally = Tally()
-    turns = [turn for r in rollouts for turn in r.turns]
+    every = [(turn, text) for r in rollouts for turn, text in zip(r.turns, r.texts, strict=True)]
+    turns = [turn for turn, _ in every if turn.action]  # the others are examples that the world has played
     lengths = [len(t.action) for t in turns]
     _mean_and_std(tally, "rollout/query_tokens", [len(t.prompt) for t in turns])
     _mean_and_std(tally, "rollout/reply_tokens", lengths)
@@ -36,14 +37,14 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
     if outgrown := sum(r.end == "outgrown" for r in rollouts):
         tally.add("rollout/outgrown", outgrown, 0)
-    if skipped := [turn for turn in turns if not turn.trained]:
+    if skipped := [turn for turn, _ in every if not turn.trained]:
         tally.add("rollout/untrained", len(skipped), 0)
         opening = [turn for r in rollouts for turn in takewhile(lambda turn: not turn.trained, r.turns)]
         tally.add("rollout/unpaid", sum(turn.reward != 0 for turn in opening), 0)
     tally.add("rollout/count", len(rollouts), 0.0)
     tally.histogram("reply_tokens", lengths)
     if texts:
-        replies = [text for r in rollouts for text in r.texts]
+        replies = [text for turn, text in every if turn.action]
         tally.merge(of_texts(replies))
         actions = sum(turn.count for turn in turns)  # choosing a whole reply is one action, as in the loss
         tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in replies), actions)

@@ -49,8 +49,13 @@ NOTHING = Measured()
 
 
 def references(task: Task) -> list[str]:
-    """The texts that a reply to the task is compared with: its references, or else its demonstrated replies."""
-    return list(task.references) or [reply for reply in task.replies if isinstance(reply, str)]
+    """The texts that a reply to the task is compared with: its references, or else its demonstrated replies.
+
+    Of labelled replies, those with the highest score.
+    """
+    best = max(task.scores, default=0.0)
+    replies = zip(task.replies, task.scores or [best] * len(task.replies), strict=True)
+    return list(task.references) or [reply for reply, score in replies if isinstance(reply, str) and score == best]
 
 
 class ExactMatch:

@@ -121,6 +121,10 @@ rollout/dropped | share | ..0.5 | | share of all replies that were judged but no
     their length limit (on_length=drop)
 rollout/too_stale | share | ..0.5 | | share of all replies that were judged but not trained on, because the weights that
     generated one of their turns are more than learner.max_staleness steps old; absent without that bound
+select/share | share | above 0 | | episodes (turns) that the update learns from, of all of the step
+    (learner.select): 0 if none is above the threshold, and the step changes nothing. Absent without selection
+select/threshold | scaled score | rises | | the lowest score among them
+select/score | scaled score | rises | | their mean score, after scaling and the KL charge
 given/count | replies | | | demonstrations of the step, with a method that learns from its own replies and from them
 given/logprob | nats per token | rises | | mean log-prob of a demonstrated token before the update
 given/loss | | falls | | mean over demonstrated tokens of what the method adds to its loss for them
@@ -147,6 +151,22 @@ rollout/likelihood_gap | nats | 0 up to noise | | entropy of the policy plus log
     replies; above 0 if they are more likely (truncated or colder sampling), below 0 if they are less likely (hotter
     sampling, dropout, a suppressed end token, padding)
 rollout/likelihood_z | standard errors | -6..6 | | the same over its standard error
+# Games
+game/won | share | rises | | share of the games of this step that were won, of those that are not trained on, too
+game/lost | share | | | share of the games that were lost; the others were cut at their step limit
+game/score | share | rises | | score of a game over the largest that it has, mean over games
+game/turns | turns | | | turns of a game, those that the world played included
+game/turns_to_win | turns | falls | | the same, mean over the games that were won
+game/optimum_ratio | | falls towards 1 | | turns of a won game over those of its shortest solution, where that is known
+game/examples | share | | | share of turns that the world itself played: examples, random and expert commands
+game/states_per_1000 | states | | | different states of the games that were visited, per 1,000 turns of the step: how
+    much is explored
+actions/valid | share | 0.5.. | | share of the policy's commands that the game understood
+actions/copied_from_prompt | share | low where actions/valid is low | | share of the policy's commands that stand in
+    the prompt as they are: in a list of commands, in the text of the game, or as an earlier command
+actions/empty | share | ..0.1 | | share of the policy's commands that are empty
+memory/turns_fit | turns | | | earlier turns that the prompt of a turn still shows, mean over the policy's turns
+memory/forgotten_tokens | tokens | | | tokens of the earlier turns that it does not show
 # Text
 text/empty | share | ..0.1 | | share of replies (turns) that are empty or have only spaces and . , ; : …
 text/top_word | share | ..0.25 | | share of the most common word among all words
@@ -159,14 +179,51 @@ text/emojis | share | as the reference's | | share of characters that are emojis
 text/non_letters | share | as the reference's | | share of characters other than letters, digits, space and common
     punctuation
 # Supervised training
-supervised/loss | nats | falls | | cross-entropy of the demonstrations, mean over the tokens that are trained on
+supervised/loss | nats | falls | | cross-entropy of the replies that are imitated, mean over the tokens that are
+    trained on
 supervised/bits_per_byte | bits | falls | | the same per byte of text: comparable between tokenizers
+# Labelled replies
+preference/loss | | falls | loss | the loss of a prompt's pairs, or of a good or bad reply, before weights; mean over
+    the prompts with a pair, or over replies
+preference/accuracy | share | 0.5.. | rewards/accuracies | share of the pairs whose order is right, mean over prompts,
+    equal ones count half; in kto, share of the replies on the right side of the baseline
+preference/margin | | rises | rewards/margins | beta times the difference of the log-ratios of the better and the worse
+    reply of a pair
+preference/better | nats | a fall below 0: the better replies become less likely, too | rewards/chosen, over beta |
+    log-prob minus reference log-prob of a whole reply: the better one of a pair, or a good one
+preference/worse | nats | falls | rewards/rejected, over beta | the same of the worse reply of a pair, or a bad one
+preference/unpaired | share | ..0.5 | | share of the prompts whose replies all have the same label or score: they teach
+    nothing
+preference/baseline | nats | | kl | the baseline of kto: its estimate of KL from policy to reference, from replies to
+    other prompts; at least 0
+preference/best | share | rises | | share of prompts where the reply with the highest score has the highest label
+preference/confidence | share | as preference/accuracy | | mean over pairs of the probability of the order that the
+    scores say, by Bradley-Terry: above the accuracy, the scores are too sure
+preference/longer_is_better | share | below the accuracy | | share of the pairs in which the longer reply has the higher
+    label: what length alone would reach
+preference/prefers_longer | share | near longer_is_better | | share of the pairs in which the score prefers the longer
+    reply
+preference/score | score | | | score of a reply, mean over prompts
+# Distillation and Q-learning
+distill/divergence | nats | falls | | divergence of the policy from the teacher who reads the hint, before each token,
+    over the whole vocabulary; mean over tokens. About 0 from the beginning: the hint tells the teacher nothing
+ilql/q_error | scaled score² | falls | | squared distance of Q and its target, reward plus discounted V of the next
+    state; mean over tokens and both estimates
+ilql/value_loss | scaled score² | falls | | the expectile loss of V, mean over tokens
+ilql/conservative | nats | below the log of the vocabulary's size | | negative log-prob of the tokens taken under
+    softmax(Q), mean over tokens and both estimates
+ilql/q | scaled score | near reward/mean, discounted | | the smaller Q of the tokens taken, mean over tokens
 # Held-out tasks
 evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, from reward and environment
     before scaling, with the same random numbers each time
 evaluate/unjudged | share | ..0.02 | | share of the held-out replies without a score, which the mean ignores; absent if
     all have one
 evaluate/outcome/<class> | share | | | share of the held-out replies with this outcome class; absent if none has it
+evaluate/game/won | share | rises | | game/won on the held-out tasks
+evaluate/game/score | share | rises | | game/score on the held-out tasks
+evaluate/game/turns | turns | | | game/turns on the held-out tasks
+evaluate/game/turns_to_win | turns | falls | | game/turns_to_win on the held-out tasks
+evaluate/game/optimum_ratio | | falls towards 1 | | game/optimum_ratio on the held-out tasks
 evaluate/kl_per_reply | nats | 0..10 | | kl/per_reply on the held-out tasks, judged or not
 evaluate/loss | nats | falls with supervised/loss | | cross-entropy of the held-out demonstrations, mean over tokens
 evaluate/bits_per_byte | bits | falls | | the same per byte of text
@@ -188,7 +245,8 @@ evaluate/chrf | | rises | | corpus chrF of them, an F-score of character n-grams
 evaluate/distinct | share | steady | | different word n-grams over all n-grams of the held-out replies
 evaluate/exact_match | share | rises | | share of the held-out replies that equal one of their references
 evaluate/<metric> | | | | a metric of the option evaluation.metrics on the held-out replies: its number for all of them,
-    or the mean of its numbers for single replies
+    or the mean of its numbers for single replies; or a metric of the method's own loss on held-out labelled replies,
+    such as evaluate/preference/accuracy
 evaluate/<metric>_std | | | | spread of those numbers over the replies
 evaluate/<metric>_before | | | | the metric before training
 # Update
@@ -282,6 +340,7 @@ COLUMNS = {
     "outcome, message": (
         "the outcome class and the message of the reward's `Judgement`, in the same row; of all parts of a sum", ""),
     "paid": ("the environment's reward for this reply", ""),
+    "game": ("the transcript of a game as JSON, in the row of its last turn; absent in runs without games", ""),
     "end, version": ("why the reply ended, and the version of the weights that generated it", ""),
 }  # fmt: skip
 """The columns of `rollouts/step-00012.parquet`: names -> (meaning, TRL's names)."""

@@ -1,9 +1,11 @@
 """Rollouts as rows of a table, one per turn, for `rollouts/step-00012.parquet`. `registry.COLUMNS` explains them."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from operant.metrics.games import transcript
 from operant.rollouts.totals import Total, totals
 from operant.types import Batch, Rollout
 
@@ -25,7 +27,8 @@ def rows(
     added here. parts: the named parts of the reward, one value per rollout.
     batch: the collated rollouts, for the columns with one value per token. learned: the indices of the rollouts that
     the batch was made of, in order; None: all that have a score. pieces: returns the text of each token id.
-    remarks: the outcome classes and the message of each rollout; empty if the reward named none.
+    remarks: the outcome classes and the message of each rollout; empty if the reward named none. The row of the last
+    turn of a game has its transcript as JSON.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
@@ -59,6 +62,9 @@ def rows(
                 classes, message = remarks[number] if remarks else ((), "")
                 row["outcome"] = ", ".join(classes) or None
                 row["message"] = _without_surrogates(message) or None
+                decode = None if pieces is None else lambda ids: "".join(pieces(ids))
+                if (game := transcript(rollout, decode)) is not None:
+                    row["game"] = _without_surrogates(json.dumps(game, ensure_ascii=False))
             if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
                 texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
                 row["tokens"] = [_without_surrogates(text) for text in texts]

@@ -33,10 +33,14 @@ class Modes:
     """Decoding with a key-value cache."""
     pooled: bool | None = None
     """Decoding in one buffer, where new rows take the place of finished ones."""
+    continued: bool | None = None
+    """Prompts read from where the keys and values of an earlier call end."""
     packed: bool = False
     """Rows packed end to end."""
     branched: bool | None = None
     """The given replies of a choice (`choices.py`) as branches of one row."""
+    branched_on: bool | None = None
+    """Such branches, of a prompt that is read from where the keys and values of an earlier call end."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """The function that the model applies to its logits after the head, such as soft-capping."""
 
@@ -144,7 +148,7 @@ class HiddenStates(nn.Module):
             if self.options.gradient_checkpointing and torch.is_grad_enabled():
                 during.enter_context(recomputing(self.blocks(), lambda: self._attention(batch, inputs)))
             during.enter_context(self._attention(batch, inputs))
-            self.call(**inputs.kwargs, use_cache=False)
+            self.call(**{"use_cache": False} | inputs.kwargs)
         return caught["states"]
 
     def with_options(self, batch: Batch, options: list[Branch], *, branched: bool) -> tuple[Tensor, Tensor]:
@@ -162,7 +166,11 @@ class HiddenStates(nn.Module):
                 states.append(parts[0])
                 before.append(parts[1])
             return torch.cat(states), torch.cat(before)
-        both = self._compute(batch.with_(states=None), tree(batch, options, self.head.weight.dtype))
+        return self.compute_tree(batch, options, tree(batch, options, self.head.weight.dtype))
+
+    def compute_tree(self, batch: Batch, options: list[Branch], inputs: layout.ModelInput) -> tuple[Tensor, Tensor]:
+        """`states` [N, D], and the states before every token of the options [M, D], from the arguments of a `tree`."""
+        both = self._compute(batch.with_(states=None), inputs)
         count = len(both) - sum(len(option.ids) for option in options)
         return both[:count], both[count:]
 

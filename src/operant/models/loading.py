@@ -118,15 +118,15 @@ def _find_base(folder: Path) -> Path:
         ) from error
 
 
-def load_reference(name: Any, policy: Policy) -> PolicyCopy | None:
+def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "frozen") -> PolicyCopy | None:
     """The model that KL is measured against: "copy" (of the policy), None, a model's name, a Policy or a PolicyCopy.
 
-    Raises: OperantError if its vocabulary is not the policy's.
+    `rule`: how a copy follows the policy. Raises: OperantError if the vocabulary is not the policy's.
     """
     if name is None or isinstance(name, PolicyCopy):
         return name
     if isinstance(name, str) and name == "copy":
-        return PolicyCopy(policy)
+        return PolicyCopy(policy, rule)
     reference = load_policy(name, options=ModelOptions(precision=policy.options.precision)).to(policy.device)
     if reference.vocabulary != policy.vocabulary:
         raise OperantError(
@@ -279,11 +279,21 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
     """The options of a saved critic. Only `detach` is taken from the options of the new run."""
     try:
         saved = json.loads((folder / "critic.json").read_text(encoding="utf-8"))
-        return ValueOptions(layers=saved["layers"], init=saved["init"], detach=asked.detach, critic=saved["critic"])
+        known = {name: saved[name] for name in ("layers", "init", "critic")}
+        return ValueOptions(**known, detach=asked.detach, actions=asked.actions)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OperantError(
             f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a new one"
         ) from error
+
+
+def saved_action_values(folder: Path) -> ValueOptions | None:
+    """The options of the critic in an export, if it has Q values, which can guide what the policy says; else None."""
+    path = folder / "critic" / "critic.json"
+    if not path.is_file():
+        return None
+    options = _saved_options(path.parent, ValueOptions(actions=True))
+    return options if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
 
 
 def _load_head(policy: Policy, folder: Path) -> None:
@@ -293,6 +303,8 @@ def _load_head(policy: Policy, folder: Path) -> None:
     if not path.exists():
         raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
     weights, wanted = load_tensors(path), owner.value_head.state_dict()
+    if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
+        weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}
     shapes, expected = ({(name, x.shape) for name, x in tensors.items()} for tensors in (weights, wanted))
     if odd := {name for name, _ in shapes ^ expected}:
         raise OperantError(

@@ -121,13 +121,14 @@ def attend(
 
 def _row_by_row(q: Tensor, k: Tensor, v: Tensor, rows: _PackedRows, scale: float | None) -> Tensor:
     """Attention [S, H, D] within packed rows, without a kernel for it. Adjacent rows of equal length share one call."""
-    out, begin, shared = [], 0, q.shape[1] != k.shape[1]
-    for length, run in groupby(rows.lengths):
-        end = begin + length * len(list(run))
-        few = (x[begin:end].unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+    runs = [(length, length * len(list(run))) for length, run in groupby(rows.lengths)]
+    # One split: the backward pass of a slice would write zeros for the whole of q, k and v, once for each slice.
+    parts = zip(*(x.split([size for _, size in runs]) for x in (q, k, v)), strict=True)
+    out, shared = [], q.shape[1] != k.shape[1]
+    for (length, _), part in zip(runs, parts, strict=True):
+        few = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in part)
         some = scaled_dot_product_attention(*few, is_causal=True, scale=scale, enable_gqa=shared)
         out.append(some.transpose(1, 2).flatten(0, 1))
-        begin = end
     return torch.cat(out)
 
 

@@ -7,7 +7,7 @@ The output head runs at action positions only. The constructor finds out which w
 exact, by trying them on three short rows (`capabilities.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,17 +17,20 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from operant.models import layout
+from operant.models.action_values import ActionValueHead
 from operant.models.capabilities import branches_exactly, check_trunk, packs_exactly, probe
 from operant.models.choices import Branch, among, branches, chosen
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import HiddenStates, Modes
-from operant.models.logprobs import score
+from operant.models.logprobs import Head, score
 from operant.models.options import ModelOptions
 from operant.models.value_head import ValueHead, ValueOptions
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
 
 PURE = Sampling()
+ReadBranches = Callable[[Batch, list[Branch]], tuple[Tensor, Tensor]]
+"""Computes what `Policy.branching` returns."""
 
 
 class Policy(HiddenStates):
@@ -50,8 +53,10 @@ class Policy(HiddenStates):
         self.tokenizer, self.critic = tokenizer, critic
         width = int(self.head.weight.shape[1])
         self.value_options = value
-        own = value is not None and critic is None
-        self.value_head = ValueHead(width, value).to(self.device, self.numbers) if own else None
+        self.value_head: ValueHead | None = None
+        if value is not None and critic is None:
+            made = ActionValueHead(width, value, self.vocabulary) if value.actions else ValueHead(width, value)
+            self.value_head = made.to(self.device, self.numbers)
         self.version = 0
         self._twice = False
         self.eval()
@@ -129,23 +134,24 @@ class Policy(HiddenStates):
     ) -> Outputs:
         """Compute log-probs, entropy, logsumexp and values at every action of the batch: each [B, T], 0 off actions.
 
-        `against`: another policy, to which the exact divergences are computed. `entropy_gradient`: whether the entropy
-        has a gradient.
+        `against`: another policy, to which the exact divergences are computed; it reads the prompts of `batch.hinted`,
+        if there are some. `entropy_gradient`: whether the entropy has a gradient.
         """
         batch = batch.to(self.device)
         options = branches(batch, sampling.terminator) if batch.choices is not None else []
         states, before_options = self.branching(batch, options)
         theirs = None
         if against is not None:
+            read = batch if batch.hinted is None else batch.hinted
             with torch.no_grad():
-                theirs = against.branching(against.drop_foreign_states(batch, self), options)
+                known = branches(read, sampling.terminator) if options else []
+                theirs = against.branching(against.drop_foreign_states(read, self), known)
         free, chosen_at = batch.actions & ~batch.chosen, batch.chosen
         generated = ~chosen_at[batch.actions] if options else slice(None)
+        chosen = states[generated], batch.tokens[free], layout.places(batch)[free]
         scored = score(
-            self.logits,
-            states[generated],
-            batch.tokens[free],
-            layout.places(batch)[free],
+            self.guided(sampling),
+            *chosen,
             sampling,
             vocabulary=self.vocabulary,
             allowed=_at_actions(batch, free),
@@ -161,7 +167,10 @@ class Policy(HiddenStates):
         kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
         if batch.allowed is None:
             spread["raw_logprobs"] = spread["logprobs"]
-        return Outputs(**spread, values=self._values(batch, states), kl=kl)
+        q = None
+        if isinstance(self.value_head, ActionValueHead):
+            q = {name: _scatter(x, free) for name, x in self.value_head.scored(*chosen).items()}
+        return Outputs(**spread, values=self._values(batch, states), kl=kl, q=q)
 
     def _score_choices(
         self,
@@ -192,14 +201,19 @@ class Policy(HiddenStates):
         ids = torch.tensor([token for branch in options for token in branch.ids], device=states.device)
         plain = sampling.of_options
         known = {"vocabulary": self.vocabulary, "double_backward": self._twice}
-        tokens = score(self.logits, states, ids, torch.zeros_like(ids), plain, **known)
+        tokens = score(self.guided(plain), states, ids, torch.zeros_like(ids), plain, **known)
         return among(tokens["logprobs"], options, batch.choices, sampling)
 
-    def choice_logprobs(self, batch: Batch, sampling: Sampling = PURE) -> tuple[Tensor, Tensor | None]:
-        """The log-prob of each option of each choice [C, O], -inf beyond a choice's last option; and values [B, T]."""
+    def choice_logprobs(
+        self, batch: Batch, sampling: Sampling = PURE, compute: ReadBranches | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The log-prob of each option of each choice [C, O], -inf beyond a choice's last option; and values [B, T].
+
+        `compute`: another way of computing the states of branches.
+        """
         batch = batch.to(self.device)
         options = branches(batch, sampling.terminator)
-        states, before_options = self.branching(batch, options)
+        states, before_options = self.branching(batch, options, compute)
         return self._option_logprobs(batch, options, before_options, sampling), self._values(batch, states)
 
     def values(self, batch: Batch) -> Tensor | None:
@@ -212,10 +226,13 @@ class Policy(HiddenStates):
             return self.critic.values(batch)
         return _scatter(self.value_head(states), batch.actions) if self.value_head is not None else None
 
-    def branching(self, batch: Batch, options: list[Branch]) -> tuple[Tensor, Tensor]:
+    def branching(
+        self, batch: Batch, options: list[Branch], compute: ReadBranches | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`states` [N, D], and the states before every token of the options in the batch [M, D].
 
-        The first call with options tries whether the model computes them exactly as branches of their row.
+        The first call with options tries whether the model computes them exactly as branches of their row. If it does,
+        `compute` takes the place of `with_options`.
         Raises: OperantError for an option that does not fit into the model's context.
         """
         if not options:
@@ -226,7 +243,26 @@ class Policy(HiddenStates):
                 raise OperantError(f"an option of a choice does not fit: its prompt {why}; shorten one of them")
         if self.modes.branched is None and not self.encoder_decoder:
             self.modes = replace(self.modes, branched=branches_exactly(self))
-        return self.with_options(batch, options, branched=bool(self.modes.branched) and not self.encoder_decoder)
+        branched = bool(self.modes.branched) and not self.encoder_decoder
+        if branched and compute is not None:
+            return compute(batch, options)
+        return self.with_options(batch, options, branched=branched)
+
+    def guided(self, sampling: Sampling) -> Head:
+        """[N, D] -> [N, V]: the output head, with `sampling.guidance` times the Q of each token (arXiv:2206.11871,
+        equation 9). Their V is the same for all tokens of a state, so it changes no probability.
+
+        Raises: OperantError if there is guidance, and the policy has no Q values.
+        """
+        head, times = self.value_head, sampling.guidance
+        if not times:
+            return self.logits
+        if not isinstance(head, ActionValueHead):
+            raise OperantError(
+                f"sampling.guidance={times:g}: the policy has no Q values to guide it; train some (algorithm=ilql), or "
+                "leave it out"
+            )
+        return lambda states: self.logits(states) + times * head.least(states)
 
     def logits(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, V]: the output head, and the function that the model applies after it."""

@@ -37,13 +37,13 @@ class PolicyState:
             here = {name: list(x.shape) for name, x in self.policy.state_dict().items()}
             then = {name: list(x.shape) for name, x in state.items()}
             changed = [name for name in here if name in then and here[name] != then[name]]
-            told = [f"{name} has the sizes {here[name]}, and there {then[name]}" for name in changed[:1]]
-            told += [f"{len(then.keys() - here.keys())} weights of the checkpoint are missing"] * bool(
+            differences = [f"{name} has the sizes {here[name]}, and there {then[name]}" for name in changed[:1]]
+            differences += [f"{len(then.keys() - here.keys())} weights of the checkpoint are missing"] * bool(
                 then.keys() - here
             )
-            told += [f"{len(here.keys() - then.keys())} weights are new"] * bool(here.keys() - then)
-            if told:
-                raise OperantError(f"this is another policy than the run began with ({'; '.join(told)})")
+            differences += [f"{len(here.keys() - then.keys())} weights are new"] * bool(here.keys() - then)
+            if differences:
+                raise OperantError(f"this is another policy than the run began with ({'; '.join(differences)})")
             self.policy.load_state_dict(state)
             return
         own, theirs = set(self._trained()), set(state.get("trained", state))

@@ -63,6 +63,11 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
     if generation.exists():  # it lists the tokens that end a reply; transformers silently ignores a damaged one
         with _explained(folder, "a language model with its generation_config.json"):
             dict(json.loads(generation.read_text(encoding="utf-8")))
+    if any("ForSequenceClassification" in name for name in getattr(config, "architectures", None) or ()):
+        raise OperantError(
+            f"{folder} is a classifier or a reward model, and no language model: use it as a reward, as in "
+            f"--reward reward_model:{folder}"
+        )
     auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
     model, notes = load_any(auto, folder, "a language model", dtype=dtype, **(more or {}))
     if notes["missing_keys"]:

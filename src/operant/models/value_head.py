@@ -23,12 +23,16 @@ class ValueOptions:
     """Stop the gradient of the value loss before the language model's weights."""
     critic: str | None = None
     """`copy` (of the policy) or the name of a model: a separate critic network."""
+    actions: bool = False
+    """Two further heads with a value Q of each token. A method that needs them sets it."""
 
     def __post_init__(self) -> None:
         if self.layers not in (1, 2):
             raise OperantError(f"value.layers={self.layers}: it must be 1 (linear) or 2 (an MLP)")
         if self.init not in ("zero", "torch", "normal", "small"):
             raise OperantError(f"value.init={self.init!r}: it must be zero, torch, normal or small")
+        if self.actions and self.critic is not None:
+            raise OperantError(f"value.critic={self.critic!r}: Q values are heads of the policy itself; leave it out")
 
 
 class ValueHead(nn.Module):
@@ -37,16 +41,23 @@ class ValueHead(nn.Module):
     def __init__(self, width: int, options: ValueOptions = ValueOptions()):
         super().__init__()
         self.detach = options.detach
-        last = nn.Linear(width if options.layers == 1 else 2 * width, 1)
+        self.net = self._net(width, 1, options)
+
+    @staticmethod
+    def _net(width: int, outputs: int, options: ValueOptions) -> nn.Sequential:
+        last = nn.Linear(width if options.layers == 1 else 2 * width, outputs)
         stds = {"zero": 0.0, "normal": 0.2, "small": (last.in_features + 1) ** -0.5}
         if options.init in stds:
             nn.init.normal_(last.weight, std=stds[options.init])
             nn.init.zeros_(last.bias)
         inner = [] if options.layers == 1 else [nn.Linear(width, 2 * width), nn.ReLU()]
-        self.net = nn.Sequential(*inner, last).float()
+        return nn.Sequential(*inner, last).float()
 
-    def forward(self, states: Tensor) -> Tensor:
+    def _of(self, net: nn.Sequential, states: Tensor) -> Tensor:
         with torch.autocast(states.device.type, enabled=False):
             known = states.detach() if self.detach else states
-            own = next(self.net.parameters()).dtype
-            return self.net(known.to(torch.promote_types(known.dtype, own))).squeeze(-1)
+            own = next(net.parameters()).dtype
+            return net(known.to(torch.promote_types(known.dtype, own)))
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self._of(self.net, states).squeeze(-1)

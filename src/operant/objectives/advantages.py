@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from operant import distributed
+from operant.objectives.turns import Turns
 from operant.tally import ROUNDING
 from operant.types import Batch, OperantError
 
@@ -145,19 +146,24 @@ def with_gae(
     lam: float = 0.95,
     turn_gamma: float = 1.0,
     turn_lam: float | None = None,
+    level: str = "token",
     whiten_scope: str = "rollout",
     unbiased: bool = False,
     whiten_rewards: bool = False,
 ) -> Batch:
-    """Token-level GAE over whole episodes.
+    """GAE over whole episodes.
 
     The discount is `gamma` between the tokens of a reply, and `gamma * turn_gamma` between the last token of a turn and
     the next turn or the bootstrapped state of a cut episode; lambda there is `turn_lam` (None: `lam`). Each turn in
     between that is not trained on discounts by `gamma * turn_gamma` once more; lambda applies once, because no value is
-    estimated there. `whiten_scope`: rollout | minibatch (done by the update) | none. `whiten_rewards`: scale rewards,
-    without changing their mean.
-    Raises: OperantError for an unknown `whiten_scope`, or a rate outside 0..1.
+    estimated there. `level`: token, or each turn as one action, whose reward is sum_t gamma^t r_t and whose value is
+    that of its first token (`turn_first`) or the mean over its tokens (`turn_mean`). All tokens of a turn then have its
+    advantage and its target of the critic. `whiten_scope`: rollout | minibatch (done by the update) | none.
+    `whiten_rewards`: scale rewards, without changing their mean.
+    Raises: OperantError for an unknown `level` or `whiten_scope`, or a rate outside 0..1.
     """
+    if level not in ("token", "turn_first", "turn_mean"):
+        raise OperantError(f"advantage.level={level!r}: it must be token, turn_first or turn_mean")
     if whiten_scope not in ("rollout", "minibatch", "none"):
         raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
     for name, rate in {"gamma": gamma, "lam": lam, "turn_gamma": turn_gamma, "turn_lam": turn_lam or 0.0}.items():
@@ -174,16 +180,21 @@ def with_gae(
     if batch.skipped is not None:
         discounts = discounts * (gamma * turn_gamma) ** gather(batch.skipped, index).to(discounts)
     lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam, values.dtype)
-    advantages = gae(
-        gather(rewards, index),
-        values,
-        next_values(values, (index >= 0).sum(1), batch.bootstrap),
-        discounts,
-        lambdas,
+    rewards, lengths, shape = gather(rewards, index), (index >= 0).sum(1), batch.tokens.shape
+    whole = None if level == "token" else Turns.of(turns)
+    if whole is not None:
+        inside = gamma ** whole.position.to(values)
+        rewards, lengths = whole.summed(rewards * inside), (whole.count > 0).sum(1)
+        values = whole.first(values) if level == "turn_first" else whole.mean(values)
+        discounts, lambdas = whole.last(discounts), whole.last(lambdas)
+        price = price * scatter(inside, index, shape) if price is not None else None
+    advantages = gae(rewards, values, next_values(values, lengths, batch.bootstrap), discounts, lambdas)
+    returns = advantages + values
+    if whole is not None:
+        advantages, returns = whole.spread(advantages), whole.spread(returns)
+    batch = batch.with_(
+        advantages=scatter(advantages, index, shape), returns=scatter(returns, index, shape), price=price
     )
-    shape = batch.tokens.shape
-    returns = scatter(advantages + values, index, shape)
-    batch = batch.with_(advantages=scatter(advantages, index, shape), returns=returns, price=price)
     return normalised(batch, batch.actions, unbiased=unbiased) if whiten_scope == "rollout" else batch
 
 

@@ -23,6 +23,7 @@ docs/kl.md has the gradient and the optimum of every kind in both places.
 Estimators: http://joschu.net/blog/kl-approx.html; gradients: arXiv:2506.09477.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +96,15 @@ class KLOptions:
     def direct(self) -> bool:
         """Whether the update adds the gradient of the charge's own value."""
         return self.charges and self.kind != "k1" and self.reward_gradient == "full"
+
+
+def best_of_bound(n: int) -> float:
+    """An upper bound on the KL, in nats a reply, of the best of `n` replies to the model that they are drawn from.
+
+    It is $\\log n - (n - 1) / n$, which the KL comes close to where no reply is likely and scores seldom tie
+    (arXiv:2401.01879).
+    """
+    return math.log(n) - (n - 1) / n
 
 
 def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

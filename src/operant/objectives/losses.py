@@ -29,6 +29,12 @@ def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
     return {"loss": -out.logprobs, "supervised/loss": -out.logprobs.detach()}
 
 
+def imitation(out: Outputs, batch: Batch, *, entropy_coef: float = 0.0) -> dict[str, Tensor]:
+    """The cross-entropy of the policy's own actions [B, T], less `entropy_coef` times the entropy."""
+    loss = -out.logprobs - entropy_coef * out.entropy if entropy_coef else -out.logprobs
+    return {"loss": loss, "policy/loss": -out.logprobs.detach()}
+
+
 def clipped(
     out: Outputs, batch: Batch, *, low: float = 0.2, high: float = 0.2, dual_clip: float | None = None
 ) -> dict[str, Tensor]:

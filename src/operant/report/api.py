@@ -4,6 +4,7 @@ GET /               the page; it fetches its data from the paths below
 GET /data.json      the page's data without replies
 GET /probes.json    the fixed queries and their answers
 GET /replies.json   ?search= &sort= &descending=0|1 &step= &outcome= &offset= &limit=    any of the run's replies
+GET /games.json     the groups of games of the run; ?step= or ?when=before|after: the games of one
 GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 the tokens of one reply
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from operant.report import parquet, replies, run_report
+from operant.report import games, parquet, replies, run_report
 from operant.report.search import Index
 from operant.storage import atomic_io
 from operant.types import OperantError
@@ -65,6 +66,17 @@ class Site:
         except OperantError as error:
             raise RequestError(400, str(error)) from error
 
+    def games(self, step: int | None = None, when: str | None = None) -> Any:
+        """Return the groups of games, or the games of one group."""
+        if when not in (None, *games.HELD_OUT):
+            raise RequestError(400, f"when={when!r}: it must be before or after")
+        if step is None and when is None:
+            return {"groups": self._cached("games", games.groups)}
+        try:
+            return {"games": games.games(self.folder, step, when)}
+        except FileNotFoundError:
+            raise RequestError(404, f"there are no games of step {step} any more") from None
+
     def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
         """Return the tokens of the reply in one row of a file, with their numbers."""
         if of not in ("rollouts", "probes", "reference") or row < 0:
@@ -94,6 +106,7 @@ _PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
         Site.replies,
         {"search": str, "sort": str, "descending": bool, "step": int, "outcome": str, "offset": int, "limit": int},
     ),
+    "/games.json": (Site.games, {"step": int, "when": str}),
     "/tokens.json": (Site.tokens, {"of": str, "step": int, "row": int}),
 }
 """By path: the method that answers, and the types of its parameters."""

@@ -116,13 +116,19 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
+def _held_out(run: RunRecord) -> Any:
+    """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
+    own = {name: run.config[name] for name in run.config if name.partition(".")[0] == "env"}
+    return run.config.get("evaluate") or (own if run.config.get("tasks") is None else None)
+
+
 def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
     """Return the options that fix what a metric measures: only its values under the same ones share an axis."""
     options = {}
     if metric in _SCORES:
         options = {name: run.config[name] for name in run.config if name.partition(".")[0] in ("reward", "env")}
     if metric.startswith("evaluate/"):
-        options |= {"evaluate": run.config.get("evaluate"), "options": _chosen(run).get(metric[len("evaluate/") :])}
+        options |= {"evaluate": _held_out(run), "options": _chosen(run).get(metric[len("evaluate/") :])}
     return options
 
 
@@ -151,7 +157,7 @@ def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[
     """
     runs = [run for group in groups for run in group.runs]
     judged = [run for run in runs if run.result("reward", held_out=True) is not None]
-    same_tasks = len({as_text(run.config.get("evaluate")) for run in judged}) == 1
+    same_tasks = len({as_text(_held_out(run)) for run in judged}) == 1
     held_out = same_tasks and all(run in judged for run in runs if run.finished and run.history.metrics)
     points, means = [], []
     for i, group in zip(members, groups):

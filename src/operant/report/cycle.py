@@ -12,13 +12,18 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from operant.diagnosis.history import History, number
+from operant.diagnosis.history import History, number, percent
 from operant.report.downsample import short
 
 
 def cycle(history: History) -> dict[str, Any]:
     """Return the sentence and the parts; `seconds` is the median over the steps after the first, which warms up."""
-    sentence, parts = _demonstrated(history) if history.option("algorithm") == "sft" else _rewarded(history)
+    if history.option("algorithm") == "sft":
+        sentence, parts = _demonstrated(history)
+    elif history.supervised:
+        sentence, parts = _labelled(history)
+    else:
+        sentence, parts = _rewarded(history)
     for part in parts:
         seconds = history.values(f"time/{part['phase']}")[1:]
         part["seconds"] = short(statistics.median(seconds)) if seconds else None
@@ -46,15 +51,18 @@ def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
     method = str(history.option("algorithm") or "The run").upper()
     task = f"{method} trains {policy or 'the policy'}, a language model, to answer queries"
     task += f"{f' from {tasks}' if tasks else ''} with replies that score high with {judge}".rstrip(",")
+    written = f"The policy writes {number(count)} replies." if count else "Replies are written."
+    scored = f"{judge[0].upper()}{judge[1:]} gives each reply a number"
+    if history.plays:
+        world = _named(history.option("env"))
+        task = f"{method} trains {policy or 'the policy'}, a language model, to play the text games"
+        task += f" of {world}" if world else ""
+        written = f"The policy plays {number(count)} games, turn by turn." if count else "Games are played."
+        scored = "The world pays each turn, and a game has a sum"
     return f"{task}{close}.", [
+        _part("Generate", "generate", written),
         _part(
-            "Generate", "generate", f"The policy writes {number(count)} replies." if count else "Replies are written."
-        ),
-        _part(
-            "Score",
-            "reward",
-            f"{judge[0].upper()}{judge[1:]} gives each reply a number"
-            + (f": {number(mean)} on average in the last step." if mean is not None else "."),
+            "Score", "reward", scored + (f": {number(mean)} on average in the last step." if mean is not None else ".")
         ),
         _part("Compare", "observe", near),
         _part("Credit", "advantage", f"The {score}{charged} goes to the tokens: was each better {expected}?"),
@@ -71,6 +79,23 @@ def _demonstrated(history: History) -> tuple[str, list[dict[str, Any]]]:
         _part("Read", "generate", f"A step reads {number(count)} given replies." if count else "A step reads replies."),
         _part("Predict", "observe", f"The policy predicts each of their tokens.{found}"),
         _part("Update", "update", "The tokens that were given become likelier."),
+    ]
+
+
+def _labelled(history: History) -> tuple[str, list[dict[str, Any]]]:
+    tasks = _named(history.option("tasks"))
+    right, count = history.recent("preference/accuracy", 1), history.option("batch")
+    method = str(history.option("algorithm") or "The run")
+    what = "scores replies as people do" if method == "reward-model" else "makes replies that people prefer more likely"
+    found = f" In the last step {percent(right)} of the pairs were in the right order." if right is not None else ""
+    return f"{method} trains a model that {what}, from the labels{f' in {tasks}' if tasks else ''}.", [
+        _part(
+            "Read",
+            "generate",
+            f"A step reads all replies to {number(count)} prompts." if count else "Replies are read.",
+        ),
+        _part("Compare", "observe", f"The model orders the replies to each prompt.{found}"),
+        _part("Update", "update", "Its order moves towards that of the labels."),
     ]
 
 

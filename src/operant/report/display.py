@@ -1,15 +1,19 @@
 """What a run shows while it is in progress and at its end: lines in a terminal, a live chart in a notebook."""
 
 import math
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from operant.diagnosis import diagnose, read_history, verdict
-from operant.diagnosis.history import Finding
+from operant.diagnosis.history import Finding, percent
+from operant.metrics.games import game_of
+from operant.report import parquet
 from operant.runs.config import describe
 from operant.trackers.console import Console, before_after, plain
 from operant.trackers.notebook import Chart, in_notebook, link
+from operant.types import OperantError, Rollout
 
 
 def display() -> "ConsoleDisplay | ChartDisplay":
@@ -32,11 +36,16 @@ class ConsoleDisplay(Console):
         before, after = run.before, run.after
         if before is not None and after is not None and after.rollouts:
             pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
-            before_after([(b.query, b.reply, x or 0.0, a.reply, y or 0.0) for b, x, a, y in pairs[:8]])
+            lines = [(*shown_as(b), x or 0.0, shown_as(a)[1], y or 0.0) for b, x, a, y in pairs[:8]]
+            before_after(lines)
+        elif run.parts.demonstrations is not None:
+            before_after(samples(run.path))
         for line in held_out(run):
             print(line)
         print_diagnosis(run.path)
-        print(f"report: {run.folder.report}   try the model: operant generate {run.path}")
+        scores = getattr(run.policy, "scores_texts", False)
+        use = f"train against it: --reward {run.path}" if scores else f"try the model: operant generate {run.path}"
+        print(f"report: {run.folder.report}   {use}")
 
 
 class ChartDisplay(Chart):
@@ -49,18 +58,37 @@ class ChartDisplay(Chart):
 
     def end(self, run: Any) -> None:
         """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
-        said, findings = diagnosis(run.path)
+        sentence, findings = diagnosis(run.path)
         lines = [_stopped(run)] if run.interrupted else held_out(run)
-        told = "".join(
+        items = "".join(
             f"<li>{escape(finding.level)}: {escape(finding.message)}<br>cause: {escape(finding.cause)}"
             f"<br>remedy: {escape(finding.remedy)}</li>"
             for finding in findings
         )
         self.after = (
-            f"<div><b>{escape(said)}</b></div>{''.join(f'<div>{escape(line)}</div>' for line in lines)}"
-            f"{told and f'<ul>{told}</ul>'}<div>report: {link(run.folder.report)}</div>"
+            f"<div><b>{escape(sentence)}</b></div>{''.join(f'<div>{escape(line)}</div>' for line in lines)}"
+            f"{items and f'<ul>{items}</ul>'}<div>report: {link(run.folder.report)}</div>"
         )
         self.draw()
+
+
+def samples(path: Path, most: int = 3) -> list[tuple[str, str, None, str, None]]:
+    """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe queries."""
+    found = list(parquet.steps(path / "probes").values())
+    with suppress(OperantError, FileNotFoundError):
+        before, after = (
+            (parquet.lines(file).to_pylist()[:most] for file in (found[0], found[-1])) if found else ([], [])
+        )
+        return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(before, after)]
+    return []
+
+
+def shown_as(rollout: Rollout) -> tuple[str, str]:
+    """Query and reply of a rollout; of a game, its objective and the commands."""
+    game = game_of(rollout)
+    if game is None:
+        return rollout.query, rollout.reply
+    return game["objective"] or rollout.query, " " + "; ".join(turn["command"] for turn in game["turns"])
 
 
 def summary(run: Any) -> str:
@@ -82,15 +110,18 @@ def held_out(run: Any) -> list[str]:
         bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
         count = len(after.losses)
         lines += [f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}"]
+    first, last = before.chosen(), after.chosen()
+    count, replies = len(after.rollouts), "replies"
     if after.rollouts:
-        count, kl = (
-            len(after.rollouts),
-            f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else "",
-        )
+        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
+        if "game/won" in first and "game/won" in last:
+            rates = [percent(chosen.pop("game/won")) for chosen in (first, last)]
+            lines += [f"success rate on {count} held-out games: {' -> '.join(rates)}"]
         if not math.isnan(after.mean):
             lines += [f"mean reward on {count} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
-        first, last = before.chosen(), after.chosen()
-        lines += [f"{n} on {count} held-out replies: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first]
+    else:  # labelled replies
+        count, replies = len(run.parts.held_out), "tasks"
+    lines += [f"{n} on {count} held-out {replies}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first]
     return lines
 
 
@@ -103,8 +134,8 @@ def diagnosis(path: Path) -> tuple[str, list[Finding]]:
 
 def print_diagnosis(path: Path) -> None:
     """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
-    said, findings = diagnosis(path)
-    print(plain(said))
+    sentence, findings = diagnosis(path)
+    print(plain(sentence))
     for finding in findings:
         print(plain(f"  {finding.level}: {finding.message}"))
         print(plain(f"    cause:  {finding.cause}"))

@@ -3,6 +3,7 @@
 A file may be replaced, removed or damaged while it is read, because the run may still be in progress.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,29 @@ def tokens(path: Path, rows: Sequence[int]) -> list[dict[str, list | None]]:
         {name: None if row.get(name) is None else [plain(entry) for entry in row[name]] for name in PER_TOKEN}
         for row in picked
     ]
+
+
+def has_games(path: Path) -> bool:
+    """Whether a file has transcripts of games. Raises as `lines`."""
+    with _opened(path) as file:
+        return "game" in file.schema_arrow.names
+
+
+def games(path: Path) -> list[dict[str, Any]]:
+    """Read the transcripts of the games in a file, with the critic's value before each turn where the file has it.
+
+    Raises as `lines`.
+    """
+    table, values, found = _read(path, ["game", "rollout", "turn", "values"]), {}, []
+    for row in table.to_pylist():
+        values[row["rollout"], row["turn"]] = (row.get("values") or [None])[0]
+        if row.get("game"):
+            game = json.loads(row["game"])
+            for number, turn in enumerate(game["turns"]):
+                if (value := values.get((row["rollout"], number))) is not None:
+                    turn["value"] = value
+            found.append(game)
+    return found
 
 
 def count(path: Path) -> int:

@@ -61,8 +61,8 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any]:
     tables = {step: read(parquet.lines, paths[step]) for step in spread(list(paths), MOST_IN_ALL // FEWEST_PER_STEP)}
     tables = {step: table for step, table in tables.items() if table is not None}
     text_budget = budget * _TEXT_SHARE
-    found_probes = _fitting(lambda n: probes(folder, read, n), len(parquet.steps(folder / "probes")), text_budget)
-    rows = _fitting(lambda n: _sample(tables, n), MOST_IN_ALL, text_budget)
+    found_probes = fitting(lambda n: probes(folder, read, n), len(parquet.steps(folder / "probes")), text_budget)
+    rows = fitting(lambda n: _sample(tables, n), MOST_IN_ALL, text_budget)
     counts = [tables[step].num_rows if step in tables else read(parquet.count, path) for step, path in paths.items()]
     data = {
         "probes": found_probes,
@@ -130,7 +130,7 @@ def size(data: Any) -> int:
     return len(text.encode("utf-8", errors="replace")) + 5 * text.count("<")
 
 
-def _fitting(make: Callable[[int], Any], most: int, budget: float) -> Any:
+def fitting(make: Callable[[int], Any], most: int, budget: float) -> Any:
     """Return `make(n)` for a large n of at most `most` whose JSON fits into the budget of bytes."""
     made = make(most)
     while most and (bytes_made := size(made)) > budget:

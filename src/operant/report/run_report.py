@@ -17,18 +17,36 @@ from operant.diagnosis import History, diagnose, read_history, verdict
 from operant.diagnosis.history import RECENT
 from operant.diagnosis.progress import progress
 from operant.metrics.registry import CHOSEN, METRICS, describe
-from operant.report import html
+from operant.report import games, html
 from operant.report.cycle import cycle
 from operant.report.downsample import Heatmaps, curves, short, steps_per_interval
 from operant.report.parquet import reading_run
 from operant.report.replies import Reader, embedded, probes
 from operant.storage import atomic_io
 
-SCRIPTS = ("charts.js", "heat.js", "export.js", "figures.js", "cycle.js", "replies.js", "app.js")
-STYLES = ("style.css", "replies.css")
+SCRIPTS = (
+    "charts.js",
+    "heat.js",
+    "export.js",
+    "figures.js",
+    "cycle.js",
+    "replies.js",
+    "rooms.js",
+    "games.js",
+    "app.js",
+)
+STYLES = ("style.css", "replies.css", "games.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _CONTROLLERS = ("adaptive", "per_token")
 """Values of `kl.control` that steer KL towards `kl.target`."""
+HELD_OUT = {
+    "game/score": "Score, of the largest",
+    "game/turns_to_win": "Turns of a won game",
+    "preference/accuracy": "Pairs in the right order",
+    "preference/longer_is_better": "The same by length alone",
+    "preference/best": "Best reply scored highest",
+}
+"""The metrics of held-out games and labels below the verdict, which has the success rate of games."""
 IN_REWARD_UNITS = "_in_reward_units"
 """Ends the names of the curves that `in_reward_units` adds."""
 
@@ -41,7 +59,8 @@ def write_report(run_folder: str | Path) -> Path:
     folder = Path(run_folder)
     path = folder / "report.html"
     with reading_run(folder):
-        text = page(page_data(folder) | {"replies": embedded(folder)})
+        played = games.embedded(folder)
+        text = page(page_data(folder) | {"replies": embedded(folder)} | ({"games": played} if played else {}))
     atomic_io.write(path, text)
     return path
 
@@ -60,6 +79,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
     history = read_history(folder)
     metrics, findings = history.metrics, diagnose(history)
     found_probes = probes(folder, Reader(), 2)
+    samples = _probe_samples(found_probes) if found_probes else _held_out_samples(history.evaluation)
     heatmaps = Heatmaps(folder / "distributions.jsonl")
     return {
         "name": folder.resolve().name,
@@ -68,7 +88,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in findings] if metrics else [],
         "cycle": cycle(history),
         "numbers": key_numbers(history),
-        "samples": _probe_samples(found_probes) if found_probes else _held_out_samples(history.evaluation),
+        "samples": None if history.plays else samples,
         "curves": _with_first_probe(curves(in_reward_units(history)), found_probes),
         "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
         "steps_per_interval": steps_per_interval(len(metrics)),
@@ -134,7 +154,13 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     known = known if label.startswith("Held-out") else f"start, {last}"
     ends = [history.evaluation.get(key) or {} for key in ("before", "after")]
     numbers = [
-        {"label": label, "note": known, "unit": "", "before": score and score.before, "after": score and score.after},
+        {
+            "label": label,
+            "note": known,
+            "unit": "%" if score and score.share else "",
+            "before": score and score.before * (100 if score.share else 1),
+            "after": score and score.after * (100 if score.share else 1),
+        },
         {"label": "KL per reply", "note": last, "unit": "nats", "after": history.recent("kl/per_reply")},
         {"label": "KL per held-out reply", "note": "after training", "unit": "nats", "after": ends[1].get("kl")},
         {"label": "Entropy per token", "note": f"step 1, {last}", "unit": "nats", "before": first, "after": entropy},
@@ -142,8 +168,15 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     ]
     chosen = [end.get("metrics", {}) for end in ends]
     numbers += [
-        {"label": name, "note": "held-out tasks", "unit": "", "before": chosen[0].get(name), "after": x}
+        {
+            "label": HELD_OUT.get(name, name),
+            "note": "held-out tasks",
+            "unit": "",
+            "before": chosen[0].get(name),
+            "after": x,
+        }
         for name, x in chosen[1].items()
+        if name in HELD_OUT or not name.startswith(("game/", "preference/"))
     ]
     return [{name: short(value) for name, value in number.items()} for number in numbers if number["after"] is not None]
 

@@ -49,7 +49,7 @@ def serve(folder: str | Path, options: Serving) -> int:
     with Server(Path(folder), options) as server:
         try:
             print(f"{server.url} serves {folder} with every reply, live; press Ctrl-C to end", flush=True)
-            if not _is_local(options.host):
+            if not is_local(options.host):
                 print("everyone who can reach this machine can read it; --host 127.0.0.1 restricts it to this machine")
             server.serve_forever()
         except KeyboardInterrupt:
@@ -71,12 +71,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((options.host, options.port), _Handler)
         except OSError as error:
-            reason = {
-                errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any",
-                errno.EACCES: "permission denied; choose a --port above 1023",
-            }.get(error.errno or 0)
-            reason = reason or f"{(error.strerror or str(error)).lower()}; --host must be an address of this machine"
-            raise OperantError(f"cannot serve at {options.host}, port {options.port}: {reason}") from error
+            raise listening_error(error, options.host, options.port) from error
 
     def server_bind(self) -> None:
         """Bind without looking up this machine's name, which may take seconds."""
@@ -85,18 +80,38 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the page in a browser."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.server_address[1]}/"
+        return url_of(self.host, self.server_address[1])
 
     def knows(self, host: str | None) -> bool:
         """Whether a request's Host header names this server."""
-        try:
-            name = urlsplit(f"//{host or ''}").hostname or ""
-        except ValueError:
-            return False
-        if self.host in ("0.0.0.0", "::") and (_address(name) or name == socket.gethostname().lower()):
-            return True
-        return name == self.host.lower() or _is_local(name)
+        return is_known_host(host, self.host)
+
+
+def listening_error(error: OSError, host: str, port: int) -> OperantError:
+    """Why nothing can listen at that address, with the remedy."""
+    reason = {
+        errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any",
+        errno.EACCES: "permission denied; choose a --port above 1023",
+    }.get(error.errno or 0)
+    reason = reason or f"{(error.strerror or str(error)).lower()}; --host must be an address of this machine"
+    return OperantError(f"cannot serve at {host}, port {port}: {reason}")
+
+
+def url_of(host: str, port: int) -> str:
+    """The address for a browser on this machine of a server that listens on `host`."""
+    host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+    return f"http://{host}:{port}/"
+
+
+def is_known_host(header: str | None, listening: str) -> bool:
+    """Whether a request's Host header names the server that listens on the address `listening`."""
+    try:
+        name = urlsplit(f"//{header or ''}").hostname or ""
+    except ValueError:
+        return False
+    if listening in ("0.0.0.0", "::") and (_address(name) or name == socket.gethostname().lower()):
+        return True
+    return name == listening.lower() or is_local(name)
 
 
 def _address(name: str) -> Any:
@@ -106,7 +121,8 @@ def _address(name: str) -> Any:
         return None
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether a name or address means this machine alone."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 

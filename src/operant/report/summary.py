@@ -18,6 +18,7 @@ from typing import Any
 from operant.diagnosis.history import RECENT
 from operant.diagnosis.intervals import t_quantile
 from operant.diagnosis.progress import EARLY
+from operant.metrics.games import numbers
 from operant.report.downsample import short
 from operant.report.runs import SEED, Group, RunRecord, as_text, read_run
 
@@ -80,6 +81,24 @@ def row(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
+def game_row(name: str, games: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the results of a player of text games as a row of a table, by column.
+
+    games: records as in `metrics.games`. The interval of the share that was won is Wilson's.
+    """
+    each, n, won = [numbers(game) for game in games], len(games), sum(bool(game["won"]) for game in games)
+    z = statistics.NormalDist().inv_cdf(0.975)
+    half = z * math.sqrt(won * (n - won) / n + z * z / 4)
+    low, high = ((won + z * z / 2 + sign * half) / (n + z * z) for sign in (-1, 1))
+    means = {key: interval([found[key] for found in each]) for key in ("score", "turns", "turns_to_win")}
+    return {
+        "player": name,
+        "games": str(n),
+        "won": f"{won} ({100 * won / n:.0f} %)",
+        "95 %": f"{abs(100 * low):.0f} to {100 * high:.0f} %",
+    } | {key.replace("_", " "): _plus_minus(mean) for key, mean in means.items()}
+
+
 def _plain(value: Any) -> Any:
     return {name: _plain(inner) for name, inner in value.items()} if isinstance(value, Mapping) else short(value)
 
@@ -133,19 +152,19 @@ def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
         return ["No run has finished a step yet."]
     where = "on held-out tasks" if held_out else f"over the last {RECENT} steps"
     best = max(known, key=_height)
-    told = _told(best, known, where, "before training" if held_out else "in the first step")
+    lines = _comparison(best, known, where, "before training" if held_out else "in the first step")
     longest = max(run.history.step for group, *_ in known for run in group.runs)
     if longest < EARLY:
-        told.insert(0, f"Too early to say ({longest} step{'s' * (longest != 1)}).")
+        lines.insert(0, f"Too early to say ({longest} step{'s' * (longest != 1)}).")
     if troubles := _problems(best[0]):
-        told.append(f"Do not trust it: the diagnosis reports {' and '.join(troubles[:2]).replace('_', ' ')}.")
+        lines.append(f"Do not trust it: the diagnosis reports {' and '.join(troubles[:2]).replace('_', ' ')}.")
         sound = [one for one in known if not _problems(one[0])]
         if sound:
             group, own, reward = max(sound, key=_height)
-            told.append(f"The highest without problems is {_plus_minus(reward.after)}{_with(group, own)}.")
+            lines.append(f"The highest without problems is {_plus_minus(reward.after)}{_with(group, own)}.")
         elif len(known) > 1:
-            told.append("Every setting has problems.")
-    return told
+            lines.append("Every setting has problems.")
+    return lines
 
 
 _Known = tuple[Group, Mapping[str, Result], Result]
@@ -159,7 +178,7 @@ def _problems(group: Group) -> list[str]:
     return [f["name"] for f in _counted_findings(group) if f["level"] == "problem"]
 
 
-def _told(best: _Known, known: Sequence[_Known], where: str, start: str) -> list[str]:
+def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -> list[str]:
     """Compare the best group with its value before training, and with the other groups."""
     group, own, reward = best
     change, alone = reward.change, len(known) == 1
@@ -221,9 +240,9 @@ def table(data: Mapping[str, Any]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines)]
     text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
     differ, more = ", ".join(data["options"][:_LISTED]), len(data["options"]) - _LISTED
-    told = [f"They differ in: {differ}{f' and {more} more options' if more > 0 else ''}."] if differ else []
-    told += [""] + [(f"{r['name']}: " if r["name"] else "") + " ".join(r["verdict"]) for r in data["rewards"]]
-    return "\n".join([text, *told, *data["notes"]])
+    lines = [f"They differ in: {differ}{f' and {more} more options' if more > 0 else ''}."] if differ else []
+    lines += [""] + [(f"{r['name']}: " if r["name"] else "") + " ".join(r["verdict"]) for r in data["rewards"]]
+    return "\n".join([text, *lines, *data["notes"]])
 
 
 def brief(folder: str | Path) -> str:

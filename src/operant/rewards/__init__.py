@@ -3,6 +3,7 @@
     resolve("letters:e")                                      # a name and its argument
     resolve("builtin:sentiment")                              # a built-in classifier
     resolve("classifier:./my-model#2")                        # label 2 of a folder or Hub name
+    resolve("runs/reward-model")                              # a reward model that was trained; or reward_model:NAME
     resolve("my_rewards:politeness")                          # a function of your own
     resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
     resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
@@ -16,6 +17,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from operant.import_by_name import Table, find_function, nearest
@@ -26,6 +28,7 @@ from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
+from operant.rewards.reward_model import RewardModelScore
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
@@ -39,6 +42,7 @@ __all__ = [
     "IsolationOptions",
     "Judged",
     "Outcome",
+    "RewardModelScore",
     "SampleResult",
     "Vader",
     "check",
@@ -75,6 +79,11 @@ def _classifier(
     return Classifier(name, label=label or after or "positive", output=output, text=text, batch=batch, device=device)
 
 
+def _humans() -> Any:
+    """The class for labels of people; it belongs to a tool, which is imported only here."""
+    return find_function("reward", "operant.labels.humans", "Humans")
+
+
 NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "builtin": (
         lambda argument, **options: _classifier(f"builtin:{argument}", **options),
@@ -82,6 +91,10 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
     "ended": (text.ended, ""),
+    "humans": (
+        lambda path, **options: _humans()(path, **options),
+        "the database of `operant label`, whose labels training waits for: humans:labels.sqlite",
+    ),
     "isolated": (
         lambda spec: IsolatedReward(INSTALLED.place(spec)),
         "a function that runs in worker processes: isolated:my_rewards:politeness",
@@ -95,6 +108,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     ),
     "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
     "repetition": (text.repetition, ""),
+    "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
@@ -112,6 +126,10 @@ def factory(spec: Any) -> Factory | None:
         name, _, argument = spec.strip().partition(":")
         if name == "minus_query":
             return factory(argument)
+        if name == "humans":
+            return Factory(_humans(), 1)
+        if name == "reward_model" or _is_run(spec):
+            return Factory(RewardModelScore, 1)
         if name in NAMES:
             return Factory(_classifier, 1) if name in _WITH_OPTIONS else None
         spec = _find(spec.strip())
@@ -145,6 +163,8 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
         if needed and not argument:
             raise OperantError(f"reward {name!r} needs {needed}")
         return make(argument, **given) if argument else make(**given)
+    if _is_run(spec):
+        return RewardModelScore(spec, **given)
     found = _find(spec.strip()) if isinstance(spec, str) else spec
     if inspect.isclass(found):
         try:
@@ -162,6 +182,11 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
     bound: Any = partial(found, **given)
     bound.__name__ = name_of(found)
     return bound
+
+
+def _is_run(spec: Any) -> bool:
+    """Whether a text is a run folder, or several, so that `--reward runs/rm` is `--reward reward_model:runs/rm`."""
+    return isinstance(spec, str) and all((Path(name.strip()) / "config.yaml").is_file() for name in spec.split(","))
 
 
 def _find(spec: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from operant import machine
+from operant.models.reward_model import BIAS, GAIN
 from operant.models.safe_loading import load_any, load_tokenizer
 from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout
@@ -47,6 +48,16 @@ class Classifier:
         labels = [rollout.task.target for rollout in rollouts] if self.label == OF_TASK else None
         return self.score([getattr(rollout, self.text) for rollout in rollouts], labels)
 
+    @property
+    def tokenizer(self) -> Any:
+        """Its own tokenizer. Raises: OperantError as `check`."""
+        return self._load()[1]
+
+    @property
+    def labels(self) -> int:
+        """The number of its labels. Raises: OperantError as `check`."""
+        return int(self._load()[0].config.num_labels)
+
     def check(self) -> None:
         """Load the model. Raises: OperantError if it cannot be found, is not a classifier, or lacks the label."""
         self._load()
@@ -72,8 +83,8 @@ class Classifier:
 
     def _read(self, model: Any, logits: torch.Tensor) -> torch.Tensor:
         """Scores [B, labels] from `logits` [B, labels]."""
-        if self.output == "logit":
-            return logits
+        if self.output == "logit":  # gain and bias of a reward model
+            return getattr(model.config, GAIN, 1.0) * logits + getattr(model.config, BIAS, 0.0)
         single = logits.shape[1] == 1 or model.config.problem_type == "multi_label_classification"
         return logits.sigmoid() if single else logits.softmax(-1)
 

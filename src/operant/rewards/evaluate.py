@@ -181,7 +181,7 @@ def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: st
 
     failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
     notes = [
-        f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence}"
+        f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence.removeprefix('world ')}"
         for (end, sentence), count in failures.most_common(10)
     ]
     return Judged(

@@ -118,8 +118,8 @@ def apply_policy(
 def _reason(result: SampleResult, rollout: Rollout) -> str:
     """Why a sample has no score, and which sample it is."""
     reason, sample = result.reason or "returned None", sample_of(rollout)
-    said, semicolon, remedy = reason.partition("; return ")
-    return reason if sample in reason else f"{said} while judging {sample}{semicolon}{remedy}"
+    problem, semicolon, remedy = reason.partition("; return ")
+    return reason if sample in reason else f"{problem} while judging {sample}{semicolon}{remedy}"
 
 
 class Tolerant:

@@ -75,14 +75,20 @@ def fault(step: Any) -> str | None:
     # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
     kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
     rules = [
-        ("text", isinstance(step.text, str), "a str"),
+        *((name, isinstance(getattr(step, name), str), "a str") for name in ("text", "key")),
         *((name, kind in ("bool", "bool_"), "True or False") for name, kind in kinds.items()),
         ("reward", isinstance(step.reward, Real) and math.isfinite(step.reward), "a finite number"),
         ("info", isinstance(step.info, Mapping), "a dict"),
         ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
+        ("examples", _are_examples(step.examples), "a list of pairs, each a text and a finite number"),
         ("options", options is None or texts, "a list of one text or more, none of them empty, or None"),
     ]
     return next((f"{n}={shown(getattr(step, n))}; it must be {rule}" for n, good, rule in rules if not good), None)
+
+
+def _are_examples(examples: Any) -> bool:
+    pairs = isinstance(examples, (list, tuple)) and all(isinstance(e, (list, tuple)) and len(e) == 2 for e in examples)
+    return pairs and all(isinstance(t, str) and isinstance(r, Real) and math.isfinite(r) for t, r in examples)
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:

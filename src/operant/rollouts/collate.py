@@ -78,7 +78,7 @@ SETUP = {"cpu": 128, "cuda": 4096}
 def _action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discount: float) -> list[float]:
     """One reward per action of the rollout: the environment's rewards plus the score."""
     counts = [turn.count for turn in rollout.turns]
-    if any(not turn.action for turn in rollout.turns):
+    if any(not turn.action for turn in rollout.turns if turn.trained):
         raise OperantError(f"task {rollout.task.id!r}: a reply has no tokens; every reply needs at least one action")
     if not sum(counts):
         raise OperantError(f"task {rollout.task.id!r}: no turn of the episode is trained on; leave it out")
@@ -277,6 +277,7 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
 
     `token`: the mean over tokens. `episode`: the mean over episodes of the mean over their tokens. `sequence`: the mean
     over episodes of the sum over their tokens. `horizon`: the same divided by the fixed length `horizon` (Dr. GRPO).
+    `group`: the mean over groups of the mean over their episodes of the mean over their tokens.
     """
     actions = batch.actions.double()
     index = torch.unique(batch.episodes, return_inverse=True)[1]
@@ -287,10 +288,17 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
             weights = actions / distributed.total_float(float(counts.sum()))
         case "episode":
             weights = actions / counts[index].clamp(min=1)[:, None] / episodes
+        case "group":
+            group = torch.unique(batch.groups, return_inverse=True)[1]
+            # An episode may have several rows, and each of them its share of the episode's actions.
+            share = actions.sum(1) / counts[index].clamp(min=1)
+            sizes = share.new_zeros(int(group.max()) + 1 if len(group) else 0).index_add(0, group, share)
+            groups = distributed.total_float(float((sizes > 0).sum()))
+            weights = actions / (counts[index].clamp(min=1) * sizes[group].clamp(min=1) * groups)[:, None]
         case "sequence":
             weights = actions / episodes
         case "horizon":
             weights = actions / (episodes * (horizon or 1))
         case _:
-            raise OperantError(f"per={per!r} is unknown: token, episode, sequence or horizon")
+            raise OperantError(f"per={per!r} is unknown: token, episode, group, sequence or horizon")
     return weights.to(batch.rewards.dtype)

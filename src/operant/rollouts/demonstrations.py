@@ -33,7 +33,9 @@ class Demonstrations:
     encoder_decoder: bool = False
 
     def rollouts(self, tasks: Sequence[Task], places: Sequence[int] | None = None) -> list[Rollout]:
-        """One rollout for each reply of each task. `places`: indices of the tasks among all tasks of the step.
+        """One rollout for each reply of each task, whose last turn is paid its label, if there is one.
+
+        `places`: indices of the tasks among all tasks of the step.
 
         Raises: OperantError for a reply without a token to learn; it names the task.
         """
@@ -41,9 +43,11 @@ class Demonstrations:
         for place, task in zip(places or range(len(tasks)), tasks):
             for number, reply in enumerate(task.replies):
                 turns, texts = self._turns(task, reply)
-                query = self._decoded(turns[0].prompt)
+                query = self._query(task, turns)
                 end: End = turns[-1].end if len(turns) == 1 else "world"
                 where = place * MOST_REPLIES + number
+                if task.scores:
+                    turns[-1] = replace(turns[-1], reward=task.scores[number])
                 made.append(Rollout(task, place, turns, texts, end, {}, query, place=where, demonstrated=True))
         return made
 
@@ -53,6 +57,10 @@ class Demonstrations:
             return task
         (turn, *_), _ = self._turns(task, task.replies[0])
         return replace(task, prompt=(turn.prompt + turn.action)[:OPENING])
+
+    def _query(self, task: Task, turns: list[Turn]) -> str:
+        """The prompt as text."""
+        return self._decoded(turns[0].prompt)
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
         """The turns of one reply, and their texts."""
@@ -67,9 +75,13 @@ class Demonstrations:
         made = [(self._turn(*pair), text) for pair, text in zip(pairs, texts, strict=True)]
         usable = [(turn, text) for turn, text in made if turn is not None]
         if not usable:
-            raise OperantError(
-                f"task {task.id!r}: nothing is left to learn from; its prompt alone is too long, or empty"
-            )
+            length = len(pairs[0][0])
+            if self.longest is not None and length >= self.longest:
+                raise OperantError(
+                    f"task {task.id!r}: its prompt of {length} tokens leaves nothing to learn from within "
+                    f"data.max_length={self.longest}: raise that, or leave long rows out with --data.max-chars N"
+                )
+            raise OperantError(f"task {task.id!r}: its prompt or reply is empty, so there is nothing to learn from")
         # The text of a reply that was cut is decoded again, because bits per byte are counted by the learnt tokens.
         texts = [text if turn.end == "stop" else self._decoded(turn.action) for turn, text in usable]
         return [turn for turn, _ in usable], texts
@@ -135,3 +147,38 @@ class Demonstrations:
 
     def _decoded(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True) if self.tokenizer is not None else ""
+
+
+@dataclass(frozen=True)
+class WholeTexts(Demonstrations):
+    """Makes rollouts of prompts and replies as one text, for a model that scores texts with its own tokenizer.
+
+    The text is encoded as `rewards.Classifier` encodes it, and ends without a stop token. All but its first token
+    counts as the reply.
+    """
+
+    def _query(self, task: Task, turns: list[Turn]) -> str:
+        return whole_text(self.tokenizer, task, "" if isinstance(task.prompt, str) else [])
+
+    def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
+        ids = self.tokenizer(
+            whole_text(self.tokenizer, task, reply), truncation=True, max_length=self.longest
+        ).input_ids
+        if len(ids) < 2:
+            raise OperantError(f"task {task.id!r}: prompt and reply have {len(ids)} tokens together; give at least 2")
+        return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
+
+
+def whole_text(tokenizer: Any, task: Task, reply: Any) -> str:
+    """Prompt and reply as one text: joined, decoded from ids, or written by the chat template."""
+    prompt = task.prompt
+    if isinstance(prompt, str) and isinstance(reply, str):
+        return prompt + reply
+    if any(isinstance(message, dict) for message in [*prompt, *reply]):
+        before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        after = reply if isinstance(reply, list) else [{"role": "assistant", "content": reply}]
+        return render(tokenizer, [*before, *after], prompting=False)
+    parts = [
+        part if isinstance(part, str) else tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, reply)
+    ]
+    return "".join(parts)

@@ -4,9 +4,12 @@ Token ids are never made twice: a prompt is encoded once, a reply keeps the ids 
 environment appends is encoded by itself and put after the reply's ids.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +22,9 @@ MAX_TURNS = 1000
 """Number of turns after which an episode is refused as endless."""
 Fits = Callable[[int, int], bool]
 """Whether a prompt and a reply of these numbers of tokens fit into the model's context."""
+Opening = Callable[[Task, int, list[int], Sequence[Turn]], list[int]]
+"""From a task, the number of the attempt among all of the step, a whole prompt of the world and the turns before it to
+the prompt that the policy reads."""
 
 
 class Attempts:
@@ -49,23 +55,37 @@ class Attempts:
 class _Episode:
     """One attempt in progress."""
 
-    def __init__(self, task: Task, place: int, group: int, sample: int, sampling: Sampling, tokenizer: Any):
+    def __init__(
+        self,
+        task: Task,
+        place: int,
+        group: int,
+        sample: int,
+        sampling: Sampling,
+        tokenizer: Any,
+        opening: Opening | None = None,
+    ):
         self.task, self.place, self.group, self.sample = task, place, group, sample
-        self.sampling, self.tokenizer = sampling, tokenizer
+        self.sampling, self.tokenizer, self.opening = sampling, tokenizer, opening
         self.prompt: list[int] = []
+        self.own: list[int] | None = None
+        """The world's own prompt, if `opening` has made another one of it."""
         self.options: list[tuple[str, list[int]]] | None = None
         """Text and ids of each reply to choose among."""
         self.turns: list[Turn] = []
         self.texts: list[str] = []
         self.info: dict[str, Any] = {}
-        self.query = ""
+        self.query = self.key = ""
 
     def start(self, first: Step) -> Rollout | None:
         """Begin with the environment's first step. Returns the rollout if the world failed, otherwise None."""
         self.info |= first.info
+        self.key = first.key
         if first.failed is not None:
             return self._ended(first.failed)
-        self.prompt, self.options = encode_prompt(self.tokenizer, first.text or self.task.prompt), self._encoded(first)
+        self._add_examples(first)
+        self.prompt = self._opened(encode_prompt(self.tokenizer, first.text or self.task.prompt))
+        self.options = self._encoded(first)
         self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
         return None
 
@@ -75,18 +95,33 @@ class _Episode:
         self.turns.append(
             Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, c.allowed, c.states)
             if options is None
-            else Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, options=options, chosen=chosen)
+            else Turn(
+                self.prompt,
+                c.action,
+                c.logprobs,
+                c.values,
+                c.end,
+                c.version,
+                options=options,
+                chosen=chosen,
+                probabilities=c.probabilities,
+            )
         )
+        self.turns[-1] = replace(self.turns[-1], unconditioned=self.own)
         self.texts.append(text)
 
     def answer(self, step: Step, fits: Fits) -> Rollout | None:
         """Apply the environment's answer to the last reply. Returns the rollout if the episode ends, otherwise None."""
-        self.turns[-1] = last = replace(self.turns[-1], reward=float(step.reward), trained=bool(step.trained))
-        self.info |= step.info
+        paid = {"reward": float(step.reward), "trained": bool(step.trained), "key": self.key}
+        self.turns[-1] = last = replace(self.turns[-1], **paid)
+        self.info, self.key = self.info | step.info, step.key
         if step.failed is not None:
             return self._ended(step.failed)
+        first_reply = len(self.turns) == 1
+        self._add_examples(step)
         done = step.terminated and not step.truncated
-        following = encode_prompt(self.tokenizer, step.text) if step.fresh and step.text else None
+        self.own = None
+        following = self._opened(encode_prompt(self.tokenizer, step.text)) if step.fresh and step.text else None
         if following is None and not done:
             following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
         if not (step.terminated or step.truncated):
@@ -99,8 +134,19 @@ class _Episode:
                 return self._ended("outgrown", following)
             self.prompt, self.options = following, options
             return None
-        end: End = "cut" if step.truncated else last.end if len(self.turns) == 1 else "world"
+        end: End = "cut" if step.truncated else last.end if first_reply and not step.examples else "world"
         return self._ended(end, following if end == "cut" else None)
+
+    def _opened(self, prompt: list[int]) -> list[int]:
+        if self.opening is None:
+            return prompt
+        self.own = prompt
+        return self.opening(self.task, self.place, prompt, self.turns)
+
+    def _add_examples(self, step: Step) -> None:
+        """Append the turns that the world has played by itself, which have neither prompt nor action."""
+        self.turns += [Turn([], [], reward=float(reward), trained=False) for _, reward in step.examples]
+        self.texts += [text for text, _ in step.examples]
 
     def _encoded(self, step: Step) -> list[tuple[str, list[int]]] | None:
         return None if step.options is None else [(text, encode_more(self.tokenizer, text)) for text in step.options]
@@ -124,40 +170,52 @@ def play(
     part: Sequence[int] | None = None,
     max_turns: int = MAX_TURNS,
     fits: Fits = lambda prompt, reply: True,
+    opening: Opening | None = None,
 ) -> list[Rollout]:
     """Play one episode for each task and return the rollouts, in order. All live episodes generate in one batch, or
-    `env.most` of them at a time.
+    `env.most` of them at a time. With `env.waves` above 1 they are cut into as many waves: while the world steps one in
+    a thread, the next generates. Tokens are the same; log-probs may differ in their last bits, as batches are smaller.
 
     A task that appears twice has two attempts in one group, with different random numbers. `attempts` counts earlier
     attempts of the same step. `part`: indices of the tasks to play, with the same results as if all were played; None:
     all of them. `fits`: an episode whose next prompt leaves no room for a reply ends there; by default all fit.
+    `opening`: changes the prompts that open an episode or a conversation; they are kept in `Turn.unconditioned`.
     An episode in which the world failed (`Step.failed`) is returned as far as it went, maybe without a turn.
     Raises: OperantError for an exception in the environment or an answer that is not allowed, such as one for other
     slots than it was asked about, and for an episode of more than `max_turns` turns.
     """
     attempts = attempts or Attempts()
     numbered = [(task, *attempts.next(task)) for task in tasks]
-    episodes = {slot: _Episode(*numbers, sampling, tokenizer) for slot, numbers in enumerate(numbered)}
-    if part is not None:
-        episodes = {slot: episodes[slot] for slot in part}
-    finished: dict[int, Rollout] = {}
-    waiting, most = iter(episodes), getattr(env, "most", None)
-    while slots := list(islice(waiting, most)):
-        tasks_of = {slot: episodes[slot].task for slot in slots}
-        ended = {slot: episodes[slot].start(first) for slot, first in answers.reset(env, tasks_of).items()}
-        while live := [slot for slot in slots if ended[slot] is None]:
-            oldest = episodes[live[0]]  # all live episodes have the same number of turns
-            if len(oldest.turns) >= max_turns:
-                raise OperantError(
-                    f"{answers.name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its step "
-                    "must return terminated=True, or truncated=True at a step limit of its own; or give play a larger "
-                    "max_turns"
-                )
-            _generate_replies([episodes[s] for s in live], engine, tokenizer, sampling, seed, stream, step)
-            steps = answers.step(env, {s: episodes[s].texts[-1] for s in live}, tasks_of)
-            ended |= {slot: episodes[slot].answer(answer, fits) for slot, answer in steps.items()}
-        finished |= {slot: rollout for slot, rollout in ended.items() if rollout is not None}
-    return [finished[slot] for slot in episodes]
+    episodes = {slot: _Episode(*numbers, sampling, tokenizer, opening) for slot, numbers in enumerate(numbered)}
+    episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
+    ended: dict[int, Rollout | None] = {}
+    waiting, most, waves = iter(episodes), getattr(env, "most", None), getattr(env, "waves", 1)
+    remember = nullcontext if getattr(env, "turns", None) == 1 else getattr(engine, "remembering", nullcontext)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
+    with remember(), pool as world:
+        while slots := list(islice(waiting, most)):
+            tasks_of = {slot: episodes[slot].task for slot in slots}
+            ended |= {slot: episodes[slot].start(first) for slot, first in answers.reset(env, tasks_of).items()}
+            live = [slot for slot in slots if ended[slot] is None]
+            size, asked = -(-len(live) // waves) or 1, deque[Callable[[], dict[int, Step]]]()
+            ready = deque(live[i : i + size] for i in range(0, len(live), size))
+            while ready or asked:
+                if not ready:  # the wave that was asked about first goes on
+                    steps = asked.popleft()()
+                    ended |= {slot: episodes[slot].answer(answer, fits) for slot, answer in steps.items()}
+                    ready.append([slot for slot in steps if ended[slot] is None])
+                if not (wave := ready.popleft()):
+                    continue
+                oldest = max((episodes[slot] for slot in wave), key=lambda episode: len(episode.turns))
+                if len(oldest.turns) >= max_turns:
+                    raise OperantError(
+                        f"{answers.name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its "
+                        "step must return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
+                    )
+                _generate_replies([episodes[s] for s in wave], engine, tokenizer, sampling, seed, stream, step)
+                ask = partial(answers.step, env, {s: episodes[s].texts[-1] for s in wave}, tasks_of)
+                asked.append(ask if world is None else world.submit(ask).result)
+    return [rollout for slot in episodes if (rollout := ended[slot]) is not None]
 
 
 def _generate_replies(

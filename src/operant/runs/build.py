@@ -9,9 +9,9 @@ from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import check_references, resolve
-from operant.models.loading import load_own_weights, load_policy
+from operant.models.loading import load_own_weights, load_policy, saved_action_values
 from operant.models.safe_loading import load_tokenizer
-from operant.rollouts.demonstrations import Demonstrations
+from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
@@ -40,6 +40,8 @@ class RunParts:
     """None without probe prompts."""
     demonstrations: Demonstrations | None = None
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
+    left_out: int = 0
+    """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
 
 
 def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_scheduler: Any = None) -> RunParts:
@@ -50,22 +52,21 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if train.reward is not None:
         reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
+    env = env.under(config.isolation) if isinstance(env, IsolatedEnv) else env
     engine = None
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
-    source = named_parts.source(train.tasks, own["tasks"])
-    evaluated = named_parts.source(train.evaluate, own["tasks"] if train.evaluate == train.tasks else {})
-    supervised = find(train.algorithm).source != "play"
+    source, evaluated = named_parts.sources(train, own["tasks"], env)
+    forms = find(train.algorithm).rows
     one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
     for rows, metrics in ((source, []), (evaluated, resolve(config.evaluation.metrics))):
         # A wrong path or field shows in the first row, before any model loads.
         if isinstance(rows, (str, Path)) or (metrics and isinstance(rows, (list, tuple))):
-            check_references(metrics, load_tasks(rows, None, one_row, with_replies=supervised))
+            check_references(metrics, load_tasks(rows, None, one_row, **forms))
     if reward is not None:
         rewards.check(reward)
-    if isinstance(env, IsolatedEnv):
-        env = env.under(config.isolation)
-        env.check()
+    if callable(check := getattr(env, "check", None)):
+        check()
     learner = Learner(
         named_parts.policy(train.policy, own["policy"]),
         tokenizer=tokenizer,
@@ -81,11 +82,10 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     policy = learner.policy
     # The reply of an encoder-decoder takes no space in the context of the prompt.
     max_new = 0 if policy.encoder_decoder else sampling.max_tokens
-    bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary}
+    bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary} | forms
     seed = config.learner["learner"].seed
-    bounds |= {"with_replies": supervised}
     if policy.tokenizer is None and env is None:
-        task = next(iter(load_tasks(source, None, one_row, with_replies=supervised)))
+        task = next(iter(load_tasks(source, None, one_row, **forms)))
         if not all(isinstance(token, int) for token in task.prompt):
             name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
             raise OperantError(
@@ -94,14 +94,15 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
                 "give tasks of token ids"
             )
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
-    held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if train.evaluate else []
-    demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if supervised else None
+    tasks, left_out = _usable(learner, tasks)
+    held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
+    demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
     evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations) if held_out else None
-    probed = (held_out or tasks)[: train.probes]
+    probed = (held_out or tasks)[: 0 if learner.algorithm.needs.text_scores else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, reward) if probed else None
     return RunParts(
-        learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations
+        learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations, left_out
     )
 
 
@@ -117,15 +118,28 @@ def trained(folder: Path) -> tuple[Any, Engine]:
         policy = load_policy(made, tokenizer=load_tokenizer(exported))
         load_own_weights(policy, exported)
     else:
-        policy = load_policy(str(exported))
+        policy = load_policy(str(exported), value=saved_action_values(exported))
     if engine is None or str(engine).startswith("<"):  # none, or an object of a Python program
         return policy, default_engine(policy)
     return policy, named_parts.make("engine", engine, named_parts.stored_options("engine", config), policy)
 
 
+def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:
+    """The tasks whose labels teach the method something, and the number of the others."""
+    usable = learner.algorithm.usable
+    if usable is None:
+        return tasks, 0
+    found = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
+    return [task for task, useful in zip(tasks, found, strict=True) if useful], found.count(False)
+
+
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:
     """Prepare supervised training. Raises: OperantError for the first row that cannot be trained on."""
     policy = learner.policy
+    if learner.algorithm.needs.text_scores:
+        texts = WholeTexts(policy.tokenizer, None, longest=min(data.max_length or policy.context, policy.context))
+        texts.rollouts(tasks)
+        return texts
     if data.loss_on == "all" and policy.encoder_decoder:
         raise OperantError("data.loss_on=all: an encoder-decoder does not generate its prompts; use replies")
     stop = next(iter(sorted(learner.sampling.stops)), None)

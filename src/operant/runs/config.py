@@ -23,7 +23,8 @@ from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
-from operant.training.options import checked_options, option_names, own_options, schema, with_base
+from operant.training import best
+from operant.training.options import LearnerOptions, checked_options, option_names, own_options, schema, with_base
 from operant.types import OperantError, shown
 
 
@@ -35,7 +36,8 @@ class TrainOptions:
     """A folder, builtin:NAME, a Hub name (also name@revision), or module:object that makes a model; from Python also a
     model or a Policy."""
     tasks: Any = None
-    """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function."""
+    """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function. None: the
+    environment's own, if it has any."""
     reward: Any = None
     """A name (builtin:sentiment, letters:e), module:function, or {name: weight}; from Python also a function."""
     env: Any = None
@@ -48,7 +50,7 @@ class TrainOptions:
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     algorithm: str = "ppo"
     preset: str | None = None
-    """Option values of another system: openai | trl | rl4lms | textworld."""
+    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
     steps: int = 100
     batch: int = 64
     """Replies per step, over all ranks."""
@@ -58,7 +60,8 @@ class TrainOptions:
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
     rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
     evaluate: Any = None
-    """Held-out tasks, evaluated before and after training with the same random numbers."""
+    """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the tasks are
+    the environment's own, those that it keeps for tests."""
     evaluate_every: int = 0
     """Steps between evaluations during training; 0: only before and after."""
     best: str | None = None
@@ -108,6 +111,11 @@ class TrainOptions:
             raise OperantError(f"silence_minutes={self.silence_minutes}: it must be between 0 and 43200, a month")
         if self.checkpoint not in ("resume", "light", "both"):
             raise OperantError(f"checkpoint={self.checkpoint!r}: it must be resume, light or both")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are held-out tasks; those of a world that has tasks of its own count, and may be none."""
+        return self.evaluate is not None or self.tasks is None
 
 
 @dataclass(frozen=True)
@@ -173,8 +181,8 @@ def place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) ->
 
 def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     """As `configure`."""
-    given = named_parts.flattened(given)
-    base = named_parts.flattened(load_recipe(recipe) if recipe else {})
+    base, given = options.with_short_names(load_recipe(recipe) if recipe else {}, given)
+    base, given = named_parts.flattened(base), named_parts.flattened(given)
     above = preset(_text(given.get("preset")))
     below = preset(_text(base.get("preset"))) if "preset" not in given else {}
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
@@ -227,30 +235,36 @@ def _check_together(config: Config) -> None:
     """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
     _check_best(train, config.evaluation)
-    if config.evaluation.metrics and train.evaluate is None:
+    if config.evaluation.metrics and not train.evaluates:
         raise OperantError(
             f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, or leave it "
             "out"
         )
-    if train.tasks is None:
+    if train.tasks is None and not named_parts.has_games(train.env):
         raise OperantError(
             "tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train"
         )
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
+    if train.reward is not None and algorithm.needs.text_scores:
+        raise OperantError(
+            f"reward={shown(train.reward)} with algorithm={train.algorithm}: it generates no replies that could be "
+            "scored; leave it out"
+        )
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
-    if train.reward is None and algorithm.source != "data":
+    if train.reward is None and algorithm.source != "data" and algorithm.needs.reward:
         pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
         if not pays:
             raise OperantError(
                 "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"
             )
-    if train.samples < algorithm.needs.samples:
+    if algorithm.source != "data" and train.samples < algorithm.needs.samples:
         raise OperantError(
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
+    _check_selection(train, config.learner["learner"])
     supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
@@ -267,6 +281,21 @@ def _check_together(config: Config) -> None:
         )
 
 
+def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
+    """Refuse a selection of more episodes than a step or a prompt has."""
+    kind, number = ("", 0.0) if own.select is None else best.parse(own.select)
+    if kind == "count" and own.select_unit == "episode" and number > train.batch:
+        raise OperantError(
+            f"learner.select={own.select} with batch={train.batch}: a step has fewer replies; use at most "
+            f"top:{train.batch}"
+        )
+    if kind == "group" and own.select_unit == "episode" and number >= train.samples:
+        raise OperantError(
+            f"learner.select={own.select} with samples={train.samples}: all replies to a prompt would stay; raise "
+            "samples, or select fewer"
+        )
+
+
 def _check_best(train: TrainOptions, evaluation: EvaluationOptions) -> None:
     """Refuse a `best` that the run does not measure."""
     if train.best is None:
@@ -278,7 +307,7 @@ def _check_best(train: TrainOptions, evaluation: EvaluationOptions) -> None:
         hint = f"did you mean {near[0]!r}?" if near else "docs/metrics.md lists all metrics"
         hint = f"choose it: evaluation.metrics={name.removeprefix('evaluate/')}" if name in METRICS else hint
         raise OperantError(f"best={train.best!r} is not a metric of this run; {hint}")
-    if name.startswith("evaluate/") and (train.evaluate is None or not train.evaluate_every):
+    if name.startswith("evaluate/") and not (train.evaluates and train.evaluate_every):
         raise OperantError(
             f"best={train.best!r} is measured by evaluations during training: set evaluate and evaluate_every"
         )
@@ -330,4 +359,4 @@ def describe(value: Any) -> Any:
 
 
 def _plain(made: Any) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in options.values(made).items()}
+    return {k: describe(v) for k, v in options.values(made).items()}

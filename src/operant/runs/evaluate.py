@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from operant import distributed
+from operant.metrics import games
 from operant.metrics.evaluation import NOTHING, Measured, check_references, measure, metric_names, resolve
 from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
@@ -22,6 +23,9 @@ from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.scoring import forward_batch
 from operant.types import OperantError, RewardFn, Rollout, Task
+
+GAMES = 32
+"""Most games of an evaluation whose transcripts are kept."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Evaluation:
     remarks: list[Remark] = field(default_factory=list)
     """What the reward said about each reply beside its score; empty if it said nothing."""
     measured: Measured = NOTHING
-    """The numbers of the metrics of the option `evaluation.metrics`."""
+    """The numbers of the metrics of the option `evaluation.metrics`, and of held-out labelled replies those of the
+    method's own loss."""
 
     @property
     def loss(self) -> float | None:
@@ -116,7 +121,7 @@ class Evaluation:
         return tally.result() | {f"evaluate/outcome/{name}": share for name, share in shares.items()}
 
     def chosen(self) -> dict[str, float]:
-        """The metrics of the option `evaluation.metrics` by name; a mean where there is a number for each reply."""
+        """The metrics of `measured` by name; a mean where there is a number for each reply."""
         known = {name.removeprefix("evaluate/"): x for name, x in self.metrics().items()}
         return {name: known[name] for name in (*self.measured.of_all, *self.measured.of_replies) if name in known}
 
@@ -135,6 +140,9 @@ class Evaluation:
         for name, values in self.measured.of_replies.items():
             for reply, value in zip(replies, values, strict=True):
                 reply.setdefault("metrics", {})[name] = value
+        for reply, rollout in list(zip(replies, self.rollouts))[:GAMES]:
+            if (game := games.game_of(rollout)) is not None:
+                reply["game"] = game
         mean = self.mean if any(s is not None for s in self.scores) else None
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
         plain |= {"metrics": self.chosen()} if self.chosen() else {}
@@ -146,9 +154,10 @@ class Evaluation:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Evaluation":
         """The inverse of `as_plain`; the rollouts have texts but no token ids."""
-        rollouts = [
-            Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], query=r["query"]) for r in plain["replies"]
-        ]
+        rollouts = []
+        for r in plain["replies"]:
+            info = {"game": r["game"]} if "game" in r else {}
+            rollouts.append(Rollout(Task(r["task"], r["query"]), 0, [], [r["reply"]], info=info, query=r["query"]))
         losses = tuple(ReplyLoss(**loss) for loss in plain.get("given", ()))
         remarks = [Remark(tuple(r["outcomes"]), r["message"]) for r in plain["replies"] if "outcomes" in r]
         each = [r.get("metrics", {}) for r in plain["replies"]]
@@ -186,11 +195,19 @@ class Evaluator:
         check_references(self.metrics, tasks)
 
     def __call__(self) -> Evaluation:
-        """Generate and score replies, and measure KL to the reference; with demonstrations, measure their loss."""
-        learner, tasks, losses = self.learner, self.tasks, tuple[ReplyLoss, ...]()
+        """Generate and score replies, and measure KL to the reference; with demonstrations, measure their loss.
+
+        Of labelled demonstrations, it is the loss of the method, with its metrics.
+        """
+        learner, tasks = self.learner, self.tasks
+        losses, of_loss = tuple[ReplyLoss, ...](), dict[str, float]()
         if self.demonstrations is not None:
             with learner.timing("evaluate"):
-                losses = reply_losses(self.demonstrations.rollouts(tasks), learner.policy)
+                given = self.demonstrations.rollouts(tasks)
+                if learner.algorithm.needs.labels:
+                    of_loss = learner.measure(given)
+                else:
+                    losses = reply_losses(given, learner.policy)
             generates = self.reward is not None or bool(self.metrics)
             tasks = [self.demonstrations.opening(task) for task in tasks] if generates else []
         sampled = [task for task in tasks for _ in range(self.samples)]
@@ -203,11 +220,18 @@ class Evaluator:
             seen = learner.as_seen(rollouts)
             judged = distributed.together(lambda: judge(self.reward, seen, pays=learner.pays))
             measured = distributed.together(lambda: measure(self.metrics if rollouts else [], seen))
+            of_replies = {**measured.of_replies, **games.of_replies(rollouts)}
+            measured = replace(measured, of_replies=of_replies, of_all={**of_loss, **measured.of_all})
             scores = totals(judged.scores, rollouts)
             kl = None
             played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
             if learner.reference is not None and played:
                 kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
+        tokenizer = learner.policy.tokenizer
+        decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        for rollout in rollouts[:GAMES]:
+            if (game := games.transcript(rollout, decode)) is not None:
+                rollout.info["game"] = game
         return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured)
 
 

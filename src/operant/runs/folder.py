@@ -236,7 +236,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def runs_near(path: Path) -> str:
-    """The runs beside a path that is none, or else those in runs/, as a part of a sentence: the newest ten."""
+    """The runs beside a path that is no run folder, or else those in runs/, as a part of a sentence: the newest ten."""
     for place in (path.parent, Path("runs")):
         found = sorted(place.glob("*/config.yaml"), key=lambda file: -file.stat().st_mtime)
         if found:
@@ -303,10 +303,11 @@ def _line(record: Mapping[str, Any]) -> str:
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with atomic_io.explained(path.parent):
         atomic_io.mkdir(path.parent)
-    atomic_io.write(path, _parquet(rows))
+    atomic_io.write(path, as_parquet(rows))
 
 
-def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The bytes of a Parquet file with these rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

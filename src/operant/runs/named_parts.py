@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from operant import rewards
 from operant.data.sources import SOURCES
 from operant.engines import ENGINES
-from operant.envs import ENVS
-from operant.envs.isolated import isolated_maker
+from operant.envs import ENVS, own_games
+from operant.envs.functions import maker
+from operant.envs.isolated import FORMS, isolated_maker
 from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
@@ -44,7 +45,7 @@ def _factory(kind: str, value: Any, skip: int = 0) -> Factory | None:
 
 def _tracker(value: Any) -> Factory | None:
     """The factory of a single tracker; several have their options in a mapping."""
-    names = value.split(",") if isinstance(value, str) else list(value)
+    names = [name for name in value.split(",") if name] if isinstance(value, str) else list(value)
     return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 and not isinstance(value, Mapping) else None
 
 
@@ -69,10 +70,11 @@ def is_object(kind: str, value: Any) -> bool:
 
 def found(kind: str, value: Any) -> Any:
     """The class, function or object of a name; anything else is itself."""
-    if kind == "env" and isinstance(value, str) and value.startswith("isolated:"):
-        spec = value.removeprefix("isolated:")
-        return isolated_maker(spec, ENVS.find(spec))
-    return TABLES[kind].find(value) if isinstance(value, str) else value
+    prefix, _, spec = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind == "env" and prefix in FORMS:
+        return isolated_maker(prefix, spec, ENVS.find(spec))
+    thing = TABLES[kind].find(value) if isinstance(value, str) else value
+    return maker(thing) if kind == "env" else thing
 
 
 def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +106,13 @@ def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The options in `below` of the parts that `above` replaces by others, by kind."""
-    others = [kind for kind in KINDS if above.get(kind) not in (None, below.get(kind))]
+    """The options in `below` of the parts that `above` replaces by others, by kind. A part in another process, such as
+    `workers:rooms` for `rooms`, is no other part: it has the same options."""
+
+    def bare(value: Any) -> Any:
+        return value.partition(":")[2] if isinstance(value, str) and value.partition(":")[0] in FORMS else value
+
+    others = [kind for kind in KINDS if above.get(kind) is not None and bare(above[kind]) != bare(below.get(kind))]
     return {kind: options for kind in others if (options := options_of(below, kind))}
 
 
@@ -155,12 +162,29 @@ def policy(value: Any, options: Mapping[str, Any]) -> Any:
     return make("policy", value, options) if is_object("policy", value) else value
 
 
+def has_games(env: Any) -> bool:
+    """Whether an environment has tasks of its own: a method `games`. A function may make one that has."""
+    named = found("env", env)
+    return getattr(named, "games", None) is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
+
+
 def source(value: Any, options: Mapping[str, Any]) -> Any:
     """Tasks as `load_tasks` takes them: a named function with its options, or the value itself."""
     if not is_object("tasks", value):
         return value
     rows = found("tasks", value)
     return rows(**options) if inspect.isclass(rows) else _bound(rows, options)
+
+
+def sources(train: Any, options: Mapping[str, Any], env: Any) -> tuple[Any, Any]:
+    """What the tasks and the held-out tasks of a run are read from; without `train.tasks`, the environment's own.
+
+    options: of the task source. Raises: OperantError for an environment without tasks of its own.
+    """
+    if train.tasks is None:
+        held_out = own_games(env, "test") if train.evaluate is None else source(train.evaluate, {})
+        return own_games(env, "train"), held_out
+    return source(train.tasks, options), source(train.evaluate, options if train.evaluate == train.tasks else {})
 
 
 def _bound(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:

@@ -86,7 +86,8 @@ def _repeat(learner: Learner, refusal: refused_step.RefusedStep, rank: int) -> N
     batch, bootstraps = refusal.parts[rank]
     batch = batch.to(learner.policy.device)
     if refusal.stage == "observe":
-        batch = learner.credit(learner.score(batch, bootstraps, refusal.sampling), refusal.coef).to("cpu")
+        scored = learner.look(learner.score(batch, bootstraps, refusal.sampling), refusal.sampling)
+        batch = learner.credit(scored, refusal.coef).to("cpu")
         fault = find_in_batch(batch)
     else:
         objective = learner.objective(refusal.sampling)

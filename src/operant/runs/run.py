@@ -19,7 +19,9 @@ from operant.algorithms import left_out_message
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.rollout_table import rows
 from operant.rewards import IsolatedReward, Judged, isolated_parts, reward_metrics
+from operant.runs import named_parts
 from operant.runs.build import RunParts
+from operant.runs.calibrate import calibrate
 from operant.runs.checkpoint_schedule import CheckpointSchedule, write_model
 from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
@@ -221,6 +223,7 @@ class Run:
     def start(self) -> None:
         """Evaluate the initial policy, unless the run is resumed."""
         if not self.started:
+            calibrate(self.parts, self.config.data)
             self.evaluation.before_training()
             self.learner.clock.take()
             self.started = True
@@ -250,9 +253,17 @@ class Run:
             )
 
     def log_left_out(self) -> None:
-        """Log the options of recipe and preset that the chosen algorithm does not have."""
+        """Log the options of recipe and preset that do not apply with the chosen algorithm or world, and rows of it."""
+        if self.parts.left_out:
+            count = self.parts.left_out + len(self.parts.tasks)
+            self._log_note(
+                f"{self.parts.left_out} of {count} rows are left out: their labels teach "
+                f"{self.config.train.algorithm} nothing, as equal labels, or a single reply, are no pair"
+            )
         for source, names in self.config.left_out.items():
-            self._log_note(left_out_message(source, names, self.config.train.algorithm))
+            kind = source.rpartition(", ")[2]
+            kind = kind if kind in named_parts.KINDS else "algorithm"
+            self._log_note(left_out_message(source, names, f"{kind}={getattr(self.config.train, kind)}"))
 
     def _log_note(self, text: str) -> None:
         self.folder.log_message(text)
@@ -350,6 +361,9 @@ class Run:
         """
         errors = [_error_of(self.save_last)]
         self.after = self.evaluation.evaluate()
+        calibrate(
+            self.parts, self.config.data
+        )  # for the export alone: a run of more steps goes on as if it had not ended
         if self.first:
             if self.after is not None:
                 both = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}

@@ -36,7 +36,7 @@ def task_to_plain(task: Task) -> dict[str, Any]:
 
 def task_from_plain(plain: Mapping[str, Any]) -> Task:
     """The task that `task_to_plain` was called with."""
-    return Task(**{**plain, **{name: tuple(plain[name]) for name in ("replies", "references")}})
+    return Task(**{**plain, **{name: tuple(plain[name]) for name in ("replies", "scores", "references")}})
 
 
 def step_to_plain(step: Step) -> dict[str, Any]:
@@ -45,6 +45,31 @@ def step_to_plain(step: Step) -> dict[str, Any]:
     Raises: OperantError if `info` holds anything else.
     """
     return _plain(_numbers(_fields(step)), "the step")
+
+
+def state_to_plain(state: Any) -> Any:
+    """A world's state, from which `state_from_plain` makes it again: tuples stay tuples, and keys may be numbers.
+
+    Raises: OperantError if it holds anything else than plain data.
+    """
+    if isinstance(state, (list, tuple)):
+        parts = [state_to_plain(part) for part in state]
+        return {"tuple": parts} if isinstance(state, tuple) else parts
+    if isinstance(state, Mapping):
+        return {"dict": [[_plain(key, "a key of the state"), state_to_plain(part)] for key, part in state.items()]}
+    return _plain(state, "the state, or a part of it,")
+
+
+def state_from_plain(plain: Any) -> Any:
+    """The state that `state_to_plain` was called with."""
+    if isinstance(plain, list):
+        return [state_from_plain(part) for part in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, parts),) = plain.items()
+    if kind == "tuple":
+        return tuple(map(state_from_plain, parts))
+    return {key: state_from_plain(part) for key, part in parts}
 
 
 def as_list(returned: Any) -> list[Any] | None:

@@ -42,7 +42,7 @@ from operant.storage.checkpoint_store import (
 from operant.storage.state_codec import NamedTensors, decode, encode, read_folder, write_folder
 from operant.types import OperantError
 
-__all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "read_extra", "to_resume"]
+__all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "read_extra", "read_part", "to_resume"]
 
 LIGHT = {"policy"}
 """Parts of a light checkpoint. A policy's state holds only its trained weights."""
@@ -178,6 +178,16 @@ class RunState:
 def read_extra(path: Path) -> Any:
     """The `extra` that the checkpoint at `path` was saved with. Raises: OperantError if it is damaged."""
     return _read(path)[0]
+
+
+def read_part(path: Path, name: str) -> Any:
+    """The state of one part in the checkpoint at `path`. Raises: OperantError if it is damaged or lacks the part."""
+    if problem := verify(path):
+        raise damaged(path, problem)
+    states = _read(path)[1]
+    if name not in states:
+        raise OperantError(f"{path} lacks {name}: it was not written by a training run")
+    return states[name]
 
 
 def _read(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -38,7 +38,7 @@ CONFIGS = ("config.json", "adapter_config.json")
 
 
 def find_model(name: str | os.PathLike[str]) -> str:
-    """The folder of a model: `name` is a folder, `builtin:NAME` or a Hub name, also `name@revision`.
+    """The folder of a model: `name` is a folder, also of a run, `builtin:NAME` or a Hub name, also `name@revision`.
 
     Raises: OperantError within five seconds if there is none.
     """
@@ -46,7 +46,7 @@ def find_model(name: str | os.PathLike[str]) -> str:
     if text.startswith("builtin:"):
         return str(_builtin_model(text.removeprefix("builtin:")))
     if (path := found(text)) is not None:
-        return str(_local_model(path))
+        return str(_local_model(exported(path)))
     repository, revision = _on_hub(text)
     if (folder := _cached(repository, revision)) is not None:
         return folder
@@ -62,12 +62,16 @@ def find_model(name: str | os.PathLike[str]) -> str:
 
 
 def pinned(name: Any) -> Any:
-    """A Hub name as `name@commit`, which always means the same weights; anything else is returned unchanged.
+    """A Hub name as `name@commit`, which always means the same weights, and a run's folder as that of its model.
+
+    Anything else is returned unchanged.
 
     Does not download the model. Raises: OperantError as `find_model`.
     """
-    if not isinstance(name, str) or name.startswith("builtin:") or found(name) is not None:
+    if not isinstance(name, str) or name.startswith("builtin:"):
         return name
+    if (path := found(name)) is not None:
+        return name if exported(path) == path else str(exported(path))
     repository, revision = _on_hub(name)
     if (folder := _cached(repository, revision)) is not None:
         return f"{repository}@{Path(folder).name}"
@@ -109,6 +113,12 @@ def find_config(name: str | os.PathLike[str]) -> str:
         with suppress(OSError):  # a model may lack them
             hf_hub_download(repository, file, revision=revision)
     return str(Path(hf_hub_download(repository, "config.json", revision=revision)).parent)
+
+
+def exported(path: Path) -> Path:
+    """The model that a run in the folder has exported; any other folder is itself."""
+    is_run = (path / "config.yaml").is_file() and (path / "export").is_dir()
+    return path / "export" if is_run else path
 
 
 def found(name: str | os.PathLike[str]) -> Path | None:

@@ -106,7 +106,8 @@ def divide(options: Mapping[str, Any], recipe: str | None = None) -> tuple[list[
     Raises: OperantError for an unknown option, a value of the wrong type, or if no option has several values.
     """
     # The names of the options depend on the algorithm and the named parts; of several, the first one counts.
-    base = flattened(load_recipe(recipe) if recipe else {})
+    base, options = named.with_short_names(load_recipe(recipe) if recipe else {}, options)
+    base = flattened(base)
     first = {name: split(str(text))[0] for name, text in options.items()}
     schema = config_schema(first.get("algorithm", base.get("algorithm", "ppo")), named_in(first, base))
     kinds = named.kinds(schema)

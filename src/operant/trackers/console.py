@@ -15,11 +15,17 @@ from typing import Any, TextIO
 
 _NUMBERS = {
     "supervised/loss": "loss {:.3f}",
+    "preference/loss": "loss {:.3f}",
+    "preference/accuracy": "accuracy {:.0%}",
+    "game/won": "won {:.0%}",
     "reward/mean": "reward {:.3f}",
     "kl/per_reply": "KL {:.2f}",
     "policy/entropy": "entropy {:.2f}",
     "policy/clip_fraction": "clip {:.2f}",
 }
+
+LONGEST = 300
+"""Characters of a query or reply among the samples."""
 
 
 class Console:
@@ -84,7 +90,9 @@ class Console:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
             said = ": ".join(row[name] for name in ("outcome", "message") if row.get(name))
             said = said if len(said) <= 100 else said[:97] + "..."
-            self._print(f"  {plain(row['query'])} | {plain(row['reply'])}{score}{said and f' ({plain(said)})'}")
+            given = "" if row.get("logprobs") is not None else "from the data: "  # no reply of the policy
+            texts = [x if len(x) <= LONGEST else f"{x[:LONGEST]}..." for x in (row["query"], row["reply"])]
+            self._print(f"  {given}{' | '.join(map(plain, texts))}{score}{said and f' ({plain(said)})'}")
 
     def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
         """Do nothing: distributions are in the report."""
@@ -106,12 +114,18 @@ class Console:
             emit(text, self._output)
 
 
-def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: TextIO | None = None) -> None:
-    """Print rows of (query, before, score, after, score) as a table in a terminal, else as plain lines."""
+def before_after(
+    rows: Sequence[tuple[str, str, float | None, str, float | None]], output: TextIO | None = None
+) -> None:
+    """Print rows of (query, before, score, after, score) as a table in a terminal, else as plain lines.
+
+    A score may be None.
+    """
     out: TextIO = sys.stdout if output is None else output
     if not _is_terminal(out):
         for query, before, old, after, new in rows:
-            emit(f"{plain(query)}\n  before {old:6.3f} |{plain(before)}\n  after  {new:6.3f} |{plain(after)}", out)
+            scores = ["" if score is None else f"{score:6.3f} " for score in (old, new)]
+            emit(f"{plain(query)}\n  before {scores[0]}|{plain(before)}\n  after  {scores[1]}|{plain(after)}", out)
         return
     from rich.console import Console as RichConsole
     from rich.table import Table
@@ -121,7 +135,8 @@ def before_after(rows: Sequence[tuple[str, str, float, str, float]], output: Tex
     for title, ratio in (("opening", 2), ("before", 4), ("score", None), ("after", 4), ("score", None)):
         table.add_column(title, ratio=ratio, min_width=5, justify="left" if ratio else "right")
     for query, before, old, after, new in rows:
-        texts = [plain(query), plain(before), f"{old:.2f}", plain(after), f"{new:.2f}"]
+        scores = ["" if score is None else f"{score:.2f}" for score in (old, new)]
+        texts = [plain(query), plain(before), scores[0], plain(after), scores[1]]
         table.add_row(*map(Text, texts))
     RichConsole(file=out).print(table)
 

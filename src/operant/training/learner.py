@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
@@ -26,24 +27,26 @@ from operant.algorithms import DEFAULT, find, left_out_message
 from operant.algorithms import preset as find_preset
 from operant.engines.native.engine import NativeEngine
 from operant.engines.own import OwnEngine
+from operant.envs import for_evaluation
 from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
-from operant.models.loading import load_reference
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
-from operant.models.reference import PolicyCopy
 from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
-from operant.rollouts.collate import collate, nothing, played, spread_over
+from operant.rollouts.collate import collate, cut, nothing, played, spread_over, units
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
 from operant.rollouts.play import Attempts, play
+from operant.rollouts.prompts import Wanted, returns_to_go, with_hints, with_prompts, with_returns
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import refused_step, step_arguments
+from operant.training.anchors import with_anchors
+from operant.training.best import best, only
 from operant.training.nonfinite import find_in_batch
-from operant.training.objective import Objective, make_objective
+from operant.training.objective import Objective, make_objective, measure_terms
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
@@ -53,13 +56,15 @@ from operant.training.scoring import (
     Bootstraps,
     bootstrap_prompts,
     charge_kl,
+    check_rows,
     forward_batch,
     score_batch,
     with_bootstraps,
     with_trunk_states,
+    within_context,
 )
 from operant.training.select import TrainingBatch, select, select_all, select_both
-from operant.training.setup import configured_sampling, load_trained_policy
+from operant.training.setup import configured_sampling, load_trained_policy, make_copies, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
@@ -127,11 +132,11 @@ class Learner(Saveable):
         else:
             self.options, left_out = dict(composed), []
         if left_out:
-            warnings.warn(left_out_message(f"preset {preset}", left_out, name), stacklevel=2)
+            warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
         self.own: LearnerOptions = self.options["learner"]
         self.kl: KLOptions = self.options["kl"]
         check_length(self.options, total_steps)
-        check_reference(self.kl, name, reference)
+        check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
@@ -144,12 +149,7 @@ class Learner(Saveable):
         self.policy = load_trained_policy(policy, name, self.options, tokenizer)
         """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
-        self.reference = load_reference(reference, self.policy) if "reference" in self.algorithm.copies else None
-        self.copies = {
-            copy: PolicyCopy(self.policy, rule, values=copy in self.algorithm.with_values)
-            for copy, rule in self.algorithm.copies.items()
-            if copy != "reference"
-        }
+        self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         if self.algorithm.mask is not None:
@@ -158,12 +158,14 @@ class Learner(Saveable):
                 raise OperantError(f"algorithm={name} masks tokens, and {type(self.engine).__name__} has no mask_with")
             masked(self.copies[self.algorithm.mask].policy)
         self.env = env or SingleTurn()
+        tell_room(self.env, self.policy, self.sampling)
         own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
         self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
+        self.wanted = Wanted(self.options["condition"]) if self.algorithm.condition else None
+        """The returns that play asks for; None: prompts state none."""
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
-        self.budget = self.options["update"].budget()
-        self.clock = machine.Clock()
+        self.budget, self.clock = self.options["update"].budget(), machine.Clock()
         self.attempts = Attempts()
         """The attempts that `generate` has made since the last step."""
         self.last_step: LastStep | None = None
@@ -221,7 +223,8 @@ class Learner(Saveable):
     ) -> list[Rollout]:
         """Play tasks to the end, with the random numbers of this step.
 
-        stream: which random numbers are used; `evaluate` and `probe` always use those of step 0.
+        stream: which random numbers are used; `evaluate` and `probe` always use those of step 0, and play in what
+        the world's `for_evaluation` returns, if it has one.
         attempts: the attempts that were made before in this step; None: no attempts.
         part: indices of the tasks to play; each rollout is the same as if all were played. None: all tasks.
         """
@@ -232,7 +235,7 @@ class Learner(Saveable):
         with self.timing("generate" if stream == "train" else stream), self._threads(len(tasks)):
             return play(
                 tasks,
-                env=env or self.env,
+                env=env or (self.env if stream == "train" else for_evaluation(self.env)),
                 engine=engine or self.engine,
                 tokenizer=self.policy.tokenizer,
                 sampling=sampling,
@@ -242,6 +245,7 @@ class Learner(Saveable):
                 attempts=attempts,
                 part=part,
                 fits=lambda prompt, reply: self.policy.misfit(prompt, reply) is None,
+                opening=self.wanted.opening(self.policy.tokenizer, training=stream == "train") if self.wanted else None,
             )
 
     # --- learn --------------------------------------------------------------------------------------------------------
@@ -260,7 +264,7 @@ class Learner(Saveable):
         """Run one training step: `step(replies, rewards)`, or `step(queries, responses, scores)` from elsewhere.
 
         Methods that learn from demonstrations (sft) take `step(queries, responses)`; responses that are texts are
-        followed by the stop token.
+        followed by the stop token. Those that learn from labels (dpo) take `step(queries, responses, scores)`.
 
         A score is a float, one float per action token, a `Judgement`, or None, which leaves the reply out. For queries,
         responses and scores, log-probs and values are computed in one forward pass, and these arguments can be added,
@@ -286,6 +290,7 @@ class Learner(Saveable):
         others = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
         if self.algorithm.source == "data":
             known = {"algorithm": name, "policy": self.policy, "sampling": self.sampling}
+            known["labels"] = self.algorithm.needs.labels
             parsed = step_arguments.from_demonstrations(first, second, {"scores": scores, **others}, **known)
         elif scores is None:
             parsed = step_arguments.from_generated(first, second, others, self.sampling)
@@ -297,6 +302,8 @@ class Learner(Saveable):
             parsed = step_arguments.from_triplets(first, second, scores, **others, **known)
         samples = self.algorithm.needs.samples
         step_arguments.check_comparable(parsed.rollouts, name, samples, groups_named=groups is not None)
+        if self.algorithm.source == "data" and self.algorithm.needs.labels:
+            step_arguments.check_labels(parsed.rollouts, self.algorithm, self.options["loss"])
         judged, before = step_arguments.judged(parsed), self.history[-1] if self.history else None
         metrics = self.learn(parsed.rollouts, judged.scores if judged else parsed.scores, parsed.sampling)
         if judged is not None:
@@ -315,6 +322,8 @@ class Learner(Saveable):
         Raises: OperantError for scores that cannot be trained on, or after the last step of a schedule.
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
+        if self.algorithm.needs.action_values:  # what the language model itself says is trained
+            sampling = replace(sampling or default, guidance=0.0)
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
         with self._threads(min(tokens, self.budget.tokens)):
             return self._learn(rollouts, scores, sampling or default)
@@ -327,22 +336,27 @@ class Learner(Saveable):
         try:
             selected = self._select(rollouts, scores)
             with self.timing("observe"):
-                collated, bootstraps, batch = distributed.together(lambda: self._collate_and_score(selected, sampling))
+                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(selected, sampling))
+                batch = distributed.together(lambda: self.look(scored, sampling))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
         with self.timing("advantage"):
+            kept, chosen = self._best(batch, coef, selected)
             batch = self.credit(batch, coef)
         on_cpu = batch.with_(states=None).to("cpu")
         generated = [r for r in selected.rollouts if not r.demonstrated or self.algorithm.source == "data"]
         tally = selected.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
+        tally.merge(chosen)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
         tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
             places = [rollout.place for rollout in selected.rollouts]
-            tally.merge(self._update(batch, sampling, lr, coef, places))
+            tally.merge(self._update(batch if kept is None else only(batch, kept), sampling, lr, coef, places))
+        if self.wanted is not None and (self.refused is None or not self.refused.whole):
+            self.wanted.see([whole[0] for part in distributed.gathered(self._reached(selected)) for whole in part])
         self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, selected.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
@@ -360,39 +374,89 @@ class Learner(Saveable):
             selected = self._select(rollouts, scores)
         finally:
             self.moments.load_state_dict(moments)
-        batch = self._collate_and_score(selected, self.sampling).scored
+        batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
         return self.credit(batch, self.controller.coef).to("cpu"), selected.places
+
+    def measure(self, rollouts: list[Rollout]) -> dict[str, float]:
+        """The metrics of the method's own loss on demonstrations, such as held-out ones, by name. Nothing changes.
+
+        On several ranks, every rank passes the same rollouts.
+        """
+        sampling, tally = self.sampling.plain, Tally()
+        batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
+        batch = self.credit(batch, self.controller.coef)
+        objective = self.objective(sampling)
+        for rows in cut(batch, units(batch, self.algorithm.unit), self.budget.tokens, packed=self.policy.packs(batch)):
+            measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
+        return tally.result()
 
     def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
         """Select the replies to train on, and process their scores."""
         if self.algorithm.source == "data":
             return select_all(rollouts)
-        scores = [0.0] * len(rollouts) if scores is None else scores
         limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
         limits |= {"drop_lengths": self.own.on_length == "drop", "tokenizer": self.policy.tokenizer}
         known = {"options": self.options["score"], "moments": self.moments, **limits}
+        if not self.algorithm.needs.reward and not any(score is not None for score in scores or ()):
+            unjudged = select(rollouts, [0.0] * len(rollouts), judged=False, **known)
+            return replace(unjudged, raw_scores=[None] * len(rollouts))
+        scores = [0.0] * len(rollouts) if scores is None else scores
         return (select_both if self.algorithm.source == "both" else select)(rollouts, scores, **known)
+
+    def _best(self, batch: Batch, coef: float, selected: TrainingBatch) -> tuple[Tensor | None, Tally]:
+        """The actions of the best replies, which `learner.select` keeps, and its metrics; None without it."""
+        if self.own.select is None or self.algorithm.source == "data":
+            return None, Tally()
+        places = [rollout.place for rollout in selected.rollouts] or [None]
+        known = {"discount": self._between, "kl_coef": coef}
+        return best(batch, self.own.select, self.own.select_unit, places, **known)
+
+    @property
+    def _between(self) -> float:
+        """The discount from a turn to the next one."""
+        return math.prod(self.options.get("advantage", {}).get(rate, 1.0) for rate in ("gamma", "turn_gamma"))
 
     def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
         """Collate the replies and score them."""
         if selected.rollouts:
             joined = not self.policy.encoder_decoder and self.algorithm.unit != "turn"
-            known, rates = self.options.get("advantage", {}), ("gamma", "turn_gamma")
-            between = math.prod(known.get(rate, 1.0) for rate in rates)
-            kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": between}
-            batch = collate(selected.rollouts, selected.scores, **kept, mixed=self.algorithm.source == "both")
-            batch = with_staleness(batch, selected.rollouts, self.policy.version)
+            kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": self._between}
+            rollouts, scores, tokenizer = selected.rollouts, selected.scores, self.policy.tokenizer
+            if self.algorithm.needs.action_values:  # log-probs of guided replies are not those of the language model
+                rollouts = [with_prompts(rollout, lambda index, turn: turn.prompt) for rollout in rollouts]
+            if self.wanted is not None:
+                rollouts = with_returns(rollouts, self._reached(selected), tokenizer, self.wanted.options)
+            batch = collate(rollouts, scores, **kept, mixed=self.algorithm.source == "both")
+            if self.wanted is not None:
+                check_rows(batch, self.policy, " with its return")
+            if self.algorithm.teacher:
+                taught = collate(with_hints(rollouts, tokenizer, self.options["teacher"]), scores, **kept)
+                check_rows(taught, cast(Any, self.reference).policy, " with its hint")
+                batch = batch.with_(hinted=taught)
+            batch = with_staleness(batch, rollouts, self.policy.version)
         else:  # another rank has replies
             batch = nothing(self.policy.numbers)
+            batch = batch.with_(hinted=batch if self.algorithm.teacher else None)
+        if self.algorithm.needs.keys:
+            batch = with_anchors(batch, selected.rollouts, self.named["algorithm"])
         lengths_too = self.own.on_length == "bootstrap"
         bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
         batch = batch.to(self.policy.device)
         return Scored(batch, bootstraps, self.score(batch, bootstraps, sampling))
 
+    def _reached(self, selected: TrainingBatch) -> list[list[float]]:
+        """The returns of each rollout from each turn on."""
+        pairs = zip(selected.rollouts, selected.scores, strict=True)
+        return [returns_to_go(*pair, self.options["condition"].turn_gamma) for pair in pairs]
+
     def score(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
-        """Add log-probs, values, reference log-probs and KL to a collated batch; demonstrations need none of these."""
-        if self.algorithm.source == "data":
+        """Add log-probs, values, reference log-probs and KL to a collated batch.
+
+        Demonstrations need none of these, unless the method compares the policy with its reference.
+        """
+        if (self.algorithm.source == "data" and self.reference is None) or self.algorithm.condition:
             return with_trunk_states(batch, self.policy, self.budget.tokens)
+        taught, batch = batch.hinted, batch.with_(hinted=None)
         weighted = self.own.importance != "none"
         rescore = weighted or (self.policy.rounds if self.own.rescore is None else self.own.rescore)
         reference = self.reference.policy if self.reference is not None else None
@@ -401,20 +465,22 @@ class Learner(Saveable):
         if weighted:
             batch = with_importance(batch, sampled, self.own.importance, self.own.importance_cap)
         batch = with_bootstraps(batch, bootstraps, self.policy, micro)
-        return batch if self.algorithm.look is None else batch.with_(extra=self._look(batch, sampling))
+        return batch.with_(hinted=taught)
 
-    def _look(self, batch: Batch, sampling: Sampling) -> Mapping[str, Tensor]:
-        """The fields that the method adds to the batch, from the outputs of the policy's copies."""
+    def look(self, batch: Batch, sampling: Sampling) -> Batch:
+        """Add the fields of the method's hook `look` to a scored batch. Every rank must call: it may read all rows."""
+        if self.algorithm.look is None:
+            return batch
         models = {"policy": self.policy} | {name: copied.policy for name, copied in self.copies.items()}
         models |= {"reference": self.reference.policy} if self.reference is not None else {}
 
         @torch.no_grad()
-        def outputs(name: str) -> Outputs:
-            seen = batch if name == "policy" else models[name].drop_foreign_states(batch, self.policy)
+        def outputs(name: str, other: Batch | None = None) -> Outputs:
+            seen = batch.with_(hinted=None) if other is None else within_context(other, self.policy)
+            seen = seen if name == "policy" else models[name].drop_foreign_states(seen, self.policy)
             return forward_batch(seen, models[name], sampling, self.budget.tokens)
 
-        assert self.algorithm.look is not None
-        return self.algorithm.look(batch, outputs)
+        return batch.with_(extra=self.algorithm.look(batch, outputs))
 
     def credit(self, batch: Batch, coef: float) -> Batch:
         """Charge the KL penalty at `coef` a nat, and add advantages to the batch."""
@@ -499,7 +565,7 @@ class Learner(Saveable):
         if self.refused is not None and self.refused.whole:
             return
         self.progress.episodes += int(metrics.get("rollout/count", 0))
-        for copied in self.copies.values():
+        for copied in (*self.copies.values(), *([self.reference] if self.reference is not None else [])):
             copied.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
@@ -549,6 +615,7 @@ class Learner(Saveable):
             "moments": self.moments,
             "progress": self.progress,
             "budget": self.budget,
+            **({"wanted": self.wanted} if self.wanted is not None else {}),
             **reference,
             **copies,
         }

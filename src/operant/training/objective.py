@@ -76,6 +76,15 @@ def backward(
         _record(tally, out, batch, terms | {"loss/total": whole.detach()}, gap)
 
 
+@torch.no_grad()
+def measure_terms(policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally) -> None:
+    """Add the metrics of the loss itself on a batch to the tally, without a gradient."""
+    _, terms = forward(policy, batch, objective, sampling)
+    for name in (name for name in terms if name != "loss"):
+        x = terms[name]
+        tally.mean(name, x, batch.actions if x.ndim == 2 else ~x.isnan())
+
+
 def forward(
     policy: Policy | GradientSum, batch: Batch, objective: Objective, sampling: Sampling
 ) -> tuple[Outputs, dict[str, Tensor]]:
@@ -83,7 +92,7 @@ def forward(
     kl = objective.kl
     in_loss = kl is not None and kl.loss_coef > 0
     exact = (in_loss and kl.loss_kind in EXACT) or (batch.price is not None and kl is not None and kl.kind in EXACT)
-    against = objective.reference if exact else None
+    against = objective.reference if exact or batch.hinted is not None else None
     out = policy(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
     terms = objective.loss(out, batch)
     if in_loss:
@@ -109,9 +118,13 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
         at = batch.actions & batch.demonstrated[:, None]
         for name in [name for name in terms if name.startswith("given/")]:
             tally.mean(name, terms.pop(name).detach(), at)
+    for name in [name for name, x in terms.items() if x.ndim == 1]:  # [B], NaN at rows that have no such number
+        of_rows = terms.pop(name).detach()
+        tally.mean(name, of_rows[~of_rows.isnan()])
     at = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
     sums = {name: x.double() if x.ndim == 0 else x[at].double().sum() for name, x in terms.items()}
-    sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
+    if out.entropy is not None:  # a reward model draws nothing
+        sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
     # A sum in float64 is finite if and only if all its terms are.
     checked = [
         x.detach()[batch.actions].double().sum() for x in (out.logprobs, out.logsumexp, out.values) if x is not None

@@ -5,7 +5,7 @@ Everything is checked before any model loads.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, 
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
-from operant.objectives.kl import OF_THE_REWARD, KLOptions
+from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
+from operant.rollouts.prompts import ConditionOptions, TeacherOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
+from operant.training import best
 from operant.training.optimizer import OWN, RateOptions, without_unused
 from operant.training.staleness import WEIGHTS
 from operant.training.update_rules import find_rule
@@ -45,6 +47,12 @@ class LearnerOptions:
     sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
     importance_cap: float | None = 2.0
     """The largest importance weight; none: any."""
+    select: str | None = None
+    """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
+    top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
+    above X; none: all."""
+    select_unit: str = "episode"
+    """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
     threads: int | str = "auto"
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
     for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
@@ -67,6 +75,10 @@ class LearnerOptions:
             raise OperantError(f"learner.importance={shown(self.importance)}: it must be {', '.join(WEIGHTS)}")
         if self.importance_cap is not None and self.importance_cap <= 0:
             raise OperantError(f"learner.importance_cap={self.importance_cap:g}: it must be above 0, or none")
+        if self.select is not None:
+            best.parse(self.select)
+        if self.select_unit not in best.UNITS:
+            raise OperantError(f"learner.select_unit={shown(self.select_unit)}: it must be {' or '.join(best.UNITS)}")
         if self.importance != "none" and self.rescore is False:
             raise OperantError(
                 f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
@@ -96,6 +108,8 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "lora": LoraOptions,
         "value": ValueOptions,
         "model": ModelOptions,
+        "teacher": TeacherOptions if algorithm.teacher else None,
+        "condition": ConditionOptions if algorithm.condition else None,
     }
     return {group: made for group, made in known.items() if made is not None}
 
@@ -174,7 +188,9 @@ def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
             with suppress(OperantError):
                 resolve({**known, **schema(find(other))}, given)
                 owners.append(other)
-        if not owners or "ambiguous" in str(error):
+        _, of_another_system, answer = str(error).partition("that is its name in")
+        named_here = of_another_system and any(full in answer for full in names(known))
+        if not owners or named_here or "ambiguous" in str(error):
             raise
         raise OperantError(
             f"{str(error).split(';')[0]} with algorithm={name}: it belongs to {' and '.join(owners)}; leave it out"
@@ -198,13 +214,17 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
     zeros = torch.zeros(batch.tokens.shape)
     known = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
     batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
+    batch = batch.with_(anchors=batch.turns)
     out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl={"reverse": zeros, "forward": zeros})
+    if algorithm.needs.action_values:
+        out = replace(out, q=dict.fromkeys(("one", "two", "one_nll", "two_nll"), zeros))
     if algorithm.source == "both":
         batch = batch.with_(demonstrated=torch.tensor([False, False, True, True]))
     if algorithm.look is not None:
-        batch = batch.with_(extra=algorithm.look(batch, lambda name: out))
+        batch = batch.with_(extra=algorithm.look(batch, lambda *names: out))
     if algorithm.advantage is not None:
-        algorithm.advantage(batch.with_(demonstrated=None), **options["advantage"])
+        credited = algorithm.advantage(batch.with_(demonstrated=None), **options["advantage"])
+        batch = batch.with_(extra=credited.extra)
     algorithm.loss(out, batch, **options["loss"])
 
 
@@ -214,6 +234,15 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
         named = "max_staleness" if own.importance == "none" else "importance"
         raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
+    if own.select is None and algorithm.needs.selection:
+        raise OperantError(f"learner.select=none with algorithm={name}: it imitates the best replies; say which")
+    if own.select is not None and algorithm.source == "data":
+        raise OperantError(f"learner.select={own.select} with algorithm={name}: demonstrations have no score")
+    if own.select is not None and kl.loss_coef and kl.loss_kind not in EXACT:
+        raise OperantError(
+            f"kl.loss_kind={kl.loss_kind} with learner.select={own.select}: it is estimated from the drawn tokens, and "
+            "those that stay are no fair sample of the policy's; use kl.loss_kind=reverse, or kl.loss_coef=0"
+        )
     if kl.coef and algorithm.kl == ("loss",):
         raise OperantError(
             f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "
@@ -225,7 +254,17 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
             f"kl.{changed[0]}={getattr(kl, changed[0])} with algorithm={name}: it is about KL in the reward, and this "
             "method charges it in the loss; use kl.loss_coef and kl.loss_kind"
         )
-    sampling, score, on_length = options["sampling"].for_training(), options["score"], options["learner"].on_length
+    sampling, needs = options["sampling"], algorithm.needs
+    if sampling.guidance and not needs.action_values:
+        raise OperantError(f"sampling.guidance={sampling.guidance:g}: algorithm {name} has no Q values; leave it out")
+    if options["value"].actions != needs.action_values and needs.critic:
+        raise OperantError(f"value.actions={options['value'].actions}: algorithm {name} decides it; leave it out")
+    if (algorithm.condition or needs.action_values) and own.importance != "none":
+        raise OperantError(
+            f"learner.importance with algorithm={name}: it does not use the probabilities that replies were drawn "
+            "with; leave it out"
+        )
+    sampling, score, on_length = sampling.for_training(), options["score"], options["learner"].on_length
     if on_length == "bootstrap" and not algorithm.needs.critic:
         raise OperantError(
             f"on_length='bootstrap' with algorithm={name}: it needs a critic; use ended, penalty or drop"
@@ -263,11 +302,22 @@ def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
         raise OperantError(f"total_steps={total_steps}: it must be at least 1, or None")
 
 
-def check_reference(kl: KLOptions, name: str, reference: Any) -> None:
-    """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to.
+def check_reference(options: Mapping[str, Any], name: str, reference: Any) -> None:
+    """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to, and
+    a teacher that is missing, or that cannot follow the policy.
 
     Raises: OperantError.
     """
+    kl, teacher = options["kl"], options.get("teacher")
+    if teacher is not None and reference is None:
+        raise OperantError(f"reference=none with algorithm={name}: it is the teacher; give copy, or another model")
+    if teacher is not None and teacher.rate and reference != "copy":
+        raise OperantError(
+            f"teacher.rate={teacher.rate:g} with reference={shown(reference)}: only a copy follows the policy; leave "
+            "one of them out"
+        )
+    if teacher is None and reference is None and "reference" in find(name).copies and not find(name).kl:
+        raise OperantError(f"reference=none with algorithm={name}: its loss compares the policy with it; give copy")
     charged = [option for option in ("coef", "loss_coef") if getattr(kl, option)]
     if charged and (reference is None or "reference" not in find(name).copies):
         without = "reference=None" if reference is None else f"algorithm {name!r}, which has no reference"

@@ -121,14 +121,18 @@ def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
 
 def _plain_batch(batch: Batch) -> dict[str, Any]:
     plain = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    plain["hinted"] = None if batch.hinted is None else _plain_batch(batch.hinted)
     return plain | {"choices": None if batch.choices is None else asdict(batch.choices)}
 
 
+def _batch(plain: dict[str, Any]) -> Batch:
+    choices = None if plain.get("choices") is None else Choices(**plain["choices"])
+    hinted = None if plain.get("hinted") is None else _batch(plain["hinted"])
+    return Batch(**plain | {"choices": choices, "hinted": hinted})
+
+
 def _refused_step(plain: dict[str, Any]) -> RefusedStep:
-    parts = []
-    for batch, bootstraps in plain["parts"]:
-        choices = None if batch.get("choices") is None else Choices(**batch["choices"])
-        parts.append((Batch(**batch | {"choices": choices}), bootstraps))
+    parts = [(_batch(batch), bootstraps) for batch, bootstraps in plain["parts"]]
     fault, sampling = NonFinite(**plain["fault"]), Sampling(**plain["sampling"])
     return RefusedStep(**plain | {"parts": parts, "fault": fault, "sampling": sampling})
 

@@ -255,8 +255,10 @@ def measured_modes(learner: Any) -> dict[str, Any]:
 def set_modes(learner: Any, modes: Mapping[str, Any]) -> None:
     """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
     for name, model in _models(learner):
-        known = asdict(model.modes)
-        model.modes = replace(model.modes, **{k: v for k, v in modes.get(name, {}).items() if k in known})
+        known, decided = asdict(model.modes), modes.get(name)
+        if decided:
+            decided = {"continued": False, "branched_on": False} | decided  # a run from before there were these ways
+            model.modes = replace(model.modes, **{k: v for k, v in decided.items() if k in known})
 
 
 def _models(learner: Any) -> Iterator[tuple[str, Any]]:

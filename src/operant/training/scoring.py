@@ -29,11 +29,7 @@ def score_batch(
     rescore: make a forward pass of the policy even if decoding stored all of its numbers.
     Raises: OperantError for a row that does not fit into the model's context, or a reply of probability 0.
     """
-    reading = layout.sources(batch) if policy.encoder_decoder else ~batch.actions & batch.mask
-    lengths = zip(reading.sum(1).tolist(), batch.mask.sum(1).tolist(), strict=True)
-    for row, (prompt, length) in enumerate(lengths):
-        if (why := policy.misfit(prompt, length - prompt)) is not None:
-            raise OperantError(f"row {row} {why}: shorten it, because rows are not cut silently")
+    check_rows(batch, policy)
     batch = with_trunk_states(batch, policy, micro_tokens)
     if batch.unscored is not None:
         batch = _with_unscored(batch, policy, sampling, micro_tokens)
@@ -59,6 +55,23 @@ def score_batch(
     if kl.kind in SAMPLED:
         batch = batch.with_(kl=estimate(kl.kind, batch.raw_logprobs, batch.ref_logprobs) * batch.actions)
     return batch
+
+
+def check_rows(batch: Batch, policy: Policy, of: str = "") -> None:
+    """Raises: OperantError for a row that does not fit into the model's context; `of` says which rows these are."""
+    reading = layout.sources(batch) if policy.encoder_decoder else ~batch.actions & batch.mask
+    lengths = zip(reading.sum(1).tolist(), batch.mask.sum(1).tolist(), strict=True)
+    for row, (prompt, length) in enumerate(lengths):
+        if (why := policy.misfit(prompt, length - prompt)) is not None:
+            raise OperantError(f"row {row}{of} {why}: shorten it, because rows are not cut silently")
+
+
+def within_context(batch: Batch, policy: Policy) -> Batch:
+    """A batch of `Batch.given` with the rows cut at their end to the policy's context."""
+    if policy.encoder_decoder or policy.context is None or batch.tokens.shape[1] <= policy.context:
+        return batch
+    names = ("tokens", "mask", "actions", "rewards", "turns")
+    return batch.with_(**{name: getattr(batch, name)[:, : policy.context] for name in names})
 
 
 def _with_unscored(batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int) -> Batch:
@@ -134,6 +147,7 @@ def forward_batch(
         logsumexp=whole(lambda o: o.logsumexp),
         values=whole(lambda o: o.values),
         kl={n: whole(lambda o, n=n: o.kl[n]) for n in names} or None,
+        q={n: whole(lambda o, n=n: o.q[n]) for n in pieces[0][1].q or ()} or None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.metrics import collect
+from operant.metrics import collect, games
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.rollouts.totals import Total, totals
 from operant.tally import Tally
@@ -40,12 +40,14 @@ def select(
     drop_lengths: bool = False,
     version: int = 0,
     max_staleness: int | None = None,
+    judged: bool = True,
 ) -> TrainingBatch:
     """Penalise, scale and clip the scores, update `moments` with them, and leave out replies without a score.
 
     The scores are added to the rewards that an environment paid, which are stored in the turns. Every rank must call.
     drop_lengths: also leave out replies that hit their length limit. max_staleness: also leave out episodes with a turn
     that is older than this; `version` is that of the policy.
+    judged: False: the scores stand for none, and are no metrics.
     Raises: OperantError on every rank if scores and rollouts differ in number, a score is NaN or infinite, or no reply
     is left on any rank.
     """
@@ -67,11 +69,11 @@ def select(
     trained_totals = totals(trained, rollouts)
     used_totals = [x for i in places if (x := trained_totals[i]) is not None]
     groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
-    tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups)
+    tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups) if judged else Tally()
     tally.add("rollout/dropped", len(fresh) - len(places), len(rollouts))
     if max_staleness is not None:
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
-    tally.merge(collect.of_failures(rollouts))
+    tally.merge(collect.of_failures(rollouts)).merge(games.of_games(rollouts))
     return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 

@@ -7,14 +7,16 @@ from typing import Any
 import torch
 
 from operant import distributed, machine
-from operant.algorithms import find
+from operant.algorithms import Algorithm, find
 from operant.models.base import PolicyBase
-from operant.models.loading import load_policy
+from operant.models.loading import load_policy, load_reference
 from operant.models.policy import Policy
+from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
+from operant.rollouts.token_count import TokenCount
 from operant.sampling import Sampling
 from operant.training.options import find_device
-from operant.types import OperantError
+from operant.types import Env, OperantError
 
 
 def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
@@ -41,8 +43,27 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
         own = isinstance(loaded, PolicyBase)
         how = "set has_values and write values" if own else "build it with value=ValueOptions()"
         raise OperantError(f"algorithm {algorithm!r} needs a critic, and the policy has none: {how}")
+    if find(algorithm).needs.text_scores and not getattr(loaded, "scores_texts", False):
+        raise OperantError(
+            f"algorithm {algorithm!r} trains a model that scores texts: use policy=reward_model with "
+            "policy.trunk=MODEL, as `operant reward-model --trunk MODEL` does, or RewardModel(MODEL) in Python"
+        )
     distributed.align(loaded.trainable())
     return loaded
+
+
+def make_copies(
+    algorithm: Algorithm, policy: Policy, reference: Any, options: Mapping[str, Any]
+) -> tuple[PolicyCopy | None, dict[str, PolicyCopy]]:
+    """The reference, if the method has one, and the other copies of the policy by name."""
+    rate = options["teacher"].rate if algorithm.teacher else 0.0
+    follows = ("polyak", rate) if rate else "frozen"
+    copies = {
+        name: PolicyCopy(policy, rule, values=name in algorithm.with_values)
+        for name, rule in algorithm.copies.items()
+        if name != "reference"
+    }
+    return load_reference(reference, policy, follows) if "reference" in algorithm.copies else None, copies
 
 
 def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
@@ -58,3 +79,12 @@ def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
     if (why := policy.misfit(1, sampling.max_tokens + after)) is not None:
         raise OperantError(f"sampling.max_tokens={sampling.max_tokens}: even the shortest prompt {why}; lower it")
     return sampling
+
+
+def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
+    """Tell a world that shortens its prompts how long they may be: it calls `env.measure` if there is one."""
+    measure = getattr(env, "measure", None)
+    if measure is None or policy.tokenizer is None:
+        return
+    context = None if policy.encoder_decoder else policy.context
+    measure(TokenCount(policy.tokenizer), context and context - sampling.max_tokens)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import distributed
+from operant.algorithms import Algorithm
 from operant.models.policy import Policy
 from operant.rewards import Judged, judge
 from operant.rollouts.external import to_rollouts
@@ -33,12 +34,17 @@ def from_demonstrations(
     algorithm: str,
     policy: Policy,
     sampling: Sampling,
+    labels: bool = False,
 ) -> ScoredRollouts:
     """Demonstrations for a method without rewards; a response that is a text is followed by the stop token.
 
-    Raises: OperantError for any of the `other_arguments` that is not None, or queries that are rollouts.
+    labels: the method learns from labelled replies, so `scores` and `groups` are among the arguments.
+    Raises: OperantError for any other of the `other_arguments` that is not None, or queries that are rollouts.
     """
-    if named := _not_none(other_arguments):
+    given = {name: other_arguments[name] for name in ("scores", "groups")} if labels else {}
+    if labels and given["scores"] is None:
+        raise OperantError(f"algorithm {algorithm} learns from labels: use step(queries, responses, scores)")
+    if named := _not_none({name: x for name, x in other_arguments.items() if name not in given}):
         raise OperantError(
             f"{named}: algorithm {algorithm} learns from demonstrations, which have none of these; use "
             "step(queries, responses)"
@@ -49,7 +55,8 @@ def from_demonstrations(
             "use step(queries, responses), or another algorithm"
         )
     known = {"tokenizer": policy.tokenizer, "sampling": sampling, "vocabulary": policy.vocabulary}
-    return ScoredRollouts(to_rollouts(queries, responses, ends=True, **known), None, sampling.plain)
+    paid = {"rewards": given["scores"], "groups": given["groups"]} if labels else {}
+    return ScoredRollouts(to_rollouts(queries, responses, ends=True, **known, **paid), None, sampling.plain)
 
 
 def from_generated(
@@ -100,6 +107,19 @@ def from_triplets(
         )
     )
     return ScoredRollouts(rollouts, plain if episodes is None else [0.0] * len(rollouts), sampling)
+
+
+def check_labels(rollouts: Sequence[Rollout], algorithm: Algorithm, loss: Mapping[str, Any]) -> None:
+    """Refuse labels that a method with these options of its loss cannot learn from. Every rank must call.
+
+    Raises: OperantError on every rank, for the labels of all of them.
+    """
+    labels: dict[int, list[float]] = {}
+    for rollout in rollouts:
+        labels.setdefault(rollout.group, []).append(rollout.paid)
+    of_all_ranks = [group for part in distributed.gathered(list(labels.values())) for group in part]
+    if algorithm.usable is not None:
+        algorithm.usable(of_all_ranks, loss, whole=False)
 
 
 def judged(scored: ScoredRollouts) -> Judged | None:

@@ -168,7 +168,7 @@ def _minibatches(numbers: Sequence[int], size: int | None, seed: int, step: int,
     """The indices of this rank's units in each minibatch, which is cut from the shuffled units of all ranks."""
     of_all_ranks = [n for part in distributed.gathered(list(numbers)) for n in part]
     order = sorted(of_all_ranks, key=lambda n: (counter(seed, step, epoch, n), n))
-    size = size or len(order)
+    size = size or max(len(order), 1)  # none, if a threshold has kept no reply
     local = {n: unit for unit, n in enumerate(numbers)}
     return [[local[n] for n in order[i : i + size] if n in local] for i in range(0, len(order), size)]
 
@@ -177,6 +177,9 @@ def _weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     """The rows, with token weights over all ranks. A rank without rows takes part with one row of weight 0."""
     part = batch.rows(torch.tensor(rows or [0]))
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
+    if not bool(part.actions.any()):  # a pass without any action has no gradient, and the other ranks wait for one
+        last = torch.arange(part.tokens.shape[1], device=part.mask.device) == part.mask.sum(1, keepdim=True) - 1
+        part = part.with_(actions=last, allowed=None, choices=None)
     if objective.whiten is not None and part.advantages is not None:
         own = counted.actions if part.demonstrated is None else counted.actions & ~part.demonstrated[:, None]
         part = objective.whiten(part, own)

@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.decoding import Cached, Pooled
+from operant.engines.native.kv_cache import plain_layers
+from operant.engines.native.prefixes import Prefixes
+from operant.engines.native.reading_on import ReadOn
 from operant.models.capabilities import agrees, close, feed, plain_state, three_rows
 from operant.models.hidden_states import Modes
 from operant.models.policy import Policy
+from operant.types import Batch
 
 
 @torch.no_grad()
@@ -25,6 +29,29 @@ def try_decoding(policy: Policy) -> Modes:
             pooled = left and alone and agrees(lambda: _pooled(policy, rows), plain)
         policy.modes = replace(modes, left=left, cached=alone, pooled=pooled)
     return policy.modes
+
+
+@torch.no_grad()
+def continues(policy: Policy) -> bool:
+    """Whether prompts can be read from the keys and values of their beginnings on; tries it when it is first asked."""
+    modes = try_decoding(policy)
+    if modes.continued is None:
+        rows = three_rows(policy)
+        exact = modes.pooled and agrees(lambda: _continued(policy, rows), [plain_state(policy, row) for row in rows])
+        policy.modes = replace(modes, continued=exact)
+    return bool(policy.modes.continued)
+
+
+@torch.no_grad()
+def chooses_on(policy: Policy, columns: int) -> bool:
+    """Whether options can be read after prompts of which only the ends are read, in rows of up to `columns` tokens."""
+    if policy.modes.branched_on is None:
+        rows, kept = [row[:-1] for row in three_rows(policy)], Prefixes(gigabytes=1)
+        plain, exact = _chosen(policy, rows, None), continues(policy) and policy.modes.branched and policy.modes.padded
+        if exact:
+            exact = agrees(lambda: [_chosen(policy, part, kept) for part in ([r[:1] for r in rows], rows)][1:], [plain])
+        policy.modes = replace(policy.modes, branched_on=bool(exact))
+    return bool(policy.modes.branched_on) and plain_layers(policy.model, columns) is not None
 
 
 def _left(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
@@ -57,3 +84,30 @@ def _pooled(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
     decoding.admit([middle[:-1], short[:-1]])
     decoding.step(torch.tensor([row[-1] for row in (long, middle, short)], device=policy.device))
     return [decoding.states[i : i + 1] for i in (2, 0, 1)]
+
+
+def _continued(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
+    """The states at the ends of three rows, which are read at once after the beginnings of two of them."""
+    kept = Prefixes(gigabytes=1)
+    for row in rows[:2]:
+        decoding = Pooled(policy, 1, len(row))
+        decoding.admit([row[: len(row) // 2]])
+        kept.add(
+            row[: len(row) // 2], decoding.cache.lift(0).clone(), torch.cat(decoding.read) if decoding.read else None
+        )
+    short, long, middle = rows
+    decoding = Pooled(policy, 3, len(long))
+    decoding.kept = kept
+    decoding.admit([long, middle, short])
+    return [decoding.states[i : i + 1] for i in (2, 0, 1)]
+
+
+def _chosen(policy: Policy, rows: list[list[int]], kept: Prefixes | None) -> Tensor:
+    """The log-probs of two options after each row. `kept`: the rows are read where an earlier call has ended."""
+    options = [[row[-1:], [*row[:1], *row[-1:]]] for row in rows]
+    read = ReadOn(policy, rows, kept) if kept is not None else None
+    found = policy.choice_logprobs(Batch.choosing(rows, options), compute=read)[0]
+    if read is not None and read.shared:
+        for row in range(len(rows)):
+            read.keep(row, 1)
+    return found

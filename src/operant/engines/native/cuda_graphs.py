@@ -8,6 +8,7 @@ similar shape reuse buffer and graphs, as long as the weights stay at their addr
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,9 +50,9 @@ class StaticWindow(Window):
         self.live = self.first = self.end = 0
         self.static = False
 
-    def reading(self, count: int, width: int) -> None:
+    def reading(self, count: int, width: int, kept: Sequence[Tensor] = ()) -> None:
         self.static = False
-        super().reading(count, width)
+        super().reading(count, width, kept)
 
     def stepping(self) -> None:
         super().stepping()

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.kv_cache import Window, plain_layers
+from operant.engines.native.prefixes import Prefix, Prefixes
 from operant.models import layout
 from operant.models.policy import Policy
 from operant.rollouts.collate import distinct
 
 READ_AT_ONCE = 16384
 """Most prompt tokens in one call of the model, padding included."""
+PADDING = 256
+"""Tokens of padding that cost less than another call of the model."""
 
 
 class Decoding:
@@ -43,6 +46,8 @@ class Decoding:
         """With a trunk: the trunk states [len(prompt), D] of each prompt that was last admitted."""
         self.below: Tensor | None = None
         """With a trunk: the trunk states [B, D] of the tokens that were last fed."""
+        self.kept: Prefixes | None = None
+        """The keys and values of earlier calls. Only `Pooled` uses them."""
 
     def admit(self, prompts: Sequence[list[int]], following: list[int] | None = None) -> None:
         """Read prompts, equal ones once, and append a row for each. `following`: the prompt that will come next.
@@ -73,18 +78,23 @@ class Decoding:
         self.states, self.live = self.states[rows], len(order)
         return rows
 
-    def _left(self, prompts: list[list[int]]) -> dict[str, Tensor]:
-        """The arguments of a causal model for prompts padded on the left, so that all end at the same column."""
+    def _left(self, prompts: list[list[int]], width: int | None = None) -> dict[str, Tensor]:
+        """The arguments of a causal model for prompts padded on the left, so that all end at the same column.
+
+        `width`: the number of columns that the model reads, which are the last ones; None: all.
+        """
         tokens, mask = layout.pad(prompts, "left", self.policy.device)
-        if min(map(len, prompts)) == tokens.shape[1]:
+        width = width or tokens.shape[1]
+        if min(map(len, prompts)) == tokens.shape[1] == width:
             return {"input_ids": tokens}
-        return {"input_ids": tokens, "attention_mask": mask.long(), "position_ids": layout.positions(mask)}
+        places = layout.positions(mask)[:, -width:]
+        return {"input_ids": tokens[:, -width:], "attention_mask": mask.long(), "position_ids": places}
 
     def _below(self, prompts: list[list[int]]) -> list[Tensor]:
-        """The trunk states of prompts that the last call of the model has read."""
+        """The trunk states of prompts, as far as the last call of the model has read them."""
         if self.trunk is None:
             return []
-        return [last[len(last) - len(p) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
+        return [last[max(len(last) - len(p), 0) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
 
 
 class Pooled(Decoding):
@@ -103,21 +113,43 @@ class Pooled(Decoding):
         unique, sources = distinct(prompts)
         states, below, begin = [], [], self.live
         todo = unique
+        self.cache.end_at(max(map(len, unique)))
         if self.parked is not None and unique[0] == self.parked[0]:
             _, keys_and_values, state, read = self.parked
             self.cache.place(keys_and_values)
             states, below, todo = [state], list(read), unique[1:]
         self.parked = None
-        for part in portions(todo):
-            self.cache.reading(len(part), max(map(len, part)))
-            states.append(self._call(**self._left(part), past_key_values=self.cache)[0])
-            below += self._below(part)
-            self.cache.read([len(p) for p in part])
+        found = [self._find(p) for p in todo]
+        for part in portions(list(map(len, todo)), [shared for _, shared in found]):
+            states.append(self._read(todo[part], found[part], below))
         if following is not None and following == unique[-1]:
-            self.parked = (following, self.cache.lift(self.cache.live - 1), states[-1][-1:].clone(), below[-1:])
+            last = self.cache.lift(self.cache.live - 1).clone()
+            self.parked = (following, last, states[-1][-1:].clone(), below[-1:])
         self.cache.repeat(sources, begin)
         self._join(torch.cat(states)[sources] if len(unique) < len(prompts) else torch.cat(states))
         self.read = [below[i] for i in sources] if below else []
+
+    def _find(self, prompt: list[int]) -> tuple[Prefix | None, int]:
+        """What is kept of the beginning of a prompt, and the number of tokens that they share."""
+        prefix, shared = self.kept.find(prompt) if self.kept is not None else (None, 0)
+        unknown = self.trunk is not None and prefix is not None and prefix.states is None
+        return (None, 0) if unknown else (prefix, shared)
+
+    def _read(self, prompts: list[list[int]], found: list[tuple[Prefix | None, int]], below: list[Tensor]) -> Tensor:
+        """[B, D] the states at the ends of prompts, which one call reads; appends their trunk states to `below`.
+
+        The call reads the same number of tokens of each prompt: of those that share more, it reads some again.
+        """
+        read = max(len(p) - shared for p, (_, shared) in zip(prompts, found, strict=True))
+        begun = [(prefix, max(len(p) - read, 0)) for p, (prefix, _) in zip(prompts, found, strict=True)]
+        some = next((prefix for prefix, n in begun if prefix is not None and n), None)
+        heads = [(prefix or some).keys_and_values[:, :, :, :n] for prefix, n in begun] if some is not None else []
+        self.cache.reading(len(prompts), max(map(len, prompts)), heads)
+        states = self._call(**self._left(prompts, read), past_key_values=self.cache)[0]
+        self.cache.read([len(p) for p in prompts])
+        for own, (prefix, n) in zip(self._below(prompts), begun, strict=False):
+            below.append(torch.cat([prefix.states[:n], own]) if prefix is not None and n else own)
+        return states
 
     def step(self, ids: Tensor) -> None:
         self.cache.stepping()
@@ -223,10 +255,19 @@ class Whole(Decoding):
         return states
 
 
-def portions(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Cut prompts, which come longest first, into parts that one call of the model reads."""
-    start = 0
-    while start < len(prompts):
-        count = max(1, READ_AT_ONCE // len(prompts[start]))
-        yield prompts[start : start + count]
-        start += count
+def portions(lengths: list[int], kept: list[int]) -> Iterator[slice]:
+    """Cut prompts, which come longest first, into parts that one call of the model reads.
+
+    `kept`: of each prompt, the number of tokens that need not be read. Prompts of which very different numbers remain
+    are read by several calls.
+    """
+    start, width, real = 0, 0, 0
+    for i, remaining in enumerate(n - known for n, known in zip(lengths, kept, strict=True)):
+        wide, count = max(width, remaining), i + 1 - start
+        padded = any(kept[start : i + 1]) and wide * count > 2 * (real + remaining) + PADDING
+        if i > start and (wide * count > READ_AT_ONCE or padded):
+            yield slice(start, i)
+            start, width, real = i, 0, 0
+        width, real = max(width, remaining), real + remaining
+    if lengths:
+        yield slice(start, len(lengths))

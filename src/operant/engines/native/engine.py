@@ -2,18 +2,22 @@
 
 Decoding also computes log-probs, values and trunk states, so no second pass is needed. Waiting prompts take the rows of
 finished replies. The random numbers of a reply come from its own key, so it does not depend on the rest of the batch.
+Between the turns of episodes, keys and values are kept (`prefixes.py`).
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.capabilities import chooses_on, continues, try_decoding
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
 from operant.engines.native.kv_cache import plain_layers
+from operant.engines.native.prefixes import Prefixes
+from operant.engines.native.reading_on import ReadOn
 from operant.engines.native.record import Record
 from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
@@ -37,19 +41,36 @@ class NativeEngine:
     """An engine in the training process: `policy` is the model in training, so `sync` only stores the version.
 
     `batch`: number of rows that are decoded at a time; further prompts wait until others have ended.
+    `kept_gb`: most GB of keys and values that are kept from one turn of the episodes to the next (`remembering`); 0:
+    every prompt is read from its start.
+    Raises: OperantError for a `kept_gb` that is no number of GB.
     """
 
-    def __init__(self, policy: Policy, *, batch: int = 256):
-        self.policy, self.batch, self.version = policy, batch, policy.version
+    def __init__(self, policy: Policy, *, batch: int = 256, kept_gb: float = 2.0):
+        if not kept_gb >= 0:
+            raise OperantError(f"engine.kept_gb={kept_gb!r}: it is a number of GB, and 0 keeps nothing")
+        self.policy, self.batch, self.kept_gb, self.version = policy, batch, kept_gb, policy.version
         self.mask_model: Policy | None = None
+        self.kept: Prefixes | None = None
 
     def mask_with(self, policy: Policy | None) -> None:
         """Let the truncated distribution of another policy decide which tokens may be drawn (NLPO)."""
         self.mask_model = policy
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Use the weights of `policy`. No cache is kept between calls, so none has to be cleared."""
+        """Use the weights of `policy`. What the previous ones have computed is dropped."""
         self.policy, self.version = policy, version
+        if self.kept is not None:
+            self.kept = Prefixes(self.kept_gb)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Inside this context, a prompt that begins with tokens of an earlier call is read from there on only."""
+        self.kept = Prefixes(self.kept_gb) if self.kept_gb else None
+        try:
+            yield
+        finally:
+            self.kept = None
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
@@ -61,9 +82,13 @@ class NativeEngine:
         if not prompts:
             return []
         record = Record(self.policy, prompts, sampling, self.version)
-        for _ in _GenerateCall(self, prompts, sampling, keys, record).steps():
+        for _ in _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept).steps():
             pass
-        return record.completions()
+        completions = record.completions()
+        if self.kept is not None and record.read:
+            for prompt, c in zip(prompts, completions, strict=True):
+                self.kept.set_states([*prompt, *c.action[:-1]], c.states)
+        return completions
 
     @torch.no_grad()
     def stream(self, prompt: list[int], sampling: Sampling, key: int) -> Iterator[int]:
@@ -92,16 +117,23 @@ class NativeEngine:
         """
         once = [distinct(replies) for replies in options]
         batch = Batch.choosing(prompts, [among for among, _ in once])
+        wide = max((len(p) + max(map(len, among)) for p, (among, _) in zip(prompts, once, strict=True)), default=0)
+        kept = self.kept if self.kept is not None and chooses_on(self.policy, wide + 1) else None
         made: list[tuple[int, Completion]] = [(0, Completion([], [], None, "stop", self.version))] * len(once)
         for rows in cut(batch, units(batch), MICRO_TOKENS):
             some = batch.rows(torch.tensor(rows))
-            table, values = self.policy.choice_logprobs(some, sampling)
+            read = None if kept is None else ReadOn(self.policy, [prompts[row] for row in rows], kept)
+            table, values = self.policy.choice_logprobs(some, sampling, read)
             known = None if values is None else values[some.actions].tolist()
             picks, logprobs = sampling.draw(table, uniforms([keys[row] for row in rows], 0).to(table.device))
+            shares = table.exp().tolist()
             for i, (row, pick, logprob) in enumerate(zip(rows, picks.tolist(), logprobs.tolist(), strict=True)):
                 among, places = once[row]
-                value = None if known is None else [known[i]]
-                made[row] = places.index(pick), Completion(among[pick], [logprob], value, "stop", self.version)
+                value, of_options = None if known is None else [known[i]], [shares[i][place] for place in places]
+                chosen = Completion(among[pick], [logprob], value, "stop", self.version, probabilities=of_options)
+                made[row] = places.index(pick), chosen
+                if read is not None:
+                    read.keep(i, pick)
         return made
 
     def _check(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
@@ -125,6 +157,7 @@ class _GenerateCall:
         sampling: Sampling,
         keys: Sequence[int],
         record: Record,
+        kept: Prefixes | None = None,
     ):
         self.policy, self.mask_model, self.sampling, self.record = engine.policy, engine.mask_model, sampling, record
         self.prompts, self.keys = prompts, np.asarray(keys, dtype=np.uint64)
@@ -134,6 +167,8 @@ class _GenerateCall:
         self.decodings: list[Decoding] = [
             decode(model, self.rows, columns, moves=self.rows < len(prompts)) for model in models
         ]
+        self.kept = kept if kept is not None and continues(self.policy) else None
+        self.decodings[0].kept = self.kept
         self.waiting = reading_order(prompts)
         device = self.policy.device
         self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=self.policy.numbers, device=device)
@@ -180,7 +215,7 @@ class _GenerateCall:
         """Draw one token for every row; returns the ids [B]."""
         policy, sampling, states = self.policy, self.sampling, self.decodings[0].states
         live, places = self.on_device
-        scores = sampling.adjust(policy.logits(states), places)
+        scores = sampling.adjust(policy.guided(sampling)(states), places)
         masks = scores
         if self.mask_model is not None:
             masks = sampling.adjust(self.mask_model.logits(self.decodings[1].states), places)
@@ -211,12 +246,24 @@ class _GenerateCall:
             running &= ~self.record.ended[self.on_device[0]].cpu().numpy()
         count = int(running.sum())
         if full or not count or count < COMPACT_AT * len(running):
+            self._keep_prefixes(np.flatnonzero(~running))
             order = compaction_order(running)
             for decoding in self.decodings:
                 decoding.keep(order)
             ids = ids[torch.from_numpy(order).to(ids.device)]
             self._set_rows(self.live[order], self.places[order])
         return ids
+
+    def _keep_prefixes(self, rows: np.ndarray) -> None:
+        """Keep the keys and values of rows whose replies have ended, all but those of the last token."""
+        decoding = self.decodings[0]
+        if self.kept is None or not isinstance(decoding, Pooled):
+            return
+        which = torch.from_numpy(self.live[rows]).to(self.record.tokens.device)
+        replies, lengths = self.record.tokens[which].tolist(), self.record.lengths[which].tolist()
+        for row, reply, length in zip(rows.tolist(), replies, lengths, strict=True):
+            ids = [*self.prompts[int(self.live[row])], *reply[: length - 1]]
+            self.kept.add(ids, decoding.cache.lift(row, len(ids)).clone())
 
     def _step(self, ids: Tensor) -> None:
         """Feed the drawn tokens."""

@@ -4,6 +4,7 @@ All live rows end at the same column, so that one call of the model appends to a
 where its prompt begins; the columns of the window before that are masked.
 
     cache = Window(layers, rows=32, limit=72)
+    cache.end_at(width=8)           # rows end at column 8, if none is live
     cache.reading(4, width=8)       # before a call of the model that reads 4 prompts into free rows
     cache.read([8, 8, 7, 5])        # after it: the lengths of the prompts, whose rows are now live
     cache.stepping()                # before a call of the model that appends one column to every live row
@@ -12,6 +13,7 @@ where its prompt begins; the columns of the window before that are masked.
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -91,21 +93,37 @@ class Window(Cache):
 
     # --- one call of the model ----------------------------------------------------------------------------------------
 
-    def reading(self, count: int, width: int) -> None:
-        """Prepare a call that reads `count` prompts, padded on the left to `width`, into free rows.
-
-        Raises: ValueError for prompts that are longer than the window of live rows.
-        """
+    def end_at(self, width: int) -> None:
+        """Let rows end at column `width`, if none is live."""
         if not self.live:
             self.first, self.end = 0, width
             if self.store is not None and self.store.shape[4] < width:
                 self.store = None
+
+    def reading(self, count: int, width: int, kept: Sequence[Tensor] = ()) -> None:
+        """Prepare a call that reads `count` prompts, padded on the left to `width`, into free rows.
+
+        `kept`: the keys and values of the first tokens of each prompt, which are not read again: [layers, 2, heads, a
+        prompt's number of tokens - the number that is read, width of a head], or no tokens for a shorter prompt.
+
+        Raises: ValueError for prompts that are longer than the window of live rows.
+        """
         if width > self.end:
             raise ValueError(
                 f"a prompt of {width} tokens does not fit before column {self.end}: read the longest first"
             )
         self.view = slice(self.live, self.live + count)
         self.begin = self.at = self.end - width
+        longest = max((x.shape[3] for x in kept), default=0)
+        if not longest:
+            return
+        if self.store is None:
+            self.store = self._buffer(kept[0][0])
+        self.at += longest
+        for row, x in enumerate(kept, self.live):
+            begin = self.at - x.shape[3]
+            self.store[:, :, row, :, self.begin : begin] = 0  # these are masked, but must not be NaN
+            self.store[:, :, row, :, begin : self.at] = x
 
     def read(self, lengths: list[int]) -> None:
         """Make the rows of prompts that were read live, and set the columns of the window before them to 0."""
@@ -175,10 +193,11 @@ class Window(Cache):
         self.live = len(order)
         self._narrow()
 
-    def lift(self, row: int) -> Tensor:
-        """[layers, 2, heads, columns, width] a copy of the keys and values of one row."""
+    def lift(self, row: int, columns: int | None = None) -> Tensor:
+        """[layers, 2, heads, columns, width] a view of the keys and values of one row, or of its first `columns`."""
         assert self.store is not None
-        return self.store[:, :, row, :, self.starts[row] : self.end].clone()
+        begin = int(self.starts[row])
+        return self.store[:, :, row, :, begin : self.end if columns is None else begin + columns]
 
     def place(self, keys_and_values: Tensor) -> None:
         """Add a live row, which ends at the current column, with the result of `lift`."""

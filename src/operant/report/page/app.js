@@ -312,7 +312,7 @@
   }
 
   function skeleton() {
-    const links = [...Figures.SECTIONS, { id: "replies", short: "Replies" }, { id: "details", short: "Details" }];
+    const links = [{ id: "plays", short: "Episodes" }, ...Figures.SECTIONS, { id: "replies", short: "Replies" }, { id: "details", short: "Details" }];
     main.replaceChildren(
       make(
         "nav",
@@ -321,6 +321,7 @@
         links.map(({ id, short }) => make("a", { href: `#${id}`, onclick: () => unfold($(`#${id}`)) }, short)),
       ),
       make("div", { id: "overview" }),
+      folding({ id: "plays", title: "Episodes", about: "games as they were played, early and late, turn by turn" }),
       ...Figures.SECTIONS.map(folding),
       folding({ id: "replies", title: "Replies", about: "what the policy wrote, token by token" }),
       make("div", { id: "details", class: "details" }),
@@ -344,6 +345,13 @@
     if (!host.hidden) Replies.mount(page, data.replies ?? null, live ? { base: "" } : null);
   }
 
+  function plays() {
+    const host = $("#plays"), links = () => document.querySelectorAll("nav a[href='#plays']").forEach((link) => (link.hidden = host.hidden));
+    const page = host.firstChild.appendChild(make("div"));
+    host.hidden = true;
+    if (live || data.games) Games.mount(page, data.games, live ? { base: "" } : null, () => ((host.hidden = false), links()));
+  }
+
   async function poll() {
     try {
       const response = await fetch("data.json", { cache: "no-store" });
@@ -361,6 +369,7 @@
 
   skeleton();
   replies();
+  plays();
   render();
   addEventListener("beforeprint", () => document.querySelectorAll("section").forEach(unfold));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Charts.refresh());

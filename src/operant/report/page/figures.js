@@ -4,7 +4,7 @@
 //   Figures.of(data)      {reward: [spec, ...], distance: [...], ...}, without the figures whose data is absent
 //
 // A spec is one of Charts with `kind` ("line", "heat" or "words"), `id`, `class`, and `metrics`: those it shows.
-// What is the same at every step is said in words.
+// A value that is the same at every step is a sentence.
 const Figures = (() => {
   const number = Charts.number;
   let data; // from run_report.py
@@ -93,8 +93,9 @@ const Figures = (() => {
 
   // --- the figures of each section ----------------------------------------------------------------------------------
 
-  const MAKERS = { supervised, reward, distance, update, lengths, gradients, parts, time };
+  const MAKERS = { games, supervised, reward, distance, update, lengths, gradients, parts, time };
   const SECTIONS = [
+    { id: "games", title: "Games", short: "Games", about: "how often they are won, how soon, and what is understood" },
     { id: "supervised", title: "Loss", short: "Loss", about: "how well the policy predicts the given replies" },
     { id: "reward", title: "Reward", short: "Reward", about: "what the replies earn, and what is left of it" },
     { id: "distance", title: "Distance from the reference", short: "Distance", about: "how far the policy has moved" },
@@ -105,6 +106,44 @@ const Figures = (() => {
     { id: "time", title: "Time and memory", short: "Time", about: "where the seconds go" },
   ];
 
+  function games() {
+    const held = (name) => {
+      const found = series(`evaluate/game/${name}`, "held-out", "--orange", { spread: null });
+      const before = curve(`evaluate/game/${name}_before`)?.values[0]; // before the first step
+      return found && before !== undefined ? { ...found, x: [0, ...found.x], values: [before, ...found.values] } : found;
+    };
+    const pair = (name, of = "training") => [series(`game/${name}`, of, "--blue", { spread: null }), held(name)];
+    const both = (name, title, more) =>
+      lines(`game-${name}`, title, pair(name), { metrics: [`game/${name}`, `evaluate/game/${name}`], caption: explained(`game/${name}`), ...more });
+    const shares = { percent: true, unit: "share", include: [0, 1], band: undefined };
+    return [
+      both("won", "Success rate", shares),
+      both("score", "Score, of the largest", shares),
+      lines(
+        "game-turns",
+        "Length of the games",
+        [...pair("turns", "all games"), series("game/turns_to_win", "won games", "--green", { spread: null })],
+        { metrics: ["game/turns", "evaluate/game/turns", "game/turns_to_win", "evaluate/game/turns_to_win"], unit: "turns", include: [0], band: undefined, caption: explained("game/turns") },
+      ),
+      lines(
+        "actions",
+        "What the commands are",
+        [
+          series("actions/valid", "understood", "--blue", { spread: null }),
+          series("actions/copied_from_prompt", "copied from the prompt", "--orange", { spread: null }),
+          series("actions/empty", "empty", "--pink", { spread: null }),
+        ],
+        { metrics: ["actions/valid", "actions/copied_from_prompt", "actions/empty"], ...shares,
+          caption: "Shares of the policy's commands that the game understood, that are copied from the prompt, and that are empty." },
+      ),
+      both("optimum_ratio", "Turns of a won game over the fewest", { include: [1], band: undefined }),
+      single("game/states_per_1000", "Different states per 1,000 turns", { include: [0] }),
+      single("game/examples", "Turns played by the world", { include: [0], percent: true }),
+      single("memory/turns_fit", "Earlier turns that the prompt shows", { include: [0] }),
+      single("memory/forgotten_tokens", "Tokens of turns that it does not show", { include: [0] }),
+    ];
+  }
+
   function supervised() {
     return [
       lines(
@@ -114,6 +153,29 @@ const Figures = (() => {
         { metrics: ["supervised/loss", "evaluate/loss"], caption: explained("supervised/loss") },
       ),
       single("supervised/bits_per_byte", "Bits per byte of text"),
+      lines(
+        "preference-loss",
+        "Loss on labelled replies",
+        [series("preference/loss", "training", "--blue", { spread: null }), series("evaluate/preference/loss", "held-out", "--orange", { spread: null })],
+        { metrics: ["preference/loss"], caption: explained("preference/loss") },
+      ),
+      lines(
+        "preference-accuracy",
+        "Pairs in the right order",
+        [
+          series("preference/accuracy", "training", "--blue", { spread: null }),
+          series("evaluate/preference/accuracy", "held-out", "--orange", { spread: null }),
+          series("evaluate/preference/longer_is_better", "by length alone", "--green", { spread: null }),
+        ],
+        { metrics: ["preference/accuracy"], percent: true, include: [0.5, 1], target: 0.5, band: undefined,
+          caption: `${explained("preference/accuracy")} Dashed: chance.` },
+      ),
+      lines(
+        "preference-best",
+        "The best reply has the highest score",
+        [series("preference/best", "training", "--blue", { spread: null }), series("evaluate/preference/best", "held-out", "--orange", { spread: null })],
+        { metrics: ["preference/best"], percent: true, include: [0, 1], band: undefined },
+      ),
     ];
   }
 
@@ -150,10 +212,38 @@ const Figures = (() => {
           ...(scored === "probe/reward" ? { caption: PROBES } : {}),
         },
       ),
-      ...data.chosen.map((name) => single(name, `${name.slice(9).replaceAll("_", " ")} on held-out tasks`)),
+      ...chosen().map((name) => single(name, `${name.slice(9).replaceAll("_", " ")} on held-out tasks`)),
+      against(),
     ];
   }
 
+  /** The metrics that the run was asked for; those of labelled replies have charts of their own. */
+  const chosen = () => data.chosen.filter((name) => !name.startsWith("evaluate/preference/"));
+
+  /** The reward and the other measures of held-out replies over their KL: where they part, the reward is exploited. */
+  function against() {
+    const kl = curve("evaluate/kl_per_reply");
+    const names = ["evaluate/reward", ...chosen()].filter((name) => curve(name)?.values.length === kl?.values.length);
+    if (names.length < 2 || kl.values.length < 3) return null;
+    const order = kl.values.map((_, i) => i).sort((a, b) => kl.values[a] - kl.values[b]);
+    const drawn = names.slice(0, COLOURS.length).map((name, i) => {
+      const { values } = curve(name);
+      const first = curve(`${name}_before`)?.values[0] ?? values[0];
+      const spread = curve(`${name}_std`)?.values[0] || 1;
+      const label = i ? name.slice(9).replaceAll("_", " ") : "the reward";
+      const rise = order.map((at) => (values[at] === null ? null : (values[at] - first) / spread));
+      return { label, name, colour: COLOURS[i], x: order.map((at) => kl.values[at]), values: rise };
+    });
+    return lines("against-kl", "The reward and other measures against KL", drawn, {
+      axis: "KL", group: "kl", whole: false, unit: "spreads of the first replies",
+      band: undefined, include: [0], class: "full", metrics: ["evaluate/reward", "evaluate/kl_per_reply"], caption: AGAINST,
+    });
+  }
+
+  const AGAINST =
+    "How far each has risen since before training, in standard deviations of the first evaluation's scores, over the KL of " +
+    "the held-out replies in nats. What training maximises is the reward, a proxy. While another measure rises with it, it is a good one; where the other falls back, the policy " +
+    "exploits it: an earlier checkpoint, or a higher price of KL, is better.";
   const PROBES =
     "Mean score of the replies to the same (probe) queries, sampled with the same random numbers each time. Dashed: that " +
     "of the reference. Healthy: rises.";
@@ -320,7 +410,7 @@ const Figures = (() => {
         ["text/top_word", "The most common word"],
         ["text/distinct_1", "Different words"],
         ["text/distinct_2", "Different word pairs"],
-        ["text/repeated", "Word triples said twice"],
+        ["text/repeated", "Repeated word triples"],
         ["text/exclamations", "Exclamations"],
         ["text/emojis", "Emojis"],
         ["text/non_letters", "Unusual characters"],
