@@ -125,18 +125,18 @@ def take(options: dict[str, Any], made: type) -> dict[str, Any]:
 
 
 class ReplyProgress:
-    """Says on standard error how far a long command is: on a terminal on one line, elsewhere every ten seconds."""
+    """Shows on standard error how far a long command is: on a terminal on one line, elsewhere every ten seconds."""
 
     def __init__(self, total: int, every: float = 10.0):
         self.total, self.every, self.done = total, every, 0
-        self.line, self.said = sys.stderr.isatty(), time.monotonic()
+        self.line, self.shown_at = sys.stderr.isatty(), time.monotonic()
 
     def add(self, count: int, name: str) -> None:
         """Count replies of a model."""
         self.done += count
         now, last = time.monotonic(), self.done >= self.total
-        if self.line or last or now - self.said >= self.every:
-            self.said = now
+        if self.line or last or now - self.shown_at >= self.every:
+            self.shown_at = now
             text = f"{self.done:,} of {self.total:,} replies ({name})"
             print(f"\r{text}\x1b[K" if self.line else text, end="\n" if last or not self.line else "", file=sys.stderr)
 

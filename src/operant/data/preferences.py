@@ -31,7 +31,7 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
     """
     fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
     if "chosen" in fields and "rejected" in fields:
-        prompt, replies = _pair(fields, where)
+        prompt, replies = pair_of(fields, where)
         given = _numbers([fields.get("margin", 1.0), 0.0], "margin", where)
         if given[0] is None or given[0] <= 0:
             raise OperantError(f"{where}: margin={shown(fields['margin'])}; it must be a number above 0")
@@ -39,10 +39,10 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
         prompt, replies = fields.get("prompt", ""), fields["replies"]
         if isinstance(replies, str) or not isinstance(replies, Sequence) or not replies:
             raise OperantError(f"{where}: replies is {shown(replies)}; it must be a list of at least one reply")
-        given = _of_list(fields, len(replies), where)
+        given = scores_of(fields, len(replies), where)
     elif "completion" in fields and "label" in fields:
         prompt, replies = fields.get("prompt", ""), [fields["completion"]]
-        given = _of_list({"good": [fields["label"]]}, 1, where)
+        given = scores_of({"good": [fields["label"]]}, 1, where)
     else:
         known = shown(", ".join(map(str, fields)) or "none", 300)[1:-1]
         raise OperantError(
@@ -55,7 +55,7 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
     return Task(task_id, prompt, target, tuple(r for r, _ in kept), tuple(s for _, s in kept))
 
 
-def _of_list(fields: Mapping[str, Any], count: int, where: str) -> list[float | None]:
+def scores_of(fields: Mapping[str, Any], count: int, where: str = "the answer") -> list[float | None]:
     """The score of each of `count` replies, from the one kind of label that the row has."""
     found = [kind for kind in KINDS if fields.get(kind) is not None]
     if not found and (fields.get("all_bad") or fields.get("skip")):  # as `operant label` exports it
@@ -84,7 +84,7 @@ def _numbers(labels: Sequence[Any], kind: str, where: str) -> list[float | None]
     return [None if label is None else float(label) for label in labels]
 
 
-def _pair(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any]]:
+def pair_of(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any]]:
     """Prompt, and the chosen and the rejected reply; what both begin with is the prompt of a row without one."""
     chosen, rejected = (part(fields[name], name, where) for name in ("chosen", "rejected"))
     if chosen == rejected:

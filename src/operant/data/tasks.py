@@ -147,7 +147,7 @@ def _filtered(
             fields = row if isinstance(row, Mapping) else {options.text_field: row}
             task = replace(task, references=_references(fields, options.reference_field, where))
         _check_texts(task, where)
-        if labelled and not task.replies and not was_task:  # nobody has said anything about them
+        if labelled and not task.replies and not was_task:  # none of them has a label
             passed["no label"] += 1
             continue
         if with_replies and not task.replies:

@@ -9,7 +9,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from operant.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks, scores
+from operant.data.preferences import scores_of
+from operant.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks
 from operant.labels.store import Label, Store
 
 LEVELS = {"pick": "nominal", "rank": "ordinal", "rate": "interval", "good": "nominal"}
@@ -88,7 +89,9 @@ def agreeing(answer: Mapping[str, Any], other: Mapping[str, Any], kind: str, cou
     if kind == "pick":
         return int(choice(answer, count) == choice(other, count)), 1
     if kind == "good":
-        marks = [(a, b) for a, b in zip(scores(answer, count), scores(other, count)) if a is not None and b is not None]
+        marks = [
+            (a, b) for a, b in zip(scores_of(answer, count), scores_of(other, count)) if a is not None and b is not None
+        ]
         return sum(a == b for a, b in marks), len(marks)
     ours, theirs = set(ordered_pairs(answer, count)), set(ordered_pairs(other, count))
     same, opposite = len(ours & theirs), len({(j, i) for i, j in ours} & theirs)

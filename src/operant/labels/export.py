@@ -61,9 +61,9 @@ def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, Any
                 chosen, rejected = item.replies[better], item.replies[worse]
                 if not is_empty(chosen) and not is_empty(rejected):
                     yield {"prompt": item.prompt, "chosen": chosen, "rejected": rejected}
-        elif (said := said_as(form, label, len(item.replies))) is not None:
+        elif (fields := answer_as(form, label, len(item.replies))) is not None:
             content = {"id": item.id, "prompt": item.prompt, "replies": list(item.replies)}
-            yield content | {"labeller": label.labeller, "time": label.time} | said
+            yield content | {"labeller": label.labeller, "time": label.time} | fields
 
 
 def is_empty(reply: Any) -> bool:
@@ -71,14 +71,14 @@ def is_empty(reply: Any) -> bool:
     return not reply or (isinstance(reply, str) and not reply.strip())
 
 
-def said_as(form: str, label: Label, count: int) -> Mapping[str, Any] | None:
-    """What a label says in a form; None if it says nothing there."""
+def answer_as(form: str, label: Label, count: int) -> Mapping[str, Any] | None:
+    """The fields of a label in a form; None if it has none there."""
     if label.action == "skip":
         return {"skip": True}
-    said = {name: value for name, value in label.answer.items() if name in ("best", form)}
-    if form == "ranked" and not said:
-        said = {"ranks": ranks(label.answer, count)}
-    if form == "good" and not said and label.answer.get("all_bad"):
-        said = {"good": [False] * count}
+    fields = {name: value for name, value in label.answer.items() if name in ("best", form)}
+    if form == "ranked" and not fields:
+        fields = {"ranks": ranks(label.answer, count)}
+    if form == "good" and not fields and label.answer.get("all_bad"):
+        fields = {"good": [False] * count}
     beside = {name: label.answer[name] for name in ("all_bad", "comment") if name in label.answer}
-    return said | beside if said or "all_bad" in beside else None
+    return fields | beside if fields or "all_bad" in beside else None

@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from operant.labels.items import Item, scores
+from operant.data.preferences import scores_of
+from operant.labels.items import Item
 from operant.labels.store import Store
 from operant.types import OperantError, Rollout
 from operant.watchdog import beat
@@ -31,7 +32,7 @@ class Humans:
     that of the file, else pick. labellers: how many people label an item. minutes: how long a step waits; then what
     has no label is closed and left out. The items of a step have ids made of their texts: a resumed run asks the same
     again, and finds what was answered in between. If nobody has labelled anything, the run ends, saved.
-    Raises: OperantError for a file that is none of labels, or `minutes` or `labellers` out of range.
+    Raises: OperantError for a file that holds no labels, or `minutes` or `labellers` out of range.
     """
 
     def __init__(self, database: str, *, kind: str | None = None, labellers: int = 1, minutes: float = 60.0):
@@ -104,7 +105,7 @@ def _between(answer: Mapping[str, Any], count: int) -> list[float | None]:
     """The answer as numbers from 0 to 1; all bad: 0 each."""
     if answer.get("all_bad"):
         return [0.0] * count
-    known = scores(answer, count)
+    known = scores_of(answer, count)
     if "ratings" in answer:
         return [None if x is None else (x - 1) / 4 for x in known]
     numbers = [x for x in known if x is not None]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from operant.data.preferences import pair_of, scores_of
 from operant.data.sources import read
 from operant.types import OperantError, shown
 
@@ -161,17 +162,6 @@ def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
     return Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
 
 
-def pair_of(row: Mapping[str, Any], where: str) -> tuple[Any, tuple[Any, Any]]:
-    """Prompt and replies of a pair; without a prompt, it is the messages that both begin with."""
-    chosen, rejected = plain(row["chosen"], where), plain(row["rejected"], where)
-    if "prompt" in row:
-        return row["prompt"], (chosen, rejected)
-    if isinstance(chosen, str) or isinstance(rejected, str):
-        raise OperantError(f"{where}: there is no prompt; add it, an empty text if there was none")
-    same = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
-    return chosen[:same], (chosen[same:], rejected[same:])
-
-
 def _id(row: Mapping[str, Any], prompt: Any, replies: Sequence[Any]) -> str:
     if "id" in row:
         return str(row["id"])
@@ -252,25 +242,16 @@ def checked_entries(field: str, values: Any, count: int, all_bad: bool) -> list[
     return [places.index(x) + 1 if places and x is not None else x for x in values]
 
 
-def scores(answer: Mapping[str, Any], count: int) -> list[float | None]:
-    """A number for each reply, higher for a better one; None where the answer says nothing of it."""
-    if "best" in answer:
-        return [float(i == answer["best"]) for i in range(count)]
-    sign = -1.0 if "ranks" in answer else 1.0
-    values = next(answer[field] for field in ("ranks", "ratings", "good") if field in answer)
-    return [None if value is None else sign * float(value) for value in values]
-
-
 def ordered_pairs(answer: Mapping[str, Any], count: int) -> list[tuple[int, int]]:
     """(better, worse) for every two replies of which the answer puts one above the other."""
-    of = scores(answer, count)
+    of = scores_of(answer, count)
     both = [(i, j) for i in range(count) for j in range(count) if of[i] is not None and of[j] is not None]
     return [(i, j) for i, j in both if (of[i] or 0.0) > (of[j] or 0.0)]
 
 
 def ranks(answer: Mapping[str, Any], count: int) -> list[int | None]:
     """The rank of each reply by an answer of any kind: 1 is best, equal numbers are ties, None is not ranked."""
-    of = scores(answer, count)
+    of = scores_of(answer, count)
     places = sorted({value for value in of if value is not None}, reverse=True)
     return [None if value is None else places.index(value) + 1 for value in of]
 

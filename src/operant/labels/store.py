@@ -193,7 +193,7 @@ class Store:
                         f"the id {shown(item.id)} has other replies in {self.path}; give the new ones another id, or "
                         "choose another --database"
                     )
-                if row is not None:  # whoever adds it again wants labels
+                if row is not None:  # it is added again because labels are wanted
                     self._connection.execute("UPDATE items SET closed = NULL WHERE id = ?", (item.id,))
                 if row is None:
                     new += 1
@@ -267,7 +267,7 @@ class Store:
 
         An earlier label of the same labeller is replaced. key: a text that no other label has; a label that arrives
         twice with one key is stored once. at: its Unix time in seconds, of now by default.
-        Raises: OperantError for an unknown item, a name that is none, or an answer that does not fit the replies.
+        Raises: OperantError for an unknown item, a wrong name, or an answer that does not fit the replies.
         """
         labeller, count = name_of_labeller(labeller), len(self.item(item_id).replies)
         text = None if answer is None else json.dumps(checked_answer(answer, count, f"item {shown(item_id)}"))

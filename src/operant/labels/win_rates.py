@@ -3,9 +3,9 @@
 from collections import defaultdict
 from statistics import fmean
 
+from operant.data.preferences import scores_of
 from operant.diagnosis.history import percent
 from operant.diagnosis.intervals import wilson
-from operant.labels.items import scores
 from operant.labels.store import Store
 from operant.types import OperantError
 
@@ -22,7 +22,7 @@ def win_rates(store: Store) -> list[dict[str, str]]:
     for label in store.labels():
         item = store.item(label.item)
         sources |= dict.fromkeys(source for source in item.sources if source is not None)
-        first, known = next(iter(sources), None), scores(label.answer, len(item.replies))
+        first, known = next(iter(sources), None), scores_of(label.answer, len(item.replies))
         mine = [x for x, source in zip(known, item.sources) if source == first and x is not None]
         picked = "best" in label.answer  # which says nothing of two others
         for x, source in zip(known, item.sources):

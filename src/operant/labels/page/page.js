@@ -1,5 +1,5 @@
 "use strict";
-// The labelling page. One item at a time: `state` is what the server said, `draft` what the labeller has done with it.
+// The labelling page. One item at a time: `state` is what the server sent, `draft` what the labeller has chosen so far.
 // Every text of a reply goes through textContent. A label stays in localStorage until the server has it on its disk.
 
 const $ = (id) => document.getElementById(id);
