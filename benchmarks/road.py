@@ -14,14 +14,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import restore
+
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-road", ROOT / "benchmarks/results/road.json"
 
 
+def row_file(seed: int, shuffled: bool) -> Path:
+    """Where a row is stored, beside the runs that made it."""
+    return RUNS / f"{'shuffled' if shuffled else 'labels'}-{seed}" / "row.json"
+
+
 def walked(seed: int, shuffled: bool, quick: bool) -> dict[str, Any]:
     """Walk the road, and return what was measured at its end."""
-    work = RUNS / f"{'shuffled' if shuffled else 'labels'}-{seed}"
-    done = work / "row.json"
+    done = row_file(seed, shuffled)
+    work = done.parent
     if not done.is_file():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         words = [sys.executable, "recipes/rlhf.py", "--work", str(work), "--seed", str(seed)]
@@ -42,7 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--quick", action="store_true", help="to try the program: 20 labels, one step of PPO")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
     given = parser.parse_args()
+    if given.keep:
+        restore(RESULTS, lambda row: row_file(row["seed"], row["shuffled"]))
     seeds, rows = [int(seed) for seed in given.seeds.split(",")], list[dict[str, Any]]()
     for seed, shuffled in [(seed, False) for seed in seeds] + [(seed, True) for seed in seeds]:
         rows.append(walked(seed, shuffled, given.quick))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import operant
+from benchmarks.kept import restore
 from operant import Learner, Task
 from operant.api import runs
 from operant.envs.rooms import Rooms
@@ -183,6 +184,11 @@ def variant(name: str) -> None:
     print(json.dumps(found), flush=True)
 
 
+def file_of(name: str, seed: object) -> str:
+    """The name of the file of a row."""
+    return name.replace(" ", "-") if name in VARIANTS else f"{name}-{seed}"
+
+
 def summary(minutes: float) -> dict[str, Any]:
     rows = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*.json"))]
     return {"command": "python -m benchmarks.rooms", "machine": about(), "minutes": minutes, "rows": rows}
@@ -195,6 +201,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--games", type=int, default=64)
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
     parser.add_argument("--one", nargs=2, metavar=("PLAYER", "SEED"), help="one run, in this process")
     given = parser.parse_args()
     if given.one:
@@ -207,12 +214,13 @@ def main() -> None:
     seeds = given.seeds.split(",")
     once = ("random", "start", *VARIANTS)
     jobs = [(name, seed) for seed in seeds for name in names if name not in once or seed == seeds[0]]
+    if given.keep:
+        restore(RESULTS, lambda row: RUNS / f"{file_of(row.get('player', row.get('variant')), row.get('seed'))}.json")
     if "sft" in names:
         write_walkthroughs(RUNS / "walkthroughs.jsonl")
 
     def run(job: tuple[str, str]) -> None:
-        name = job[0].replace(" ", "-") if job[0] in VARIANTS else "-".join(job)
-        if (RUNS / f"{name}.json").is_file():
+        if (RUNS / f"{file_of(*job)}.json").is_file():
             return
         words = [sys.executable, "-m", "benchmarks.rooms", "--one", *job, "--minutes", str(given.minutes)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
