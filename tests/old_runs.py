@@ -8,6 +8,7 @@ on: every number of the last two steps, and a digest of the weights. A later ver
 
 import json
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -114,8 +115,11 @@ def digest(policy: torch.nn.Module) -> str:
 
 
 def machine() -> str:
-    """What bits depend on."""
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {torch.__version__}"
+    """What bits depend on: two makers' processors with the same instructions get different kernels of the libraries."""
+    cpus = Path("/proc/cpuinfo")
+    made_by = re.search(r"vendor_id\s*: (\S+)", cpus.read_text()) if cpus.is_file() else None
+    maker = made_by.group(1) if made_by else platform.processor()
+    return f"{platform.machine()} {maker} {torch.backends.cpu.get_cpu_capability()} {torch.__version__}"
 
 
 def slim(out: Path) -> None:

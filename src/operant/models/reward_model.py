@@ -7,7 +7,6 @@ The last token's state is read (of an encoder: what its classification head read
 both are part of the model's config, and are set so that replies of a given policy have mean 0 and variance 1.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,8 @@ class RewardModel(PolicyBase):
         """
         found = torch.cat([self.scores(rows[i : i + 32]) for i in range(0, len(rows), 32)]).double()
         mean, spread = found.mean(), found.std(correction=0)
-        if not math.isfinite(float(spread)) or float(spread) < 1e-12:
+        rounding = 1e-6 * float(found.abs().max())  # equal rows of one batch may differ by that
+        if not float(spread) > rounding:
             raise OperantError(
                 f"the reward model gives {len(rows)} replies the same score, {float(mean):g}: there is nothing to "
                 "normalise; look at the replies, or use policy.normalise=none"
