@@ -28,6 +28,13 @@ YES, NO = {"role": "assistant", "content": "yes"}, {"role": "assistant", "conten
         ({"prompt": "p", "replies": ["a", "b"], "ratings": [4, 2.5]}, "p", ("a", "b"), (4, 2.5)),
         ({"prompt": "p", "replies": ["a", "b"], "good": [True, None]}, "p", ("a",), (1,)),
         ({"prompt": "p", "completion": "a", "label": False}, "p", ("a",), (0,)),
+        (
+            {"prompt": "p", "completions": ["a", "b", "c"], "labels": [1, 1, 0]},
+            "p",
+            ("a", "a\nb", "a\nb\nc"),
+            (1, 1, 0),
+        ),
+        ({"prompt": "p", "completions": ["a", "b"], "labels": [True, None]}, "p", ("a",), (1,)),
         ({"prompt": "p", "replies": ["a", ""], "ranks": [1, 2]}, "p", ("a", ""), (-1, -2)),  # it ended at once
     ],
 )
@@ -49,6 +56,8 @@ def test_rows_that_say_nothing_are_left_out():
     ("row", "words"),
     [
         ({"prompt": "p", "completion": "x"}, "no labelled replies"),
+        ({"prompt": "p", "completions": ["a\nb"], "labels": [True]}, "must be one line"),
+        ({"prompt": "p", "completions": ["a"], "labels": [True, False]}, "one entry for each of 1 replies"),
         ({"prompt": "p", "replies": ["a"], "ranks": [1, 2]}, "one entry for each of 1 replies"),
         ({"prompt": "p", "replies": ["a", "b"], "best": 2}, "the index of a reply, 0 to 1"),
         ({"prompt": "p", "replies": ["a", "b"], "best": True}, "the index of a reply"),

@@ -1,6 +1,7 @@
 """Reward models: what is read, gain and bias, the export, ensembles, training, and PPO against one."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import operant
 from operant import Learner, OperantError, Rollout, Task
 from operant.cli import main
 from operant.diagnosis import History, diagnose
+from operant.metrics import judged_labels
 from operant.models.reference import digest
 from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tensors
 from operant.rewards import resolve
 from operant.rewards.reward_model import RewardModelScore
 from operant.rollouts.demonstrations import WholeTexts
+from operant.types import Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TINY = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -179,6 +182,40 @@ def test_ensembles_and_references_by_hand(combine, wanted):
     assert reward(rollouts) == pytest.approx([wanted[0] - 0.5, wanted[1]])
 
 
+@pytest.mark.parametrize(("steps", "wanted"), [("min", -1.0), ("mean", 2.0), ("last", 4.0), ("none", 4.0)])
+def test_the_score_of_steps_by_hand(steps, wanted):
+    """Each line that has text ends a step; the reply is read from its beginning to that end."""
+    reward = RewardModelScore("a", steps=steps)
+    member: Any = Fixed({"p1": 3.0, "p1\n\n2": -1.0, "p1\n\n2\n3": 4.0})
+    reward.members = [member]
+    assert reward([Rollout(Task("a", "p"), 0, [], ["1\n\n2\n3"], query="p")]) == [pytest.approx(wanted)]
+
+
+def test_held_out_labels_by_hand():
+    """Anna prefers x to y (2 nats right) and y to z (1 nat wrong); Bo says that a and b are equal, and c is worse."""
+
+    def replies(place, who, **labels):
+        task = Task(who, "q", who)
+        return [
+            Rollout(task, place, [Turn([1], [2], reward=label)], [text], query="q") for text, label in labels.items()
+        ]
+
+    rollouts = replies(0, "anna", x=3.0, y=2.0, z=1.0) + replies(1, "bo", a=1.0, b=1.0, c=0.0)
+    found = list(judged_labels.judgements(rollouts, [2.0, 0.0, 1.0, 0.5, 1.0, 0.5], single=False))
+    assert [(one.better, one.worse, one.gap) for one in found] == [
+        *[("x", "y", 2.0), ("x", "z", 1.0), ("y", "z", -1.0)],
+        *[("a", "c", 0.0), ("b", "c", 0.5)],
+    ]
+    summary = judged_labels.summary(found)
+    assert summary["labellers"] == [{"name": "anna", "of": 3, "right": 2.0}, {"name": "bo", "of": 2, "right": 1.5}]
+    sure = {"0.5": 0.5, "0.6": 1 / (1 + math.exp(-0.5)), "0.7": 1 / (1 + math.e**-1), "0.8": 1 / (1 + math.e**-2)}
+    assert {f"{bin['from']:.1f}": bin["confidence"] for bin in summary["calibration"]} == pytest.approx(sure)
+    assert [(bin["of"], bin["right"]) for bin in summary["calibration"]] == [(1, 0.5), (1, 1.0), (2, 0.5), (1, 1.0)]
+    assert [(one["better"], one["worse"], one["scores"]) for one in summary["worst"]] == [("y", "z", [0.0, 1.0])]
+    single = list(judged_labels.judgements(rollouts[3:], [0.5, -1.0, 0.5], single=True))
+    assert [(one.gap, one.good) for one in single] == [(0.5, True), (-1.0, True), (-0.5, False)]
+
+
 def test_what_cannot_work_is_refused(tmp_path):
     trunk = save(tmp_path / "trunk", "gpt2")
     (tmp_path / "bare").mkdir()
@@ -198,8 +235,10 @@ def test_what_cannot_work_is_refused(tmp_path):
         Learner(trunk, algorithm="reward-model")
     with pytest.raises(OperantError, match="scores replies and generates none"):
         Learner(RewardModel(trunk), algorithm="rloo", reference=None).generate(["go"])
-    with pytest.raises(OperantError, match="mean, min or lower"):
-        RewardModelScore("a", combine="max")
+    impossible = [({"combine": "max"}, "mean, min or lower"), ({"combine": "min"}, "there is one model")]
+    for options, words in [*impossible, ({"steps": "max"}, "none, min, mean or last")]:
+        with pytest.raises(OperantError, match=words):
+            RewardModelScore("a", **options)
     with pytest.raises(OperantError, match="the same score"):
         RewardModel(trunk).calibrate([[5, 6]] * 3)
     learner = Learner(RewardModel(trunk), algorithm="reward-model")

@@ -6,6 +6,7 @@
 {"prompt": "...", "replies": [...], "ratings": [4, 2.5, null]}
 {"prompt": "...", "replies": [...], "good": [true, false, null]}
 {"prompt": "...", "completion": "...", "label": true}                    # good or bad, one reply
+{"prompt": "...", "completions": ["...", "..."], "labels": [true, false]}  # good or bad, each step of one reply
 
 Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with.
 """
@@ -18,8 +19,8 @@ from operant.data.replies import part
 from operant.types import OperantError, Task, shown
 
 FORMS = (
-    "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; or `prompt`, `completion` and "
-    "`label`"
+    "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; `prompt`, `completion` and `label`; "
+    "or steps in `completions` with `labels`"
 )
 KINDS = ("ranks", "best", "ratings", "good")
 
@@ -43,6 +44,9 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
     elif "completion" in fields and "label" in fields:
         prompt, replies = fields.get("prompt", ""), [fields["completion"]]
         given = scores_of({"good": [fields["label"]]}, 1, where)
+    elif "completions" in fields and "labels" in fields:
+        prompt, replies = fields.get("prompt", ""), until_each_step(fields["completions"], where)
+        given = scores_of({"good": fields["labels"]}, len(replies), where)
     else:
         known = shown(", ".join(map(str, fields)) or "none", 300)[1:-1]
         raise OperantError(
@@ -53,6 +57,19 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
     kept = [(reply, score) for reply, score in zip(replies, given, strict=True) if score is not None]
     target = fields.get("labeller")
     return Task(task_id, prompt, target, tuple(r for r, _ in kept), tuple(s for _, s in kept))
+
+
+def until_each_step(steps: Any, where: str) -> list[str]:
+    """The reply until the end of each of its steps, which are lines: ["a", "b"] becomes ["a", "a" + newline + "b"].
+
+    Raises: OperantError for steps that are no texts, or that hold a line break.
+    """
+    if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
+        raise OperantError(f"{where}: completions is {shown(steps)}; it must be a list of at least one step")
+    for step in steps:
+        if not isinstance(step, str) or "\n" in step:
+            raise OperantError(f"{where}: the step {shown(step)} must be one line of text; a step is a line")
+    return ["\n".join(steps[: i + 1]) for i in range(len(steps))]
 
 
 def scores_of(fields: Mapping[str, Any], count: int, where: str = "the answer") -> list[float | None]:

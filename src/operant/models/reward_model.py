@@ -112,12 +112,16 @@ class RewardModel(PolicyBase):
         return gain * torch.zeros_like(scores).index_copy(0, order, scores) + bias
 
     @torch.no_grad()
+    def scores_of(self, rows: Sequence[list[int]], batch: int = 32) -> list[float]:
+        """The score of each row of token ids, read `batch` at a time, without gradients."""
+        return torch.cat([self.scores(rows[i : i + batch]) for i in range(0, len(rows), batch)]).tolist()
+
     def calibrate(self, rows: Sequence[list[int]]) -> None:
         """Set gain and bias so that the scores of these rows have mean 0 and variance 1.
 
         Raises: OperantError if all scores are equal.
         """
-        found = torch.cat([self.scores(rows[i : i + 32]) for i in range(0, len(rows), 32)]).double()
+        found = torch.tensor(self.scores_of(rows), dtype=torch.float64)
         mean, spread = found.mean(), found.std(correction=0)
         rounding = 1e-6 * float(found.abs().max())  # equal rows of one batch may differ by that
         if not float(spread) > rounding:

@@ -91,7 +91,7 @@ def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -
     limited = error
     if value_clip is not None:
         # Within the range it is the value itself, to the bit: a sum of differences would differ by rounding.
-        near = torch.clamp(out.values, batch.values - value_clip, batch.values + value_clip)
+        near = out.values.clamp(batch.values - value_clip, batch.values + value_clip)
         limited = (near - batch.returns) ** 2
     loss = 0.5 * torch.maximum(error, limited)
     return {

@@ -33,9 +33,10 @@ SCRIPTS = (
     "replies.js",
     "rooms.js",
     "games.js",
+    "labels.js",
     "app.js",
 )
-STYLES = ("style.css", "replies.css", "games.css")
+STYLES = ("style.css", "replies.css", "games.css", "labels.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _CONTROLLERS = ("adaptive", "per_token")
 """Values of `kl.control` that steer KL towards `kl.target`."""
@@ -91,6 +92,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "samples": None if history.plays else samples,
         "curves": _with_first_probe(curves(in_reward_units(history)), found_probes),
         "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
+        "labels": history.evaluation.get("labels"),
         "steps_per_interval": steps_per_interval(len(metrics)),
         "histograms": {name: found for name in _HISTOGRAMS if (found := heatmaps.histogram(name))},
         "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},

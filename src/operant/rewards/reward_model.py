@@ -1,6 +1,7 @@
 """Trained reward models as a reward: one, or an ensemble. Each reads text with its own tokenizer, and never changes."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from operant.rollouts.demonstrations import whole_text
 from operant.types import OperantError, Rollout, Task
 
 COMBINED = ("mean", "min", "lower")
+STEPS = ("none", "min", "mean", "last")
 
 
 class RewardModelScore:
@@ -17,8 +19,11 @@ class RewardModelScore:
 
     models: run folders, folders of classifiers with one label, or Hub names, separated by commas. combine, of several:
     `mean`, `min`, or `lower`: the mean less the standard deviation over the models. minus_reference: subtract the score
-    of the task's first reference (a reply that a person wrote) where there is one. batch: texts of a pass.
-    Raises: OperantError for an unknown `combine`, or no model.
+    of the task's first reference (a reply that a person wrote) where there is one. steps: the model has learnt from
+    labels of steps (a process reward model): the reply until the end of each of its lines is scored, and the score of
+    the reply is the `min` (Lightman et al. 2023), `mean` or `last` of them; `none`: the whole reply. batch: texts of a
+    pass.
+    Raises: OperantError for an unknown `combine` or `steps`, no model, or `combine` of one model.
     """
 
     def __init__(
@@ -27,6 +32,7 @@ class RewardModelScore:
         *,
         combine: str = "mean",
         minus_reference: bool = False,
+        steps: str = "none",
         batch: int = 32,
         device: str | None = None,
     ):
@@ -38,7 +44,16 @@ class RewardModelScore:
                 f"reward_model:{models} with combine={combine!r}: name a model, and {', '.join(COMBINED[:-1])} or "
                 f"{COMBINED[-1]}"
             )
-        self.combine, self.minus_reference = combine, minus_reference
+        if combine != "mean" and len(names) == 1:
+            raise OperantError(
+                f"reward_model:{models} with combine={combine}: there is one model; name several, separated by commas, "
+                "or leave combine out"
+            )
+        if steps not in STEPS:
+            raise OperantError(
+                f"reward_model:{models} with steps={steps!r}: it must be {', '.join(STEPS[:-1])} or last"
+            )
+        self.combine, self.minus_reference, self.steps = combine, minus_reference, steps
         self.members = [Classifier(name, label=0, output="logit", batch=batch, device=device) for name in names]
         self.__name__ = "reward_model"
 
@@ -53,13 +68,30 @@ class RewardModelScore:
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         replies = [rollout.messages[len(rollout.messages) - len(rollout.texts) :] for rollout in rollouts]
-        scores = self._scores([(r.task, reply, r.text) for r, reply in zip(rollouts, replies)])
+        scores = self._of_replies(
+            [(r.task, reply, r.text.removesuffix(r.reply), r.reply) for r, reply in zip(rollouts, replies)]
+        )
         if self.minus_reference:
             known = [(i, rollout) for i, rollout in enumerate(rollouts) if rollout.task.references]
-            first = [(r.task, r.task.references[0], r.query + r.task.references[0]) for _, r in known]
-            for (i, _), score in zip(known, self._scores(first), strict=True):
+            first = [(r.task, r.task.references[0], r.query, r.task.references[0]) for _, r in known]
+            for (i, _), score in zip(known, self._of_replies(first), strict=True):
                 scores[i] -= score
         return scores
+
+    def _of_replies(self, attempts: list[tuple[Task, Any, str, str]]) -> list[float]:
+        """One score for each task, reply as messages, the text before the last reply, and that reply."""
+        if self.steps == "none":
+            return self._scores([(task, reply, head + text) for task, reply, head, text in attempts])
+        parts, counts = list[tuple[Task, Any, str]](), list[int]()
+        for task, reply, head, text in attempts:
+            lines = text.split("\n")
+            ends = [i + 1 for i, line in enumerate(lines) if line.strip()] or [len(lines)]
+            for part in ("\n".join(lines[:end]) for end in ends):
+                messages = [*reply[:-1], {**reply[-1], "content": part}] if isinstance(reply, list) else part
+                parts.append((task, messages, head + part))
+            counts.append(len(ends))
+        combine = {"min": min, "mean": fmean, "last": lambda scores: scores[-1]}[self.steps]
+        return [combine(scores.tolist()) for scores in torch.tensor(self._scores(parts)).double().split(counts)]
 
     def _scores(self, attempts: list[tuple[Task, Any, str]]) -> list[float]:
         """One score for each task, reply, and both as one text."""

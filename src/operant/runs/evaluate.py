@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.metrics import games
+from operant.metrics import games, judged_labels
 from operant.metrics.evaluation import NOTHING, Measured, check_references, measure, metric_names, resolve
 from operant.models.policy import PURE, Policy
+from operant.models.reward_model import RewardModel
 from operant.objectives.kl import estimate
 from operant.rewards import judge, totals
 from operant.rewards.evaluate import Remark, outcome_shares
@@ -233,6 +234,16 @@ class Evaluator:
             if (game := games.transcript(rollout, decode)) is not None:
                 rollout.info["game"] = game
         return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured)
+
+    def judged_labels(self) -> dict[str, Any] | None:
+        """How a reward model judges the held-out labels (`metrics.judged_labels`); None of any other policy."""
+        learner = self.learner
+        if self.demonstrations is None or not isinstance(learner.policy, RewardModel):
+            return None
+        given = self.demonstrations.rollouts(self.tasks)
+        scores = learner.policy.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in given])
+        single = learner.options["loss"]["kind"] == "good"
+        return judged_labels.summary(list(judged_labels.judgements(given, scores, single=single)))
 
 
 @torch.no_grad()

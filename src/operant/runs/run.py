@@ -361,13 +361,13 @@ class Run:
         """
         errors = [_error_of(self.save_last)]
         self.after = self.evaluation.evaluate()
-        calibrate(
-            self.parts, self.config.data
-        )  # for the export alone: a run of more steps goes on as if it had not ended
+        labels = self.parts.evaluator.judged_labels() if self.parts.evaluator is not None else None
+        # For the export alone: a run of more steps goes on as if it had not ended.
+        calibrate(self.parts, self.config.data)
         if self.first:
             if self.after is not None:
                 both = {k: e.as_plain() if e else None for k, e in (("before", self.before), ("after", self.after))}
-                content = json.dumps(both, indent=1)
+                content = json.dumps(both | ({"labels": labels} if labels else {}), indent=1)
                 error = _error_of(lambda: atomic_io.write(self.path / "evaluation.json", content))
                 if error is not None:
                     self.trackers.warn(str(error))

@@ -306,13 +306,14 @@
     figureOf.clear();
     overview();
     for (const it of Figures.SECTIONS) section(it, figures[it.id]);
+    labels();
     details();
     for (const link of document.querySelectorAll("nav a[href]"))
       link.hidden = $(link.getAttribute("href"))?.hidden ?? true;
   }
 
   function skeleton() {
-    const links = [{ id: "plays", short: "Episodes" }, ...Figures.SECTIONS, { id: "replies", short: "Replies" }, { id: "details", short: "Details" }];
+    const links = [{ id: "plays", short: "Episodes" }, { id: "labels", short: "Labels" }, ...Figures.SECTIONS, { id: "replies", short: "Replies" }, { id: "details", short: "Details" }];
     main.replaceChildren(
       make(
         "nav",
@@ -322,6 +323,7 @@
       ),
       make("div", { id: "overview" }),
       folding({ id: "plays", title: "Episodes", about: "games as they were played, early and late, turn by turn" }),
+      folding({ id: "labels", title: "Held-out labels", about: "whose choices the reward model finds, how sure it is, and where it errs most" }),
       ...Figures.SECTIONS.map(folding),
       folding({ id: "replies", title: "Replies", about: "what the policy wrote, token by token" }),
       make("div", { id: "details", class: "details" }),
@@ -350,6 +352,12 @@
     const page = host.firstChild.appendChild(make("div"));
     host.hidden = true;
     if (live || data.games) Games.mount(page, data.games, live ? { base: "" } : null, () => ((host.hidden = false), links()));
+  }
+
+  function labels() {
+    const host = $("#labels");
+    host.hidden = !data.labels;
+    if (data.labels) Labels.show(host.querySelector(".labels") ?? host.firstChild.appendChild(make("div", { class: "labels" })), data.labels);
   }
 
   async function poll() {
