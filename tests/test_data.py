@@ -94,6 +94,7 @@ def test_files(tmp_path, name):
 def test_lists_and_functions_and_tasks():
     assert prompts(load_tasks(["one", "two"])) == ["one", "two"]
     assert prompts(load_tasks([{"q": "one"}], options=DataOptions(text_field="q"))) == ["one"]
+    assert prompts(load_tasks([{"prompt": "one"}, {"prompt": "no", "text": "two"}])) == ["one", "two"]
     given = [Task("x", "one", 3), Task("y", [{"role": "user", "content": "hi"}])]
     assert load_tasks(given) == given
 

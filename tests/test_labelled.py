@@ -128,7 +128,11 @@ def test_pairwise_and_rating_and_good_by_hand():
     assert loss_of([*S, 0.0], batch, kind="rating")[0] == pytest.approx(sum(rated[:3]) / 6 + sum(rated[3:]) / 4)
     good = batch_of([1, 0, 1], [0, 1, 2])
     wanted = [-math.log(sigmoid(S[0])), -math.log(sigmoid(-S[1])), -math.log(sigmoid(S[2]))]
-    assert loss_of(S[:3], good, kind="good")[0] == pytest.approx(sum(wanted) / 3)
+    found, metrics = loss_of(S[:3], good, kind="good")
+    assert found == pytest.approx(sum(wanted) / 3)
+    assert metrics["preference/accuracy"].tolist() == [1.0, 1.0, 1.0]
+    steps = batch_of([1, 0, 1], [0, 0, 1])  # each label counts once, whatever the length of its group
+    assert loss_of(S[:3], steps, kind="good")[0] == pytest.approx(sum(wanted) / 2)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))

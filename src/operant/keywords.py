@@ -12,7 +12,8 @@ class DataKeywords(TypedDict, total=False):
     """The options `data.*`."""
 
     text_field: str
-    """The field that holds the prompt: text, chat messages or ids."""
+    """The field that holds the prompt: text, chat messages or ids. A row without `text` may have it in
+    `prompt`."""
     min_chars: int
     """Leave out texts with fewer characters."""
     max_chars: int | None
@@ -639,7 +640,8 @@ class TrainArguments(LearnerArguments, total=False):
     """Steps between sample replies on the console; 0: none."""
     data: DataKeywords
     text_field: str
-    """The field that holds the prompt: text, chat messages or ids."""
+    """The field that holds the prompt: text, chat messages or ids. A row without `text` may have it in
+    `prompt`."""
     min_chars: int
     """Leave out texts with fewer characters."""
     max_chars: int | None

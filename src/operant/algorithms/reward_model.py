@@ -8,7 +8,7 @@ operant train sentiment --reward runs/reward-model --policy runs/sft
 The trunk is a causal language model, usually the one that PPO will begin from, or an encoder. Its new head reads the
 last token of prompt and reply (without a stop token), and is drawn with standard deviation $1/\sqrt{D+1}$. Nothing is
 dropped out. A row has one of the forms of [labels](labels.md): `chosen` and `rejected`, or `replies` with `ranks`,
-`best`, `ratings` or `good`. All replies to one prompt are read in the same pass. With the score $s_i$ of reply $i$ and
+`best`, `ratings` or `good`, or labels of steps. All replies to one prompt are read in the same pass. With the score $s_i$ of reply $i$ and
 its label $y_i$, the loss of a group is, by `--kind` (`loss.kind`):
 
 | kind | loss |
@@ -17,10 +17,16 @@ its label $y_i$, the loss of a group is, by `--kind` (`loss.kind`):
 | `best` | $-\log \mathrm{softmax}(s)_{\arg\max y}$: best of k ([Ziegler et al.](https://arxiv.org/abs/1909.08593)) |
 | `ranking` | $-\log$ probability of the whole order (Plackett-Luce), divided by its number of choices |
 | `rating` | mean of $(s_i - y_i)^2$ |
-| `good` | mean cross-entropy of $\sigma(s_i)$ with $y_i$, 0 or 1 |
+| `good` | sum over the labels of the cross-entropy of $\sigma(s_i)$ with $y_i$, 0 or 1 |
 
 With two replies, the first three are equal. Equal labels are left out by `pairwise`, or modelled with `loss.ties`:
 `davidson` or `rao-kupper`. The loss of a step is the mean over groups.
+
+**Process rewards**: rows of `{"prompt", "completions": ["step", ...], "labels": [true, false, null]}` label each step
+of a reply, where a step is a line, and `--kind good --policy.normalise none` learns from them: the reply until the end
+of each labelled step is read as a reply of its own. As a reward, `--reward.steps min` scores a reply by its worst step
+([Lightman et al. 2023](https://arxiv.org/abs/2305.20050)); `mean` and `last` are the others. Of a wrong solution, label
+the steps until the first wrong one.
 
 - Before and after training, gain and bias are set so that 256 replies have scores of mean 0 and variance 1: the
   labelled ones, which should be those of the policy that is trained later, or those of a file:

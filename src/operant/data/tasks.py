@@ -33,7 +33,7 @@ class DataOptions:
     """How rows become tasks."""
 
     text_field: str = "text"
-    """The field that holds the prompt: text, chat messages or ids."""
+    """The field that holds the prompt: text, chat messages or ids. A row without `text` may have it in `prompt`."""
     min_chars: int = 0
     """Leave out texts with fewer characters."""
     max_chars: int | None = None
@@ -184,12 +184,12 @@ def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: 
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
     if options.template is not None:
         return Task(task_id, _filled(options.template, fields, where), target)
-    prompt = _field(fields, options.text_field, where, "text_field")
+    is_named_prompt = options.text_field == "text" and "text" not in fields and "prompt" in fields
+    of_prompt = "prompt" if is_named_prompt else options.text_field
+    prompt = _field(fields, of_prompt, where, "text_field")
     kinds = {type(part) for part in prompt} if isinstance(prompt, list) else {None}
     if not isinstance(prompt, str) and not (kinds <= {int} or kinds <= {dict}):
-        raise OperantError(
-            f"{where}: the field {options.text_field!r} is a {type(prompt).__name__}, not text, messages or ids"
-        )
+        raise OperantError(f"{where}: the field {of_prompt!r} is a {type(prompt).__name__}, not text, messages or ids")
     return Task(task_id, prompt, target)
 
 

@@ -186,7 +186,7 @@ supervised/bits_per_byte | bits | falls | | the same per byte of text: comparabl
 preference/loss | | falls | loss | the loss of a prompt's pairs, or of a good or bad reply, before weights; mean over
     the prompts with a pair, or over replies
 preference/accuracy | share | 0.5.. | rewards/accuracies | share of the pairs whose order is right, mean over prompts,
-    equal ones count half; in kto, share of the replies on the right side of the baseline
+    equal ones count half; in kto, and of good and bad replies, share of those on the right side of the baseline
 preference/margin | | rises | rewards/margins | beta times the difference of the log-ratios of the better and the worse
     reply of a pair
 preference/better | nats | a fall below 0: the better replies become less likely, too | rewards/chosen, over beta |

@@ -109,7 +109,9 @@ def reward_model(
     pairwise: $-\log\sigma(s_i - s_j - m\,(y_i - y_j))$ for every pair with $y_i > y_j$ (Bradley-Terry), with m =
     `margin`. ranking: $-\sum_i (s_i - \log\sum_{j: y_j \le y_i} e^{s_j})$ over all i that are not last (Plackett-Luce),
     divided by their number; equal labels share a sum (Breslow). best: the same, where only the highest label counts:
-    the softmax over k of Ziegler et al. rating: $(s - y)^2$. good: the cross-entropy of $\sigma(s)$ with y, 0 or 1.
+    the softmax over k of Ziegler et al. rating: $(s - y)^2$, the mean over the group. good: the cross-entropy of
+    $\sigma(s)$ with y, 0 or 1, the sum over the group: steps are labelled until the first wrong one, so that a mean
+    would give the labels of short solutions, which are the wrong ones, a larger weight.
     ties, of pairwise: none: pairs of equal labels are left out. davidson (1970), with $\nu$ = `tie`, $d = s_i - s_j$:
     $P(i > j) = e^{d/2} / (e^{d/2} + e^{-d/2} + \nu)$. rao-kupper (1967), with $\theta$ = 1 + `tie`: $P(i > j) =
     e^d / (e^d + \theta)$. What is left of 1 is the probability of a tie.
@@ -136,7 +138,13 @@ def reward_model(
         loss = groups.mean((scores - labels) ** 2, groups.numbers)
     else:
         loss = groups.mean(softplus(scores) - labels * scores, groups.numbers)
-    return {"loss": loss, **_metrics(loss, scores.detach(), groups, batch)}
+        loss = loss * groups.sizes()[groups.numbers[groups.rows]]
+    metrics = _metrics(loss, scores.detach(), groups, batch)
+    if kind == "good":  # there may be no pairs
+        toward = scores.detach() * (2 * labels - 1)
+        metrics["preference/accuracy"] = groups.reported(right(toward), groups.numbers)
+        metrics["preference/confidence"] = groups.reported(torch.sigmoid(toward.abs()), groups.numbers)
+    return {"loss": loss, **metrics}
 
 
 def _metrics(loss: Tensor, scores: Tensor, groups: Groups, batch: Batch) -> dict[str, Tensor]:
