@@ -11,7 +11,8 @@ The stand-in labeller (`operant.labels.stand_in`) picks the best of four replies
 
 On the way each is measured on 128 held-out openings, two replies each: its true preference, which is that of the
 stand-in without noise, the score of the reward model, and the sampled KL to the start in nats per reply. A finished row
-is not repeated. Writes `benchmarks/results/preference-frontier.json`; `make docs` writes the table.
+is not repeated. Writes `benchmarks/results/preference-frontier.json` and the figure
+`docs/figures/preference-frontier.svg`; `make docs` writes the table.
 """
 
 import argparse
@@ -159,6 +160,45 @@ def one(labels: int, seed: int) -> None:
     place.write_text(json.dumps(found), encoding="utf-8")
 
 
+COLOURS = {"sft": "#777", "dpo": "#b8568f", "best of n": "#0b8a6a", "rejection": "#d17a00", "ppo": "#2563ab"}
+
+
+def figure(rows: list[dict[str, Any]]) -> str:
+    """As SVG: for each number of labels true preference against KL, one line a method and seed, from the start on."""
+    top = max(point["true"] for row in rows for points in row["points"].values() for point in points)
+    low = min(point["true"] for row in rows for points in row["points"].values() for point in points)
+    far = max(point["kl"] for row in rows for points in row["points"].values() for point in points)
+    top, low, far = math.ceil(top), math.floor(low), 5 * math.ceil(far / 5)
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 300" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="900" height="300" fill="white"/>')
+    known = sorted({row["labels"] for row in rows})
+    for panel, labels in enumerate(known):
+        left = 40 + 295 * panel
+
+        def place(point: dict[str, float], left: int = left) -> tuple[float, float]:
+            return left + 250 * point["kl"] / far, 240 - 210 * (point["true"] - low) / (top - low)
+
+        parts.append(f'<text x="{left}" y="18">{labels:,} labels: true preference against KL</text>')
+        for tick in range(low, top + 1):
+            y = place({"kl": 0, "true": tick})[1]
+            parts.append(f'<line x1="{left}" x2="{left + 250}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{tick}</text>')
+        parts.append(f'<text x="{left}" y="258" fill="#555">0</text>')
+        parts.append(f'<text x="{left + 250}" y="258" text-anchor="end" fill="#555">{far} nats</text>')
+        for row in (row for row in rows if row["labels"] == labels):
+            begin = {"kl": 0.0, "true": row["points"]["best of n"][0]["true"]}
+            for method, points in row["points"].items():
+                # Best of one is the start itself.
+                line = [place(point) for point in [begin, *points[method == "best of n" :]]]
+                path = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
+                colour = COLOURS[method]
+                parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.4"/>')
+                parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in line[1:]]
+    for i, (method, colour) in enumerate(COLOURS.items()):
+        parts.append(f'<text x="{40 + 120 * i}" y="286" fill="{colour}">{method}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="1,2,3")
@@ -186,6 +226,7 @@ def main() -> None:
     found.sort(key=lambda row: (row["labels"], row["seed"]))
     result = {"command": "python -m benchmarks.preference_frontier", "rows": found}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (ROOT / "docs/figures/preference-frontier.svg").write_text(figure(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

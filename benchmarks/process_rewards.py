@@ -1,7 +1,7 @@
 """Labels of steps against labels of answers: `python -m benchmarks.process_rewards`, ten minutes of processor time.
 
-The set is generated: sums of five digits modulo 10, solved step by step, as in `3+4+9+1+5:` with the lines `3+4=7`,
-`7+9=6`, `6+1=7`, `7+5=2`. In a drawn solution each step is wrong with probability 0.2, and the steps after a wrong
+The set is generated: sums of five digits modulo 5, solved step by step, as in `3+4+1+1+0:` with the lines `3+4=2`,
+`2+1=3`, `3+1=4`, `4+0=4`. In a drawn solution each step is wrong with probability 0.2, and the steps after a wrong
 one go on from its result. A process reward model learns from the label of every step until the first wrong one, an
 outcome reward model from one label of the whole solution. Both begin as the same small model, which was trained on
 right solutions, see the same solutions, and read about the same number of tokens. Then each picks the best of eight
@@ -27,7 +27,7 @@ from operant.rewards.reward_model import RewardModelScore
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-process", ROOT / "benchmarks/results/process-rewards.json"
-DIGITS, WRONG, OF, PROBLEMS = 5, 0.2, 8, 400
+BASE, DIGITS, WRONG, OF, PROBLEMS = 5, 5, 0.2, 8, 400
 STEPS = 600
 """Optimizer steps of the process reward model, of 32 solutions each."""
 
@@ -40,7 +40,7 @@ def trunk(folder: Path) -> str:
     plain = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     torch.manual_seed(0)
-    size: Any = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+    size: Any = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 128}
     ends: Any = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
     config = LlamaConfig(vocab_size=len(letters), max_position_embeddings=64, **ends, **size)
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -59,9 +59,9 @@ def solution(digits: list[int], chance: random.Random, wrong: float = WRONG) -> 
     """The steps of a drawn solution, and whether each is right."""
     steps, right, total = list[str](), list[bool](), digits[0]
     for digit in digits[1:]:
-        found = (total + digit) % 10
+        found = (total + digit) % BASE
         is_right = chance.random() >= wrong
-        found = found if is_right else chance.choice([other for other in range(10) if other != found])
+        found = found if is_right else chance.choice([other for other in range(BASE) if other != found])
         steps.append(f"{total}+{digit}={found}")
         right.append(is_right)
         total = found
@@ -69,7 +69,7 @@ def solution(digits: list[int], chance: random.Random, wrong: float = WRONG) -> 
 
 
 def problems(count: int, chance: random.Random) -> list[list[int]]:
-    return [[chance.randrange(10) for _ in range(DIGITS)] for _ in range(count)]
+    return [[chance.randrange(BASE) for _ in range(DIGITS)] for _ in range(count)]
 
 
 def prompt(digits: list[int]) -> str:

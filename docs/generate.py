@@ -86,7 +86,12 @@ def pages() -> dict[str, str]:
             "players": measured.textworld_players(),
             "trained": measured.textworld_trained(),
         },
-        "rlhf.md": {"road": measured.road(), "preferences": measured.reward_models()},
+        "rlhf.md": {
+            "road": measured.road(("labels", "shuffled")),
+            "beside": measured.road(("beside",)),
+            "frontier": measured.preference_frontier(),
+            "preferences": measured.reward_models(),
+        },
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},

@@ -77,22 +77,54 @@ def textworld_trained() -> str:
     return f"{table}\nOne thread a run. Made by `{results['command']}`.\n"
 
 
-def road() -> str:
-    """One row per seed of the road, with labels and with labels that mean nothing."""
+def road(kinds: tuple[str, ...]) -> str:
+    """One row for each walk of the road: with labels, with labels that mean nothing, or with a model that goes on."""
     results: Any = _read("road.json")
-    if not results:
+    rows = [row for kind in kinds for row in (results["rows"] if results else []) if row["kind"] == kind]
+    if not rows:
         return NOTHING
-    table = "| labels | held-out picks that the reward models find (chance 25 %) | true preference: start | PPO |"
-    table += " PPO again | replies preferred to the start's | processor minutes |\n" + "|---" * 7 + "|\n"
-    for row in results["rows"]:
+    names = {"labels": "of the stand-in", "shuffled": "meaningless", "beside": "of the stand-in, four times 250"}
+    most = max(len(row["reward_models"]) for row in rows)
+    table = "| labels | held-out picks that the reward models find (chance 25 %) | true preference: start |"
+    table += "".join(f" PPO {n} |" for n in range(1, most + 1))
+    table += " replies preferred to the start's | processor minutes |\n" + "|---" * (5 + most) + "|\n"
+    for row in rows:
         of_taste = [found for found in row["eval"]["scores"] if found["reward"].endswith(":taste")]
         found = ", ".join(f"{model['preference/best']:.0%}" for model in row["reward_models"])
         means = " | ".join(f"{one['mean']:.2f} ± {one['error']:.2f}" for one in of_taste)
         won = [one["won"] for one in of_taste if one["won"] is not None]
         wins = ", ".join(f"{one['mean']:.0%} ({one['low']:.0%}-{one['high']:.0%})" for one in won)
-        labels = f"{'meaningless' if row['shuffled'] else 'of the stand-in'}, seed {row['seed']}"
-        table += f"| {labels} | {found} | {means} | {wins} | {row['minutes']:.0f} |\n"
+        table += f"| {names[row['kind']]}, seed {row['seed']} | {found} | {means} | {wins} | {row['minutes']:.0f} |\n"
     return f"{table}\nMade by `{results['command']}`; 256 held-out openings, two replies each; 95 % intervals.\n"
+
+
+def preference_frontier() -> str:
+    """One row for each method and number of labels: the last point, and the best one on the way."""
+    results: Any = _read("preference-frontier.json")
+    if not results:
+        return NOTHING
+    table = (
+        "| labels | method | true preference at the end | KL, nats | best on the way, at KL | score of the model |\n"
+    )
+    table += "|---" * 6 + "|\n"
+    for labels in sorted({row["labels"] for row in results["rows"]}):
+        rows = [row for row in results["rows"] if row["labels"] == labels]
+        for method in rows[0]["points"]:
+            last = [row["points"][method][-1] for row in rows]
+            best = [max(row["points"][method], key=lambda point: point["true"]) for row in rows]
+            ends = ", ".join(f"{point['true']:.2f} ± {1.96 * point['error']:.2f}" for point in last)
+            far = ", ".join(f"{point['kl']:.1f}" for point in last)
+            ways = ", ".join(f"{point['true']:.2f} at {point['kl']:.1f}" for point in best)
+            proxies = ", ".join(f"{point['proxy']:.2f}" for point in last)
+            name = "best of 32" if method == "best of n" else method
+            table += f"| {labels:,} | {name} | {ends} | {far} | {ways} | {proxies} |\n"
+    right = ", ".join(f"{row['reward_model']['preference/best']:.0%} with {row['labels']:,}" for row in results["rows"])
+    return (
+        f"{table}\n![True preference against KL](figures/preference-frontier.svg)\n\n"
+        f"The start has {results['rows'][0]['points']['best of n'][0]['true']:.2f}. Seeds are separated by commas; "
+        f"95 % intervals. Held-out picks that the reward model finds (chance 25 %): {right} labels. "
+        f"Made by `{results['command']}`.\n"
+    )
 
 
 def reward_models() -> str:

@@ -12,6 +12,8 @@ Each step is a command that is printed before it runs, and that is left out if i
 7. `operant eval` of all policies by the stand-in's true taste and by the last reward model.
 
 `--shuffled`: the stand-in's picks have nothing to do with the replies: nothing may be learnt from them.
+`--beside`: each round goes on with the policy of the round before, where it else begins at the start again. With
+`--rounds 4 --labels 250 --steps 15`, the reward model keeps learning beside the policy.
 """
 
 import argparse
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--labeller", choices=("stand-in", "page"), default="stand-in")
     parser.add_argument("--noise", type=float, default=0.5, help="of the stand-in's picks")
     parser.add_argument("--shuffled", action="store_true", help="a control: picks that mean nothing")
+    parser.add_argument("--beside", action="store_true", help="each round goes on with the policy of the one before")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="of PPO in each round")
     parser.add_argument("--seed", type=int, default=0)
@@ -116,7 +119,8 @@ def main() -> None:
         steps = max(len(read(tasks)) // 16, 1)  # one pass
         learnt = ["--tasks", tasks, "--evaluate", tested, "--trunk", trunk, "--kind", "best", "--steps", steps]
         model = exported(work / f"rm-{number}", "reward-model", *learnt, "--lr", 1e-3, *common)
-        against = ["--policy", start, "--reward", model, "--steps", given.steps, *REPLY]
+        begin = policy if given.beside else start
+        against = ["--policy", begin, "--reference", start, "--reward", model, "--steps", given.steps, *REPLY]
         truth = ["--evaluation.metrics", TASTE, "--evaluate-every", max(given.steps // 6, 1)]
         policy = exported(work / f"ppo-{number}", "train", "sentiment", *against, *truth, *common)
         policies.append(policy)

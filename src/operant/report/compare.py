@@ -35,6 +35,8 @@ CURVES = {
     "rollout/reply_tokens": "Reply length",
     "probe/reward": "Reward on the probe queries",
     "evaluate/reward": "Reward on held-out tasks",
+    "preference/accuracy": "Pairs in the right order",
+    "evaluate/preference/accuracy": "Held-out pairs in the right order",
     "supervised/loss": "Loss on demonstrations",
     "evaluate/loss": "Loss on held-out demonstrations",
     "text/empty": "Empty replies",
@@ -229,7 +231,7 @@ def _values(name: str, run: RunRecord) -> dict[int, float]:
     """Return the finite values of a metric by step; one of the held-out tasks has those before and after training."""
     values = {int(m["step"]): float(m[name]) for m in run.history.metrics if m.get(name) is not None}
     kind, _, of = name.partition("/")
-    if kind == "evaluate":
+    if kind == "evaluate" and (of != "reward" or run.measure == "reward"):
         for when, step in (("before", 0), ("after", run.history.step)):
             if (value := run.result(of, held_out=True, when=when)) is not None:
                 values.setdefault(step, float(value))

@@ -46,14 +46,22 @@ class RunRecord:
         """Whether every step has been made."""
         return self.history.step >= (self.config.get("steps") or 0)
 
+    @property
+    def measure(self) -> str:
+        """What the run is judged by: the reward, or the order of pairs where it learns from labels alone."""
+        of_labels = self.history.values("preference/accuracy") and not self.history.values("reward/mean")
+        return "share of pairs in the right order" if of_labels else "reward"
+
     def result(self, name: str, held_out: bool, when: str = "after") -> Any:
         """Return a result on the held-out tasks; else that of the first step (`before`) or the mean of the last ones.
 
-        The replies of the first step are those of the policy before training.
+        The replies of the first step are those of the policy before training. The `reward` is `measure`.
         """
+        if name == "reward" != self.measure:
+            name = "preference/accuracy"
         if held_out:
             return self.held_out.get(when, {}).get(name)
-        metric = {"reward": "reward/mean", "kl": "kl/per_reply"}.get(name, f"text/{name}")
+        metric = {"reward": "reward/mean", "kl": "kl/per_reply"}.get(name, name if "/" in name else f"text/{name}")
         return self.history.recent(metric) if when == "after" else self.history.first(metric)
 
 

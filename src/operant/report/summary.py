@@ -122,6 +122,7 @@ def group_row(group: Group) -> dict[str, Any]:
         "name": group.name,
         "values": {name: as_text(value) for name, value in group.values.items()},
         "n": len(group.runs),
+        "measure": group.runs[0].measure,
         "findings": _counted_findings(group),
     } | row(group.runs)
 
@@ -181,16 +182,16 @@ def _problems(group: Group) -> list[str]:
 def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -> list[str]:
     """Compare the best group with its value before training, and with the other groups."""
     group, own, reward = best
-    change, alone = reward.change, len(known) == 1
+    change, alone, what = reward.change, len(known) == 1, group.runs[0].measure
     after = _plus_minus(reward.after)
     if change is None or reward.before is None:
-        first = f"The {'' if alone else 'highest '}reward {where} is {after}{_with(group, own)}"
+        first = f"The {'' if alone else 'highest '}{what} {where} is {after}{_with(group, own)}"
     elif all(other.change and other.change.mean <= 0 for *_, other in known):
         none = "Not better" if alone else "No setting ended better"
-        first = f"{none} than {start}: the {'' if alone else 'highest '}reward {where} is {after}"
+        first = f"{none} than {start}: the {'' if alone else 'highest '}{what} {where} is {after}"
         first += f"{_with(group, own)}, and was {_plus_minus(reward.before)} {start}"
     else:
-        first = f"The {'' if alone else 'highest '}reward {where} is {after}{_with(group, own)}; "
+        first = f"The {'' if alone else 'highest '}{what} {where} is {after}{_with(group, own)}; "
         by = f"{change.mean:+.3g}" + ("" if change.half is None else f" ± {change.half:.2g}")
         first += f"{start} it was {_plus_minus(reward.before)} ({by}"
         if change.half is not None and abs(change.mean) <= change.half:
@@ -225,7 +226,8 @@ def _plus_minus(found: Interval | None, percent: bool = False) -> str:
 
 def table(data: Mapping[str, Any]) -> str:
     """Format a comparison as lines of text: a row for each group, the options that differ, and the verdicts."""
-    lines = [["", "runs", "before", "reward", "KL", "empty", "findings"]]
+    measures = sorted({group["measure"] for group in data["groups"]})
+    lines = [["", "runs", "before", " or ".join(measures), "KL", "empty", "findings"]]
     for group in data["groups"]:
         where = group["held_out" if data["rewards"][group["reward"]]["held_out"] else "training"]
         ends = {
@@ -251,7 +253,7 @@ def brief(folder: str | Path) -> str:
     held_out = "after" in run.held_out
     own = results([run], held_out)
     reward, kl = (own.get(name, Result(None, None, None)) for name in ("reward", "kl"))
-    text = f"reward {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
+    text = f"{run.measure} {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
     text += f" and KL {_plus_minus(kl.after)}" if kl.after else ""
     findings = ", ".join(finding.name for finding in run.findings if finding.level != "note")
     where = "on held-out tasks" if held_out else f"in the last {RECENT} steps"

@@ -120,11 +120,11 @@
       return [found ? (percent ? share(found.mean) : plusMinus(found)) : "–"];
     };
     const own = data.metrics.filter((name) => rows.some((row) => row.held_out[name]));
-    const judged = rows.some((row) => row.held_out.reward);
+    const judged = rows.some((row) => row.held_out.reward), measure = [...new Set(groups.map((group) => group.measure))].join(" or ");
     return [
       ...more,
-      judged && ["reward on held-out tasks", (row) => change(row.held_out.reward), true],
-      rows.some((row) => row.training.reward) && ["reward in training", (row) => change(row.training.reward), true],
+      judged && [`${measure} on held-out tasks`, (row) => change(row.held_out.reward), true],
+      rows.some((row) => row.training.reward) && [`${measure} in training`, (row) => change(row.training.reward), true],
       ["KL per reply, nats", after("kl"), true],
       ...own.map((name) => [`${name}, held out`, (row) => change(row.held_out[name]), true]),
       ["empty replies", after("empty", true), true],
