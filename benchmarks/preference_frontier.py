@@ -93,14 +93,14 @@ def scored(rollouts: list[Rollout], scores: list[float]) -> dict[str, float]:
     return {"true": statistics.mean(true), "error": error, "proxy": statistics.mean(scores)}
 
 
-def best_of(judge: RewardModelScore, seed: int) -> Iterator[dict[str, float]]:
-    """The best of 1, 2, 4, ... replies of the start by the reward model."""
+def best_of(judge: RewardModelScore, seed: int, most: int) -> Iterator[dict[str, float]]:
+    """The best of 1, 2, 4, ... `most` replies of the start by the reward model."""
     learner, held_out = player(START, seed), load_tasks("builtin:openings/held-out")[:OPENINGS]
-    replies = [learner.play([task] * MOST, stream="evaluate") for task in held_out]
+    replies = [learner.play([task] * most, stream="evaluate") for task in held_out]
     scores = [judge(some) for some in replies]
-    for n in (2**power for power in range(int(math.log2(MOST)) + 1)):
+    for n in (2**power for power in range(int(math.log2(most)) + 1)):
         # Disjoint groups of n; two of each opening at most, as for the policies.
-        places = [(t, range(g * n, (g + 1) * n)) for t in range(len(replies)) for g in range(min(2, MOST // n))]
+        places = [(t, range(g * n, (g + 1) * n)) for t in range(len(replies)) for g in range(min(2, most // n))]
         best = [(t, max(group, key=lambda i: scores[t][i])) for t, group in places]
         found = scored([replies[t][i] for t, i in best], [scores[t][i] for t, i in best])
         yield {"n": n, "kl": math.log(n) - (n - 1) / n} | found
@@ -115,7 +115,7 @@ def trained(out: Path, marks: set[int], measure: Callable[[Any], dict[str, float
             yield {"step": step} | measure(run.policy)
 
 
-def one(labels: int, seed: int) -> None:
+def one(labels: int, seed: int, rl_steps: int, most: int) -> None:
     """One row: every method with so many labels."""
     place, begin = row_file(labels, seed), time.process_time()
     folder = place.parent
@@ -135,10 +135,10 @@ def one(labels: int, seed: int) -> None:
     imitated = [{"prompt": row["prompt"], "completion": row["replies"][row["best"]]} for row in kept]
     own = {"policy": START, "seed": seed, "schedule": "linear"}
     epochs = {round(part * 3 * steps / 3) for part in (1, 2, 3)}
-    rl = {"policy": START, "recipe": "sentiment", "evaluate": None, "reward": str(folder / "rm"), "steps": STEPS}
+    rl = {"policy": START, "recipe": "sentiment", "evaluate": None, "reward": str(folder / "rm"), "steps": rl_steps}
     rl |= {"seed": seed}
     way: dict[str, Iterator[dict[str, float]]] = {
-        "best of n": best_of(judge, seed),
+        "best of n": best_of(judge, seed, most),
         "sft": trained(
             folder / "sft", epochs, measure, algorithm="sft", lr=3e-4, batch=16, steps=3 * steps,
             tasks=write(folder / "picks.jsonl", imitated), **own,
@@ -148,10 +148,10 @@ def one(labels: int, seed: int) -> None:
             steps=2 * steps, tasks=tasks, **own,
         ),
         "rejection": trained(
-            folder / "rejection", {15, 30, STEPS}, measure, algorithm="rejection", select="group:1", samples=4,
+            folder / "rejection", {15, 30, rl_steps}, measure, algorithm="rejection", select="group:1", samples=4,
             **{"kl.loss_coef": 0.1}, **rl,
         ),
-        "ppo": trained(folder / "ppo", {15, 30, STEPS}, measure, **rl),
+        "ppo": trained(folder / "ppo", {15, 30, rl_steps}, measure, **rl),
     }  # fmt: skip
     for method, points in way.items():
         found["points"][method] = list(points)
@@ -205,10 +205,11 @@ def main() -> None:
     parser.add_argument("--labels", default=",".join(map(str, LABELS)))
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
+    parser.add_argument("--quick", action="store_true", help="to try the program: two steps of each method")
     parser.add_argument("--one", nargs=2, type=int, metavar=("LABELS", "SEED"), help="one row, in this process")
     given = parser.parse_args()
     if given.one:
-        one(*given.one)
+        one(*given.one, 2 if given.quick else STEPS, 2 if given.quick else MOST)
         return
     if given.keep:
         restore(RESULTS, lambda row: row_file(row["labels"], row["seed"]))
@@ -217,6 +218,7 @@ def main() -> None:
     def run(job: tuple[int, int]) -> None:
         if not row_file(*job).is_file():
             words = [sys.executable, "-m", "benchmarks.preference_frontier", "--one", *map(str, job)]
+            words += ["--quick"] * given.quick
             environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             subprocess.run(words, cwd=ROOT, env=environment, check=True)
 

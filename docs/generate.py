@@ -91,6 +91,7 @@ def pages() -> dict[str, str]:
             "beside": measured.road(("beside",)),
             "frontier": measured.preference_frontier(),
             "preferences": measured.reward_models(),
+            "process": measured.process_rewards(),
         },
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},

@@ -127,6 +127,29 @@ def preference_frontier() -> str:
     )
 
 
+def process_rewards() -> str:
+    """One row for each score of solutions: how often its pick of eight is right."""
+    results: Any = _read("process-rewards.json")
+    if not results:
+        return NOTHING
+    rows = results["rows"]
+    table = "| score | its pick of eight is right in every step | it knows of a solution whether it is right |\n"
+    table += "|---|---|---|\n"
+    names = {
+        "process, min": "of steps: the worst",
+        "process, last": "of steps: the last",
+        "outcome": "of whole solutions",
+    }
+    for key, name in names.items():
+        cells = " | ".join(_percents([row[key][of] for row in rows]) for of in ("best", "told"))
+        table += f"| {name} | {cells} |\n"
+    table += f"| none | {_percents([row['chance'] for row in rows])} | |\n"
+    return (
+        f"{table}\nSeeds are separated by commas; {rows[0]['solutions']:,} labelled solutions. "
+        f"Made by `{results['command']}`.\n"
+    )
+
+
 def reward_models() -> str:
     """One row per data set of real preferences: means over folds of the shares of pairs in the right order."""
     results: Any = _read("reward-models.json")

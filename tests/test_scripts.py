@@ -32,6 +32,7 @@ ELSEWHERE = {
     "benchmarks/textworld.py": "tests/test_textworld.py",  # it needs the extra, and makes hundreds of games
     "recipes/rlhf.py": "tests/test_humans.py",
     "benchmarks/reward_models.py": "docs/rlhf.md",  # its data are no part of the project
+    "benchmarks/kept.py": "benchmarks/road.py",
     "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/screenshot.py": "tests/test_replies_page.py",
     "benchmarks/chaos.py": "tests/test_chaos.py",
@@ -52,7 +53,9 @@ RUN = {
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
-    "benchmarks/road.py": ["--seeds", "1", "--quick"],
+    "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "labels,beside"],
+    "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],
+    "benchmarks/process_rewards.py": ["--quick", "--seeds", "1", "--solutions", "40"],
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],

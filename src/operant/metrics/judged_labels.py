@@ -25,7 +25,7 @@ WORST, LONGEST = 12, 600
 
 
 @dataclass(frozen=True)
-class Judgement:
+class JudgedLabel:
     """A label and what the model thinks of it; `gap` is how far it agrees, and below 0 where it disagrees."""
 
     labeller: str
@@ -49,7 +49,7 @@ class Judgement:
         return 1 / (1 + exp(-abs(self.gap)))
 
 
-def judgements(rollouts: Sequence[Rollout], scores: Sequence[float], *, single: bool) -> Iterator[Judgement]:
+def judgements(rollouts: Sequence[Rollout], scores: Sequence[float], *, single: bool) -> Iterator[JudgedLabel]:
     """The judgements of labelled demonstrations, which are in the order of their tasks, with the score of each.
 
     single: labels are 1 for a good and 0 for a bad reply, and replies are not compared.
@@ -63,15 +63,15 @@ def judgements(rollouts: Sequence[Rollout], scores: Sequence[float], *, single: 
         if single:
             for i in places:
                 gap = scores[i] if label[i] > 0 else -scores[i]
-                yield Judgement(who, gap, query, rollouts[i].reply, None, (scores[i],), label[i] > 0)
+                yield JudgedLabel(who, gap, query, rollouts[i].reply, None, (scores[i],), label[i] > 0)
         for i, j in ((i, j) for i in places for j in places if label[i] > label[j] and not single):
             both = scores[i], scores[j]
-            yield Judgement(who, both[0] - both[1], query, rollouts[i].reply, rollouts[j].reply, both)
+            yield JudgedLabel(who, both[0] - both[1], query, rollouts[i].reply, rollouts[j].reply, both)
 
 
-def summary(found: Sequence[Judgement]) -> dict[str, Any]:
+def summary(found: Sequence[JudgedLabel]) -> dict[str, Any]:
     """The dict above. Lists are empty where there is nothing to list."""
-    of_labellers, bins = dict[str, list[Judgement]](), dict[int, list[Judgement]]()
+    of_labellers, bins = dict[str, list[JudgedLabel]](), dict[int, list[JudgedLabel]]()
     for one in found:
         of_labellers.setdefault(one.labeller, []).append(one)
         bins.setdefault(min(int((one.confidence - 0.5) * 2 * BINS), BINS - 1), []).append(one)

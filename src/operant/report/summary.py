@@ -199,15 +199,17 @@ def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -
         first += ")"
     if reward.after and reward.after.half is None:
         return [f"{first}.", "That is one run: another seed may end elsewhere."]
-    near = [other for other in known if other is not best and _overlap(other[2].after, reward.after)]
+    ends = [(other, other[2].after) for other in known if other is not best]
+    reach = reward.after.half or 0.0 if reward.after else 0.0
+    near = [
+        other
+        for other, end in ends
+        if end and reward.after and abs(end.mean - reward.after.mean) <= (end.half or 0.0) + reach
+    ]
     if not near:
         return [f"{first}."]
     others = f"those of {len(near)} other settings" if len(near) > 1 else f"that of {near[0][0].name}"
     return [f"{first}.", f"Its interval overlaps {others}."]
-
-
-def _overlap(one: Interval | None, other: Interval | None) -> bool:
-    return bool(one and other) and abs(one.mean - other.mean) <= (one.half or 0.0) + (other.half or 0.0)
 
 
 def _with(group: Group, own: Mapping[str, Result]) -> str:
