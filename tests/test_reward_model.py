@@ -25,6 +25,8 @@ from operant.metrics import judged_labels
 from operant.models.reference import digest
 from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tensors
+from operant.report.run_report import page_data
+from operant.report.summary import brief
 from operant.rewards import resolve
 from operant.rewards.reward_model import RewardModelScore
 from operant.rollouts.demonstrations import WholeTexts
@@ -131,8 +133,23 @@ def test_it_learns_what_is_preferred_and_nothing_from_shuffled_labels(kind, step
 def test_a_run_is_resumed_to_the_bit_and_its_reward_never_changes(tmp_path, capsys):
     trunk, rows = save(tmp_path / "trunk", "gpt2"), write(tmp_path / "rows.jsonl", labels(40))
     common = ["--tasks", rows, "--trunk", trunk, "--batch", "8", "--quiet", "--kind", "ranking", "--steps", "4"]
+    common += ["--evaluate", rows]
     assert main(["reward-model", *common, "--out", str(tmp_path / "whole")]) == 0
-    given = {"recipe": "reward-model", "tasks": rows, "trunk": trunk, "batch": 8, "kind": "ranking", "steps": 4}
+    pairs = [(a, b) for row in labels(40) for a in row["ratings"] for b in row["ratings"] if a > b]
+    judged = page_data(tmp_path / "whole")["labels"]
+    assert judged["of"] == len(pairs) and judged["labellers"] == [
+        {"name": "unnamed", "of": len(pairs), "right": judged["right"]}
+    ]
+    assert brief(tmp_path / "whole").startswith("share of pairs in the right order 0.")
+    given = {
+        "evaluate": rows,
+        "recipe": "reward-model",
+        "tasks": rows,
+        "trunk": trunk,
+        "batch": 8,
+        "kind": "ranking",
+        "steps": 4,
+    }
     for run in operant.api.runs(**given, quiet=True, out=tmp_path / "parts"):
         if len(run.metrics) == 2:
             break
