@@ -56,6 +56,12 @@ def compared(*sides):
     return Compared([f"m{i}" for i in range(len(sides))], tasks, replies, ["r"])
 
 
+def every_draw(values):
+    """The 95 % percentile interval of the mean, by the enumeration of all draws with replacement."""
+    means = [sum(draw) / len(values) for draw in itertools.product(values, repeat=len(values))]
+    return np.quantile(means, [0.025, 0.975])
+
+
 def test_tasks_are_paired_samples_averaged_and_abstentions_left_out():
     first, second = compared(
         [[1.0, 3.0], [0.0, 0.0], [5.0, None], [None, None]],
@@ -67,6 +73,9 @@ def test_tasks_are_paired_samples_averaged_and_abstentions_left_out():
     assert second.difference.mean == pytest.approx((1 + 0.5 + 0) / 3)  # the fourth task has no score of the first
     assert second.won.mean == pytest.approx((0.75 + 0.75 + 0.5) / 3)
     assert wins([1.0, 2.0], [1.0]) == 0.75
+    ends = every_draw([1.0, 0.5, 0.0, 2.0, 1.5, 0.25])
+    paired = compared([[0.0]] * 6, [[1.0], [0.5], [0.0], [2.0], [1.5], [0.25]]).rows()[1].difference
+    assert (paired.low, paired.high) == pytest.approx(ends, abs=0.05)
     alone = compared([[1.0]], [[2.0]]).rows()[1]
     assert (alone.difference.mean, alone.difference.low, alone.won.high, alone.error) == (1.0, None, None, None)
 

@@ -16,6 +16,7 @@ from operant.labels.humans import Humans
 from operant.labels.items import Item
 from operant.labels.stand_in import Labeller, preference, taste
 from operant.labels.store import Store
+from operant.labels.win_rates import win_rates
 from operant.rewards import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -126,6 +127,10 @@ def test_win_rates_by_people_by_hand(tmp_path, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     # (1 + 1/2 + 1/2) / 3, and Wilson's interval of 2/3 of 3
     assert " ".join(lines[2]) == "new 67 % 21 % to 94 % 3"
+    with Store(tmp_path / "picks.sqlite") as store:  # the pick of z says nothing of x and y
+        store.add_items([Item("1", "p", ("x", "y", "z"), ("old", "new", "newest"))])
+        store.add_label("1", "anna", {"best": 2})
+        assert [(row["source"], row["prompts"]) for row in win_rates(store)] == [("old", ""), ("newest", "1")]
     with Store(tmp_path / "none.sqlite") as store:
         store.add_items([Item("1", "p", ("x", "y"))])
         store.add_label("1", "anna", {"best": 0})
