@@ -95,9 +95,10 @@ def summary(run: Any) -> str:
     """One sentence on what the run does: algorithm, model, tasks, steps."""
     train, policy = run.config.train, run.policy
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
     return (
         f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on {len(run.parts.tasks)} "
-        f"tasks, {train.steps} steps of {train.batch} replies; Ctrl-C stops after the current step and saves"
+        f"tasks, {train.steps} steps of {train.batch} {rows}; Ctrl-C stops after the current step and saves"
     )
 
 
