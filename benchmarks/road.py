@@ -62,9 +62,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.keep:
         restore(RESULTS, lambda row: row_file(row["kind"], row["seed"]))
-    seeds, rows = [int(seed) for seed in given.seeds.split(",")], list[dict[str, Any]]()
+    seeds = [int(seed) for seed in given.seeds.split(",")]
     for kind, seed in [(kind, seed) for kind in given.kinds.split(",") for seed in seeds]:
-        rows.append(walked(kind, seed, given.quick))
+        walked(kind, seed, given.quick)
+        rows = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/row.json"))]
         result = {"command": "python -m benchmarks.road", "rows": rows}
         RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
