@@ -51,7 +51,7 @@ def test_every_command_is_understood(page):
         recipe = [command] if command == "reward-model" else recipe
         if command in ("train", "reward-model") and not {"resume", "help"} & set(options):
             options.pop("out", None)
-            assert configure(options, recipe[0]).train.steps > 0
+            assert configure(options, recipe[0] if recipe else None).train.steps > 0
         elif command == "sweep":
             axes, fixed = divide(options, recipe[0])
             for point in grid(axes):
