@@ -57,7 +57,7 @@ def test_rows_that_say_nothing_are_left_out():
     [
         ({"prompt": "p", "completion": "x"}, "no labelled replies"),
         ({"prompt": "p", "completions": ["a\nb"], "labels": [True]}, "must be one line"),
-        ({"prompt": "p", "completions": ["a"], "labels": [True, False]}, "one entry for each of 1 replies"),
+        ({"prompt": "p", "completions": ["a"], "labels": [True, False]}, "one for each of 1 steps"),
         ({"prompt": "p", "replies": ["a"], "ranks": [1, 2]}, "one entry for each of 1 replies"),
         ({"prompt": "p", "replies": ["a", "b"], "best": 2}, "the index of a reply, 0 to 1"),
         ({"prompt": "p", "replies": ["a", "b"], "best": True}, "the index of a reply"),

@@ -46,7 +46,12 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
         given = scores_of({"good": [fields["label"]]}, 1, where)
     elif "completions" in fields and "labels" in fields:
         prompt, replies = fields.get("prompt", ""), until_each_step(fields["completions"], where)
-        given = scores_of({"good": fields["labels"]}, len(replies), where)
+        labels = fields["labels"]
+        if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != len(replies):
+            raise OperantError(
+                f"{where}: labels={shown(labels)}; it must be a list, one for each of {len(replies)} steps"
+            )
+        given = scores_of({"good": labels}, len(replies), where)
     else:
         known = shown(", ".join(map(str, fields)) or "none", 300)[1:-1]
         raise OperantError(
