@@ -53,7 +53,7 @@ RUN = {
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
-    "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "labels,beside"],
+    "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "beside"],
     "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],
     "benchmarks/process_rewards.py": ["--quick", "--seeds", "1", "--solutions", "40"],
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
