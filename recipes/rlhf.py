@@ -125,8 +125,12 @@ def main() -> None:
         policy = exported(work / f"ppo-{number}", "train", "sentiment", *against, *truth, *common)
         policies.append(policy)
     judges = ["--reward", TASTE, "--reward", str(work / f"rm-{given.rounds}")]
-    files = ["--out", work / "eval.json", "--report", work / "eval.html"]
-    run("eval", *policies, "--tasks", "builtin:openings/held-out", *judges, "--samples", 2, *REPLY, *files)
+    table, page = work / "eval.json", work / "eval.html"
+    if not (table.is_file() and page.is_file()):
+        for file in (table, page):  # one of them is left of an interrupted command, which replaces no file
+            file.unlink(missing_ok=True)
+        files = ["--out", table, "--report", page]
+        run("eval", *policies, "--tasks", "builtin:openings/held-out", *judges, "--samples", 2, *REPLY, *files)
 
 
 if __name__ == "__main__":
