@@ -88,15 +88,15 @@ def row(digits: list[int], chance: random.Random, by_step: bool) -> dict[str, An
 def picked(model: str, steps: str, seed: int) -> dict[str, float]:
     """How many of the solutions that a reward picks are right in every step, and whether its scores tell which are."""
     chance = random.Random(f"test/{seed}")
-    reward, best, told = RewardModelScore(model, steps=steps), list[bool](), list[bool]()
+    reward, best, known = RewardModelScore(model, steps=steps), list[bool](), list[bool]()
     for digits in problems(PROBLEMS, chance):
         drawn = [solution(digits, chance) for _ in range(OF)]
         scores = reward(
             [Rollout(Task("", prompt(digits)), 0, [], ["\n".join(s)], query=prompt(digits)) for s, _ in drawn]
         )
         best.append(all(drawn[scores.index(max(scores))][1]))
-        told += [(score > 0) == all(right) for score, (_, right) in zip(scores, drawn)]
-    return {"best": statistics.mean(best), "told": statistics.mean(told)}
+        known += [(score > 0) == all(right) for score, (_, right) in zip(scores, drawn)]
+    return {"best": statistics.mean(best), "knows": statistics.mean(known)}
 
 
 def measured(count: int, seed: int, steps_made: int) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def process_rewards() -> str:
         "outcome": "of whole solutions",
     }
     for key, name in names.items():
-        cells = " | ".join(_percents([row[key][of] for row in rows]) for of in ("best", "told"))
+        cells = " | ".join(_percents([row[key][of] for row in rows]) for of in ("best", "knows"))
         table += f"| {name} | {cells} |\n"
     table += f"| none | {_percents([row['chance'] for row in rows])} | |\n"
     return (

@@ -88,11 +88,11 @@ class Console:
             return
         for row in rows[: self.samples]:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
-            said = ": ".join(row[name] for name in ("outcome", "message") if row.get(name))
-            said = said if len(said) <= 100 else said[:97] + "..."
+            remark = ": ".join(row[name] for name in ("outcome", "message") if row.get(name))
+            remark = remark if len(remark) <= 100 else remark[:97] + "..."
             given = "" if row.get("logprobs") is not None else "from the data: "  # no reply of the policy
             texts = [x if len(x) <= LONGEST else f"{x[:LONGEST]}..." for x in (row["query"], row["reply"])]
-            self._print(f"  {given}{' | '.join(map(plain, texts))}{score}{said and f' ({plain(said)})'}")
+            self._print(f"  {given}{' | '.join(map(plain, texts))}{score}{remark and f' ({plain(remark)})'}")
 
     def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
         """Do nothing: distributions are in the report."""
