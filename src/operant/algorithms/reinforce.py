@@ -7,10 +7,10 @@ $$G_t = \sum_{k \ge t} \gamma^{k - t} r_k, \qquad \text{loss} = -\sum_t G_t \log
 
 - The baseline is the running mean of all scores so far (`score.centre`), which is part of a run's state. With
   `--score.centre false` there is none: plain REINFORCE. `--score.normalise true` also divides by the running deviation.
-- With a learned value of each state as baseline it is [`a2c`](#a2c), whose lambda is 1. With the other replies to a prompt
-  as baseline it is `rloo`.
-- The gradient is that of the policy which drew the replies, so a batch is used once, and `update.epochs` other than 1 is
-  refused. `update.minibatch` still cuts it into several optimizer steps.
+- With a learned value of each state as baseline it is `a2c`, whose lambda is 1. With the other replies to a prompt as
+  baseline it is `rloo`.
+- The gradient is that of the policy which drew the replies, so a batch is used once, and `update.epochs` other than 1
+  is refused. `update.minibatch` still cuts it into several optimizer steps.
 """
 
 from operant.algorithms.base import Algorithm

@@ -96,8 +96,8 @@ class MaskOptions:
     """
 
     by: str = "copy"
-    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy itself,
-    which is plain truncated sampling."""
+    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
+    itself, which is plain truncated sampling."""
     every: int = 5
     """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
 

@@ -1,7 +1,7 @@
 """The update rule of TRPO: one natural-gradient step a training step, whose KL to the policy before it is bounded.
 
-In this order: the surrogate's gradient over the whole batch, conjugate gradients with the Fisher matrix, the line search,
-and then the critic alone (arXiv:1502.05477, appendix C).
+In this order: the surrogate's gradient over the whole batch, conjugate gradients with the Fisher matrix, the line
+search, and then the critic alone (arXiv:1502.05477, appendix C).
 """
 
 import math
@@ -153,9 +153,7 @@ class TrustRegion(GradientUpdate):
                 result.tally.add(name, total, count)
         return UpdateResult(result.tally, of_critic.refused)
 
-    def _move(
-        self, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, found: Tally
-    ) -> None:
+    def _move(self, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, found: Tally) -> None:
         """Take the step along the natural gradient that the line search accepts; the gradients are in place."""
         options: TrustRegionOptions = self.options["update"]
         gradient = vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.moved])
@@ -170,13 +168,20 @@ class TrustRegion(GradientUpdate):
         full = math.sqrt(2 * options.target_kl / curvature) * direction
         before = vector(self.moved).clone()
         old = PolicyCopy(self.policy).policy if options.kl == "exact" else None
-        compare = partial(self._measure, whole, objective, sampling, budget, old)
-        start, _ = compare()
+        mean = partial(self._mean, micro_batches(whole, objective.unit, budget.tokens, packed=self.policy.packs(whole)))
+
+        def loss_of(piece: Batch) -> Tensor:
+            return forward(self.policy, piece, objective, sampling)[1]["loss"]
+
+        def kl_of(piece: Batch) -> Tensor:
+            out = self.policy(piece, sampling, against=old)
+            return estimate("k3", piece.logprobs, out.logprobs) if out.kl is None else out.kl["forward"]
+
+        start = mean(loss_of)
         for tried in range(options.backtracks):
             share = options.shrink**tried
             self._put(before - share * full)
-            loss, kl = compare()
-            if loss < start and kl <= options.target_kl:
+            if (kl := mean(kl_of)) <= options.target_kl and (loss := mean(loss_of)) < start:
                 break
         else:
             self._put(before)
@@ -212,7 +217,8 @@ class TrustRegion(GradientUpdate):
         pieces = micro_batches(batch, "episode", budget.tokens)
 
         def slopes(piece: Batch) -> Tensor:
-            assert (kl := self.policy(piece, sampling, against=self.policy).kl) is not None  # `against` was given
+            kl = self.policy(piece, sampling, against=self.policy).kl
+            assert kl is not None  # `against` was given
             total = losses.total(kl["forward"], piece)
             return vector(torch.autograd.grad(total, self.moved, create_graph=True, materialize_grads=True))
 
@@ -230,23 +236,11 @@ class TrustRegion(GradientUpdate):
 
         return product
 
+    @staticmethod
     @torch.no_grad()
-    def _measure(
-        self, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, old: Policy | None
-    ) -> tuple[float, float]:
-        """The loss and the mean KL(old || new) of the weights as they are, over all ranks."""
-        sums = torch.zeros(2, dtype=torch.float64)
-        for piece in micro_batches(whole, objective.unit, budget.tokens, packed=self.policy.packs(whole)):
-            out, terms = forward(self.policy, piece, objective, sampling)
-            if old is None:
-                kl = estimate("k3", piece.logprobs, out.logprobs)
-            else:
-                known = self.policy(piece, sampling, against=old).kl
-                assert known is not None  # `against` was given
-                kl = known["forward"]
-            sums += torch.stack([losses.total(x, piece).double().cpu() for x in (terms["loss"], kl)])
-        loss, kl = distributed.total(sums).tolist()
-        return (loss, kl) if math.isfinite(loss + kl) else (math.inf, math.inf)
+    def _mean(pieces: Sequence[Batch], number: Callable[[Batch], Tensor]) -> float:
+        """The weighted mean over all ranks of a number of each token, which micro-batches have."""
+        return distributed.total_float(math.fsum(float(losses.total(number(piece), piece)) for piece in pieces))
 
 
 def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
