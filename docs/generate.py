@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import other_names
-from operant.algorithms import ALGORITHMS, METHODS, PRESETS
+from operant.algorithms import ALGORITHMS, METHODS, PRESETS, rl4lms
 from operant.cli.parser import as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, kinds, names
@@ -80,6 +80,7 @@ def pages() -> dict[str, str]:
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg"), "first": measured.first_example()},
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
+        "rl4lms.md": {"presets": rl4lms_presets(), "comparison": measured.policy_gradients()},
         "text-worlds.md": {"rooms": measured.rooms(), "variants": measured.room_variants()},
         "textworld.md": {
             "speed": measured.textworld_speed(),
@@ -197,12 +198,25 @@ def presets() -> str:
     """One row per option that a preset sets, one column per preset; empty if it is the default."""
     known = config_schema("ppo")
     ours = {full: defaults(known[group])[name] for full, (group, name) in names(known).items()}
-    chosen = {name: preset for name, preset in PRESETS.items() if preset.get("algorithm", "ppo") == "ppo"}
+    of_ppo = {name: preset for name, preset in PRESETS.items() if preset.get("algorithm", "ppo") == "ppo"}
+    chosen = {name: preset for name, preset in of_ppo.items() if name not in rl4lms.PRESETS}
     used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in chosen.values())]
     table = f"| option | default | {' | '.join(chosen)} |\n|---|---|{'---|' * len(chosen)}\n"
     for full in used:
         cells = [as_typed(p[full]) if full in p and p[full] != ours[full] else "" for p in chosen.values()]
         table += f"| `{full}` | {as_typed(ours[full])} | {' | '.join(cells)} |\n"
+    return table
+
+
+def rl4lms_presets() -> str:
+    """One row per configuration of RL4LMs: the numbers that differ between them."""
+    columns = {"steps": "steps", "batch": "replies", "sampling.max_tokens": "tokens", "sampling.min_tokens": "at least"}
+    columns |= {"sampling.top_k": "top-k", "optimizer.lr": "rate", "kl.coef": "KL", "kl.target": "target"}
+    columns |= {"sampling.top_p": "mask", "mask.every": "every"}
+    table = f"| preset | {' | '.join(columns.values())} |\n|---|{'---|' * len(columns)}\n"
+    for name, preset in rl4lms.PRESETS.items():
+        cells = [str(as_typed(preset[full])) if full in preset else "" for full in columns]
+        table += f"| `{name}` | {' | '.join(cells)} |\n"
     return table
 
 
@@ -244,7 +258,7 @@ def options() -> str:
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
             page += f"| `{full}` | {as_typed(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
     for algorithm in (name for name in ALGORITHMS if name != "ppo"):
-        groups = ("loss", "advantage", "teacher", "condition")
+        groups = ("loss", "advantage", "teacher", "condition", "mask", *("update",) * (algorithm == "trpo"))
         rows = [(group, *option) for group in groups for option in _of_method(algorithm, group)]
         if rows:
             page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"

@@ -49,6 +49,13 @@ def test_every_setting_that_cannot_be_scored_has_an_explanation():
     assert set(SETTINGS) == set(UNSCORED)
 
 
+def test_a_line_search_that_accepts_nothing_is_reported_at_its_first_step():
+    steps = [{"step": 1, "trust/accepted": 0.0, "rollout/count": 64}]
+    (finding,) = diagnose(History(steps))
+    assert finding.name == "no_step" and "in 1 of 1 training steps" in finding.message
+    assert diagnose(History([*steps, steps[0] | {"step": 2, "trust/accepted": 1.0}])) == []
+
+
 def negative(**more) -> History:
     steps = [{"step": i, "kl/per_reply": -1.0, "kl/per_reply_std": 2.0, "rollout/count": 64} for i in range(1, 6)]
     return History(steps, **more)

@@ -39,6 +39,8 @@ EMPTY = {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.
 """One reply in each minibatch, so one of the two ranks has no action in it; some ratios are above the threshold."""
 PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
 """Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
+PARTS = {name: {"minibatch": 4, **more} for name, more in PARTS.items()}
+PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 1.0, "critic_minibatch": 4}
 
 
 def learnt(which: list[int], **more) -> tuple[dict, dict]:
@@ -61,7 +63,7 @@ def learnt_in_parts(which: list[int]) -> dict[str, torch.Tensor]:
     moved = {}
     for name, more in PARTS.items():
         model = lm("llama").double()  # its output head is a matrix of its own; a small step is lost in float32
-        options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,), "minibatch": 4}
+        options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,)}
         learner = Learner(model, **options, **more, micro_tokens=20)
         before = [p.detach().clone() for p in learner.policy.trainable()]
         queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))

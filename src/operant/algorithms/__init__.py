@@ -21,6 +21,7 @@ from operant.algorithms import (
     reinforce,
     rejection,
     reward_model,
+    rl4lms,
     rloo,
     sft,
     trpo,
@@ -72,6 +73,7 @@ PRESETS: dict[str, dict[str, object]] = {name: own for m in METHODS.values() for
 """Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of the
 layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
 PRESETS["trunk"] = {"model.train_layers": "auto"}
+PRESETS |= rl4lms.PRESETS
 
 
 def preset(name: str | None) -> dict[str, object]:

@@ -45,6 +45,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     updates.entropy,
     updates.ratio,
     updates.clipping,
+    updates.no_step,
     updates.refused,
     rewards.query_decides,
     rewards.abstains,
@@ -72,7 +73,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
         {"high_kl", "unpaid_kl", "drowned", "entropy", "critic", "saturated", "constant", "no_advantage"}
     ),
     "drowned": frozenset({"high_kl", "critic", "flat"}),
-    "constant": frozenset({"critic", "flat", "no_advantage", "never_won"}),
+    "constant": frozenset({"critic", "flat", "no_advantage", "never_won", "no_step"}),
+    "no_advantage": frozenset({"no_step"}),
     "negative_kl": frozenset({"flat"}),
     "unmeasured": frozenset({"entropy"}),
 }
@@ -80,7 +82,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
 AT_ONCE = (
     *(updates.not_finite, updates.refused, distance.leap, sampling.declared_otherwise, updates.overfits),
     updates.guesses,
-    *(rewards.constant, rewards.no_advantage, sampling.other_sampler, updates.scoring),
+    *(rewards.constant, rewards.no_advantage, sampling.other_sampler, updates.scoring, updates.no_step),
     *(rewards.flat, games.never_won, updates.critic, updates.ratio),
 )
 """Rules that report what has happened, such as refused steps or scores that are all equal, so that a run that cannot

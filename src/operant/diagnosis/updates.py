@@ -80,6 +80,23 @@ def clipping(history: History) -> Finding | None:
     )
 
 
+def no_step(history: History) -> Finding | None:
+    """The line search of the trust region accepted no length, so the weights stayed as they were."""
+    accepted = history.values("trust/accepted")
+    if not accepted or accepted[-1] > 0:
+        return None
+    refused = sum(x == 0 for x in accepted)
+    return Finding(
+        "no_step",
+        "warning",
+        f"The line search accepted no step in {refused} of {len(accepted)} training steps, nor in the last.",
+        "the Fisher matrix is of too few replies, so that the direction goes too far, or the surrogate is flat",
+        "`--update.fisher_share 1`, a higher `--update.damping`, more `--update.backtracks`, or a larger `--batch`",
+        ("trust/accepted", "trust/kl"),
+        history.since("trust/accepted", lambda x: x == 0),
+    )
+
+
 def critic(history: History) -> Finding | None:
     """The critic predicts worse than the mean return."""
     values = history.values("value/explained_variance")

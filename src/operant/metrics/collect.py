@@ -241,7 +241,10 @@ def of_likelihood(tally: Tally, batch: Batch, out: Outputs, at: Tensor) -> None:
     If tokens are drawn from the policy, log-prob + entropy has expectation 0 at every token, for any context. A sum
     over tokens is then a martingale, so its standard error is known and a wrong sampler shows within one step.
     """
-    if batch.allowed is None:
+    if batch.allowed is not None:
+        ids, offsets = batch.allowed
+        tally.add("policy/allowed_tokens", float(len(ids)), float((offsets.diff() > 0).sum()))
+    else:
         excess = out.logprobs.detach() + out.entropy.detach()
         tally.mean("rollout/likelihood_gap", excess, at)
         tally.spread("rollout/likelihood_z", excess, at)

@@ -58,6 +58,8 @@ kl/coef | scaled score per nat | steady; a climb comes before numerical trouble 
 kl/loss_coef | | | | weight of the KL term in the loss
 # Policy
 policy/loss | | noise around 0 | ppo/loss/policy, loss/policy_avg | the clipped objective, mean over tokens
+policy/allowed_tokens | tokens | | | ids that could be drawn, mean over the drawn tokens, where a mask or truncation
+    leaves some out
 policy/entropy | nats | falls slowly; 0 is collapse | ppo/policy/entropy, policy/entropy_avg | entropy of the whole
     next-token distribution during the update, mean over tokens: high if the policy is undecided
 policy/sampled_entropy | nats | falls slowly | objective/entropy | minus the log-prob of a reply, mean over replies
@@ -261,6 +263,12 @@ update/micro_tokens | tokens | | | largest number of tokens in one forward and b
     whenever memory runs out
 update/epochs | | | | finished passes over the replies
 update/early_stopped | | mostly 0 | | 1 if the KL between old and new policy ended the update early
+# Trust region
+trust/accepted | share | 1 | | 1 if the line search accepted a step, 0 if the weights stayed as they were
+trust/kl | nats | 0..0.01 | | KL from the policy before the step to the one after it, mean over tokens
+trust/backtracks | | 0..3 | | lengths that the line search refused before it accepted one
+trust/improvement | | above 0 | | by how much the surrogate rose in the accepted step
+trust/predicted | | above 0 | | what the gradient alone predicts for that step
 # Time
 time/step | s | | time/ppo/total, time/epoch | the whole step, without the writing after it
 time/generate | s | | time/get_response, time/build_input_sentiment | generating the replies
