@@ -177,7 +177,7 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     from copy import deepcopy
 
     if saved is not None:
-        network = _load_network(saved / "network")
+        network = load_policy(saved / "network").model  # which may have a soft prompt
     elif value.critic == "copy":
         network = deepcopy(model, shared(model))
     else:
@@ -188,13 +188,6 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
             f"{model.config.vocab_size}: a critic reads the policy's ids, so the two must be the same"
         )
     return Policy(network, value=value, options=ModelOptions(precision=options.precision))
-
-
-def _load_network(folder: Path) -> Any:
-    """The saved network of a critic, with its soft prompt if it has one."""
-    if not adapters.is_adapter(folder):
-        return load_model(folder)
-    return soft_prompts.attach_saved(load_model(_find_base(folder)), folder)
 
 
 def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None) -> Path:

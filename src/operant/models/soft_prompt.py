@@ -153,13 +153,13 @@ def attach(model: Any, vectors: Tensor, base: str | None = None) -> Any:
         )
     model.requires_grad_(False)
     embedding.soft_prompt = SoftPrompt(vectors.detach().clone().to(embedding.weight), embedding.num_embeddings, base)
-    embedding.forward = MethodType(_look_up, embedding)
+    embedding.forward = MethodType(look_up, embedding)
     if embedding.weight.device.type != "meta":
         _try(model.eval(), embedding)
     return model
 
 
-def _look_up(embedding: Any, input: Tensor) -> Tensor:
+def look_up(embedding: Any, input: Tensor) -> Tensor:
     """The embeddings of ids: the model's own, or the vectors of virtual tokens."""
     virtual = input - embedding.num_embeddings
     words = type(embedding).forward(embedding, input.clamp(max=embedding.num_embeddings - 1))
