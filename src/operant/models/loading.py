@@ -316,8 +316,8 @@ def saved_action_values(folder: Path) -> ValueOptions | None:
     path = folder / "critic" / "critic.json"
     if not path.is_file():
         return None
-    options = _saved_options(path.parent, ValueOptions(actions=True))
-    return options if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
+    options = _saved_options(path.parent, ValueOptions())  # a critic of its own, say, which has no Q values
+    return replace(options, actions=True) if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
 
 
 def _load_head(policy: Policy, folder: Path) -> None:

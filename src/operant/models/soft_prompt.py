@@ -160,7 +160,7 @@ def attach(model: Any, vectors: Tensor, base: str | None = None) -> Any:
 
 
 def look_up(embedding: Any, input: Tensor) -> Tensor:
-    """The embeddings of ids: the model's own, or the vectors of virtual tokens."""
+    """[B, T, D] the embeddings of ids [B, T]: the model's own, or the vectors of virtual tokens."""
     virtual = input - embedding.num_embeddings
     words = type(embedding).forward(embedding, input.clamp(max=embedding.num_embeddings - 1))
     vectors = rows_of(virtual.clamp(min=0), embedding.soft_prompt.vectors)
