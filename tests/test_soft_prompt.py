@@ -219,7 +219,7 @@ def test_it_takes_room_in_the_context():
     why = "prompt 0 has 3 tokens, and with 2 .* context of 4 behind a soft prompt of 60"
     with pytest.raises(OperantError, match=why):
         learner.generate([[3, 4, 5]])
-    with pytest.raises(OperantError, match="even the shortest prompt .* behind a soft prompt of 63"):
+    with pytest.raises(OperantError, match=r"even the shortest prompt .* behind a soft prompt of 63"):
         Learner(lm("gpt2", V), **{"soft_prompt.tokens": 63, "max_tokens": 2})
     source = Learner(lm("bart", V), **{"soft_prompt.tokens": 60, "max_tokens": 20})
     source.generate([[3, 4, 5, 6]])
@@ -372,10 +372,8 @@ class Typed(torch.nn.Module):
         super().__init__()
         self.base, self.more = lm("gpt2", V), torch.nn.Embedding(V, V)
         self.config, self.save_pretrained = self.base.config, self.base.save_pretrained
-        self.get_input_embeddings, self.get_output_embeddings = (
-            self.base.get_input_embeddings,
-            lambda: self.base.lm_head,
-        )
+        self.get_input_embeddings = self.base.get_input_embeddings
+        self.get_output_embeddings = self.base.get_output_embeddings
 
     def forward(self, input_ids=None, **kwargs):
         out = self.base(input_ids=input_ids, **kwargs)
@@ -395,7 +393,7 @@ def test_models_that_cannot_have_one_are_refused():
         load_policy(once.model, soft=soft)
     with pytest.raises(OperantError, match="train_layers=1 with a soft prompt"):
         Policy(once.model, options=ModelOptions(train_layers=1))
-    with pytest.raises(OperantError, match="has no tokenizer; use soft_prompt.init=random"):
+    with pytest.raises(OperantError, match="has no tokenizer; use"):
         load_policy(lm("gpt2"), soft=SoftPromptOptions(3, "words", "a"))
 
 
