@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
 from operant import Learner, OperantError, Sampling, ValueOptions, export, load_policy, steps, train
+from operant.engines.native import engine as native
 from operant.engines.native.capabilities import chooses_on, continues, try_decoding
+from operant.engines.native.cuda_graphs import static
 from operant.engines.native.engine import NativeEngine
 from operant.models import soft_prompt as soft_prompts
 from operant.models.hidden_states import Modes
@@ -84,16 +86,21 @@ def test_logprobs_and_gradient_are_those_of_embeddings_put_together_by_hand(kind
     assert given == {name for name, p in policy.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("way", ["pooled", "cached", "whole"])
+@pytest.mark.parametrize("way", ["pooled", "fixed", "cached", "whole"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
-def test_replies_are_generated_behind_it_in_every_way_of_decoding(kind, way):
-    """Two rows for five prompts: prompts are admitted beside live rows, and equal ones are read once."""
+def test_replies_are_generated_behind_it_in_every_way_of_decoding(kind, way, monkeypatch):
+    """Two rows for five prompts: prompts are admitted beside live rows, and equal ones are read once. The longest one
+    fills the 64 positions, with 3 virtual tokens and 5 of a reply. `fixed` is the way of a GPU, without graphs.
+    """
     policy, bare = soft_policy(kind), lm(kind, V).double()
     try_decoding(policy)
     assert policy.modes.pooled == (kind in ("gpt2", "llama")) and policy.modes.cached
-    off = {"pooled": {}, "cached": {"pooled": False}, "whole": {"pooled": False, "cached": False}}
-    policy.modes = replace(policy.modes, **off[way])
-    prompts = [[3, 4, 5], [6], [7, 8, 9, 10, 11], [6], [12, 13]]
+    off = {"cached": {"pooled": False}, "whole": {"pooled": False, "cached": False}}
+    policy.modes = replace(policy.modes, **off.get(way, {}))
+    if way == "fixed" and kind in ("gpt2", "llama"):
+        fixed = lambda p, rows, columns, moves: static(p, rows, columns, moves=moves, capture=False)  # noqa: E731
+        monkeypatch.setattr(native, "decode", fixed)
+    prompts = [[3, 4, 5], [6], list(range(3, 20)) * 3 + [7, 8, 9, 10, 11], [6], [12, 13]]
     made = NativeEngine(policy, batch=2).generate(prompts, Sampling(max_tokens=5), range(5))
     for prompt, c in zip(prompts, made, strict=True):
         truth = by_hand(bare, vectors_of(policy), prompt, c.action)

@@ -120,7 +120,7 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
         )
     if option == "policy":
         own = compose({"soft_prompt": SoftPromptOptions}, {"soft_prompt": config.get("soft_prompt") or {}})
-        how |= {"soft": own["soft_prompt"], "seed": config["learner"]["seed"]}
+        how |= {"soft": own["soft_prompt"], "seed": (config.get("learner") or {}).get("seed", 0)}
     if option == "policy" and named_parts.is_object("policy", name):
         made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
         return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)
