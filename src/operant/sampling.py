@@ -50,6 +50,10 @@ class Sampling:
     """Draw only from the k most likely tokens; 0: from all."""
     top_p: float = 1.0
     """Draw only from the most likely tokens that together have this probability; 1: from all."""
+    top_p_least: int = 1
+    """The smallest number of tokens that `top_p` leaves (`min_tokens_to_keep`)."""
+    keep_stops: bool = False
+    """Stop tokens can be drawn however unlikely they are: top-k, top-p and min-p do not remove them."""
     min_p: float = 0.0
     """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
     truncation: str | None = None
@@ -75,6 +79,7 @@ class Sampling:
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"must lie in 0..max_tokens={self.max_tokens}"),
             ("top_k", self.top_k >= 0, "must be 0 (off) or a number of tokens"),
             ("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]; 1 is off"),
+            ("top_p_least", self.top_p_least >= 1, "must be at least 1 token"),
             ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1); 0 is off"),
             ("truncation", self.truncation in (None, "stored"), "must be None or 'stored'"),
             ("choice", self.choice in ("mean", "sum"), "must be mean or sum"),
@@ -181,10 +186,13 @@ class Sampling:
         probs = adjusted.masked_fill(~keep, -torch.inf).softmax(-1)  # over what top-k leaves, as transformers does
         if self.top_p < 1:
             ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered
-            keep &= torch.zeros_like(keep).scatter(-1, order, before < self.top_p)
+            within = ordered.cumsum(-1) - ordered < self.top_p
+            within[..., : self.top_p_least] = True
+            keep &= torch.zeros_like(keep).scatter(-1, order, within)
         if self.min_p:
             keep &= probs >= self.min_p * probs.max(-1, keepdim=True).values
+        if self.keep_stops:
+            keep[..., list(self.stops)] = True
         return keep & adjusted.isfinite()
 
     @staticmethod

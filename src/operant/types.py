@@ -110,7 +110,7 @@ class Completion:
     """Why the reply ended."""
     version: int
     """Version number of the weights that generated the reply."""
-    allowed: list[list[int]] | None = None
+    allowed: Sequence[Sequence[int]] | None = None
     """The token ids that could be drawn at each position. Only truncated sampling sets it."""
     states: Tensor | None = None
     """[len(prompt) + len(action) - 1, D] cached hidden states of the frozen trunk. Only `models/` reads them."""
@@ -134,7 +134,7 @@ class Turn:
     """Why the reply ended."""
     version: int = 0
     """Version number of the weights that generated the reply."""
-    allowed: list[list[int]] | None = None
+    allowed: Sequence[Sequence[int]] | None = None
     """As in `Completion`."""
     states: Tensor | None = None
     """[len(prompt) + len(action) - 1, D] as in `Completion`."""

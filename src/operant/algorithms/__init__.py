@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operant.algorithms import (
+    a2c,
     decision,
     distill,
     dpo,
@@ -14,12 +15,15 @@ from operant.algorithms import (
     grpo,
     ilql,
     kto,
+    nlpo,
     online_dpo,
     ppo,
+    reinforce,
     rejection,
     reward_model,
     rloo,
     sft,
+    trpo,
 )
 from operant.algorithms.base import Algorithm, Needs
 from operant.import_by_name import Table, nearest
@@ -40,6 +44,10 @@ __all__ = [
 
 METHODS = {
     "ppo": ppo,
+    "a2c": a2c,
+    "trpo": trpo,
+    "nlpo": nlpo,
+    "reinforce": reinforce,
     "grpo": grpo,
     "rloo": rloo,
     "gigpo": gigpo,

@@ -58,8 +58,8 @@ class Algorithm:
     condition: bool = False
     """Whether prompts state a return (`condition.*`): the wanted one in play, and in training the one reached."""
     mask: str | None = None
-    """The copy whose truncated distribution decides which tokens may be drawn (NLPO); the engine then needs a method
-    `mask_with(policy)`."""
+    """The copy whose truncated distribution decides which tokens may be drawn (NLPO), as the options `mask.*` say; the
+    engine then needs a method `mask_with(policy)`."""
     unit: str = "episode"
     """The unit that is shuffled and cut into minibatches: turn | episode | pair | group."""
     per: str = "token"

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -227,7 +226,7 @@ def score(
     return {name: torch.cat([p[name] for p in pieces]) for name in pieces[0]}
 
 
-def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: Sequence[Tensor] | None) -> dict[str, Tensor]:
+def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
     """Score one chunk."""
     logits = head(states)
     numbers = _twice_differentiable(logits, inputs) if inputs.double_backward else Sweep.apply(logits, inputs)
@@ -238,8 +237,8 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: Sequence[Ten
     if allowed is not None:  # divide by the probability of all tokens that could be drawn
         adjusted = inputs.sampling.adjust(logits, inputs.places)
         mask = torch.zeros_like(adjusted, dtype=torch.bool)
-        for row, ids in enumerate(allowed):
-            mask[row, ids] = True
+        ids, counts = (x.to(mask.device) for x in allowed)
+        mask[torch.arange(len(mask), device=mask.device).repeat_interleave(counts), ids] = True
         among = adjusted.masked_fill(~mask, -torch.inf).logsumexp(-1)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among
     return out
@@ -257,10 +256,10 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * gap).sum(-1)
 
 
-def _cut(allowed: tuple[Tensor, Tensor] | None, part: slice) -> list[Tensor] | None:
-    """The allowed ids of each token of a chunk."""
+def _cut(allowed: tuple[Tensor, Tensor] | None, part: slice) -> tuple[Tensor, Tensor] | None:
+    """The allowed ids of the tokens of a chunk, one after the other, and how many each token has."""
     if allowed is None:
         return None
     ids, offsets = allowed
-    edges = offsets[part.start : part.stop + 1].tolist()
-    return [ids[a:b] for a, b in pairwise(edges)]
+    edges = offsets[part.start : part.stop + 1]
+    return ids[int(edges[0]) : int(edges[-1])], edges.diff()

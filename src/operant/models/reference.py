@@ -6,6 +6,7 @@ trained weights.
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -85,6 +86,31 @@ class PolicyCopy:
                 f"the reference has fingerprint {self.fingerprint}, the run was started with {state['fingerprint']}: "
                 "resume with the model that it began from"
             )
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn.
+
+    Raises: OperantError for an unknown `by`, or a negative number of steps.
+    """
+
+    by: str = "copy"
+    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
+    itself, which is plain truncated sampling."""
+    every: int = 5
+    """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
+
+    def __post_init__(self) -> None:
+        if self.by not in ("copy", "policy"):
+            raise OperantError(f"mask.by={self.by!r}: it must be copy or policy")
+        if self.every < 0:
+            raise OperantError(f"mask.every={self.every}: it must be a number of steps, or 0 for never")
+
+    @property
+    def rule(self) -> "str | tuple[str, float]":
+        """The rule of the copy, as `PolicyCopy` takes it."""
+        return ("every", self.every) if self.every else "frozen"
 
 
 def shared(model: nn.Module) -> dict[int, Any]:

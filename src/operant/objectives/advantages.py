@@ -198,6 +198,16 @@ def with_gae(
     return normalised(batch, batch.actions, unbiased=unbiased) if whiten_scope == "rollout" else batch
 
 
+def with_returns(batch: Batch, *, gamma: float = 1.0, turn_gamma: float = 1.0, whiten_scope: str = "none") -> Batch:
+    """Give every action the discounted sum of the rewards from it on: GAE with lambda 1 and values of 0.
+
+    `gamma`, `turn_gamma` and `whiten_scope`: see `with_gae`.
+    """
+    plain = batch.with_(values=torch.zeros_like(batch.rewards), bootstrap=torch.zeros_like(batch.bootstrap))
+    found = with_gae(plain, gamma=gamma, lam=1.0, turn_gamma=turn_gamma, whiten_scope=whiten_scope)
+    return batch.with_(advantages=found.advantages, price=found.price)
+
+
 def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "population") -> Batch:
     """Give every action of an episode the episode's return, relative to its group (GRPO, arXiv:2402.03300).
 

@@ -120,3 +120,33 @@ def ppo(
     if entropy_coef:
         loss = loss - entropy_coef * out.entropy
     return {"loss": loss, **policy, **value}
+
+
+def score_function(out: Outputs, batch: Batch, *, entropy_coef: float = 0.0) -> dict[str, Tensor]:
+    """REINFORCE [B, T]: minus advantage times log-prob (Williams, 1992). Its gradient is the policy gradient of the
+    policy that drew the replies, so each reply is used once."""
+    loss = -batch.advantages * out.logprobs
+    terms = {"loss": loss, "policy/loss": loss.detach()}
+    if entropy_coef:
+        terms["loss"] = loss - entropy_coef * out.entropy
+    return terms
+
+
+def actor_critic(
+    out: Outputs, batch: Batch, *, value_coef: float = 0.5, entropy_coef: float = 0.0
+) -> dict[str, Tensor]:
+    """Advantage actor-critic [B, T] (arXiv:1602.01783): REINFORCE's loss + value_coef * value error."""
+    policy = score_function(out, batch, entropy_coef=entropy_coef)
+    value = value_error(out, batch, value_clip=None)
+    return {**policy, **value, "loss": policy["loss"] + value_coef * value["loss"]}
+
+
+def trust_region(out: Outputs, batch: Batch, *, entropy_coef: float = 0.0) -> dict[str, Tensor]:
+    """TRPO's surrogate [B, T], minus advantage times ratio (arXiv:1502.05477, equation 14). The update rule bounds the
+    step and trains the critic, so neither a clip nor a value stands here."""
+    log_ratio = out.logprobs - batch.logprobs
+    loss = -batch.advantages * torch.exp(log_ratio)
+    terms = {"loss": loss, "policy/loss": loss.detach(), "policy/approx_kl": 0.5 * log_ratio.detach() ** 2}
+    if entropy_coef:
+        terms["loss"] = loss - entropy_coef * out.entropy
+    return terms

@@ -4,7 +4,7 @@ All are off by default. They are applied in this order:
 1. the text that the reward sees ends at the first truncate token, and replies without one get a penalty instead of
    their score (Ziegler et al., 2019);
 2. replies that hit the length limit get the missing-stop penalty, in the reward's own units;
-3. scores are divided by their running standard deviation, after subtracting the running mean if asked for (as TRL's
+3. the running mean of scores is subtracted, and they are divided by their running standard deviation (as TRL's
    `use_score_scaling` and `use_score_norm`), and clipped.
 
     options, moments = ScoreOptions(scale=True, clip=3.0, missing_stop=-1.0), RunningMoments()
@@ -34,7 +34,9 @@ class ScoreOptions:
     scale: bool = False
     """Divide by the running standard deviation of all scores so far."""
     normalise: bool = False
-    """Subtract the running mean before dividing; implies `scale`."""
+    """`scale` and `centre` together."""
+    centre: bool = False
+    """Subtract the running mean of all scores so far, this step's included; with `scale`, before dividing."""
     clip: float | None = None
     """Clip scores to -clip..clip, after scaling."""
     missing_stop: float | None = None
@@ -101,9 +103,12 @@ def processed(
         token = _token(options.truncate_token, tokenizer)
         found = [first_at(r.ids, token, options.truncate_after) is not None for r in rollouts]
     used = penalised(scores, rollouts, found, options)
-    if options.scale or options.normalise:
+    if options.scale or options.normalise or options.centre:
         moments.update([math.fsum(s) if isinstance(s, list) else s for s in used if s is not None])
-        used = [scaled(s, moments, normalise=options.normalise) for s in used]
+    if options.scale or options.normalise:
+        used = [scaled(s, moments, normalise=options.normalise or options.centre) for s in used]
+    elif options.centre:
+        used = [None if s is None else _pay(s, -moments.mean, replaces=False) for s in used]
     return used if options.clip is None else [clipped(s, options.clip) for s in used]
 
 

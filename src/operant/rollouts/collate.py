@@ -129,7 +129,7 @@ def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: 
         row["skipped"] += [0] * (len(shown) + n + rest)
         row["unscored"] += [False] * len(shown) + [turn.logprobs is None] * n + [False] * rest
         if turn.allowed is not None:
-            row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + turn.allowed
+            row["allowed"] += [[]] * (len(row["tokens"]) - n - len(row["allowed"])) + list(turn.allowed)
         row["states"] = turn.states  # the states of the last turn contain those of all tokens before it
         spent, last_rest = spent + n, rest
 
@@ -189,8 +189,8 @@ def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
 def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tensor]:
     """The allowed ids of all rows, as `Batch.allowed`."""
     pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(shape[1])]
-    ids = torch.tensor([i for piece in pieces for i in piece], dtype=torch.long)
-    return ids, torch.tensor([0, *map(len, pieces)]).cumsum(0)
+    ids = np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+    return torch.from_numpy(ids), torch.tensor([0, *map(len, pieces)]).cumsum(0)
 
 
 # --- micro-batches and weights ----------------------------------------------------------------------------------------

@@ -152,11 +152,11 @@ class Learner(Saveable):
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
-        if self.algorithm.mask is not None:
+        if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
             masked: Any = getattr(self.engine, "mask_with", None)
             if masked is None:
                 raise OperantError(f"algorithm={name} masks tokens, and {type(self.engine).__name__} has no mask_with")
-            masked(self.copies[self.algorithm.mask].policy)
+            masked(mask.policy)
         self.env = env or SingleTurn()
         tell_room(self.env, self.policy, self.sampling)
         own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)

@@ -13,6 +13,7 @@ import torch
 from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
+from operant.models.reference import MaskOptions
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
@@ -112,6 +113,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "model": ModelOptions,
         "teacher": TeacherOptions if algorithm.teacher else None,
         "condition": ConditionOptions if algorithm.condition else None,
+        "mask": MaskOptions if algorithm.mask is not None else None,
     }
     return {group: made for group, made in known.items() if made is not None}
 
@@ -265,6 +267,11 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
         raise OperantError(
             f"learner.importance with algorithm={name}: it does not use the probabilities that replies were drawn "
             "with; leave it out"
+        )
+    if algorithm.mask is not None and not sampling.truncates:
+        raise OperantError(
+            f"sampling.top_p=1 with algorithm={name}: every token may be drawn, so its mask does nothing; set "
+            "sampling.top_p, top_k or min_p, or use the method without a mask"
         )
     sampling, score, on_length = sampling.for_training(), options["score"], options["learner"].on_length
     if on_length == "bootstrap" and not algorithm.needs.critic:

@@ -11,7 +11,7 @@ from operant.algorithms import Algorithm, find
 from operant.models.base import PolicyBase
 from operant.models.loading import load_policy, load_reference
 from operant.models.policy import Policy
-from operant.models.reference import PolicyCopy
+from operant.models.reference import MaskOptions, PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.rollouts.token_count import TokenCount
 from operant.sampling import Sampling
@@ -59,11 +59,12 @@ def make_copies(
     """The reference, if the method has one, and the other copies of the policy by name."""
     rate = options["teacher"].rate if algorithm.teacher else 0.0
     follows = ("polyak", rate) if rate else "frozen"
-    copies = {
-        name: PolicyCopy(policy, rule, values=name in algorithm.with_values)
-        for name, rule in algorithm.copies.items()
-        if name != "reference"
-    }
+    rules = {name: rule for name, rule in algorithm.copies.items() if name != "reference"}
+    if algorithm.mask is not None:
+        mask: MaskOptions = options["mask"]
+        rules = {name: rule for name, rule in rules.items() if name != algorithm.mask or mask.by == "copy"}
+        rules |= {algorithm.mask: mask.rule} if mask.by == "copy" else {}
+    copies = {name: PolicyCopy(policy, rule, values=name in algorithm.with_values) for name, rule in rules.items()}
     return load_reference(reference, policy, follows) if "reference" in algorithm.copies else None, copies
 
 

@@ -105,7 +105,7 @@ def update(
     for epoch in range(options.epochs):
         of_epoch = Tally()
         for chosen in _minibatches(numbers, options.minibatch, seed, step, epoch):
-            minibatch = _weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
+            minibatch = weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
                 collect.of_advantages(tally, played(minibatch)[1])
             _clear(recorder.parameters)
@@ -173,7 +173,7 @@ def _minibatches(numbers: Sequence[int], size: int | None, seed: int, step: int,
     return [[local[n] for n in order[i : i + size] if n in local] for i in range(0, len(order), size)]
 
 
-def _weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
+def weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     """The rows, with token weights over all ranks. A rank without rows takes part with one row of weight 0."""
     part = batch.rows(torch.tensor(rows or [0]))
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))

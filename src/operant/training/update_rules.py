@@ -1,7 +1,7 @@
 """Update rules: how the weights are moved, once a training step. A method chooses one (`Algorithm.update`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -109,7 +109,40 @@ class GradientUpdate:
         apply(self.optimizer, options if self.own is not None else replace(options, lr=lr), shrink=shrink)
 
 
-UPDATE_RULES = Table("update rule", "operant.update_rules", {"gradient": GradientUpdate})
+@dataclass(frozen=True)
+class OnePassOptions(UpdateOptions):
+    """Options of an update that uses each batch once.
+
+    Raises: OperantError for another number of epochs.
+    """
+
+    epochs: int = 1
+    """Passes over the batch in each training step: 1, because the loss has no ratio that corrects a second one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs != 1:
+            raise OperantError(
+                f"update.epochs={self.epochs}: the gradient of this method is that of the policy which drew the "
+                "replies, so each batch is used once; leave it out, or use algorithm=ppo"
+            )
+
+
+class OnePass(GradientUpdate):
+    """One pass over the batch, for losses without a ratio."""
+
+    update_options = OnePassOptions
+
+
+UPDATE_RULES = Table(
+    "update rule",
+    "operant.update_rules",
+    {
+        "gradient": GradientUpdate,
+        "one-pass": OnePass,
+        "trust-region": "operant.training.trust_region:TrustRegion",
+    },
+)
 """The class of each update rule; other packages add theirs as entry points of `operant.update_rules`."""
 
 

@@ -1,5 +1,6 @@
 """Records the tokens that decoding generates, and makes completions of them."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -80,15 +81,15 @@ class Record:
             out.append(Completion(tokens[i][:n], logprobs[i][:n], own, end, self.version, **more))
         return out
 
-    def _allowed(self, lengths: list[int]) -> list[list[list[int]]] | None:
-        """The ids that could be drawn at each position of each reply."""
+    def _allowed(self, lengths: list[int]) -> list[list[Sequence[int]]] | None:
+        """The ids that could be drawn at each position of each reply, in arrays: there may be thousands at each."""
         if not self.allowed:
             return None
-        out: list[list[list[int]]] = [[] for _ in lengths]
+        out: list[list[Sequence[int]]] = [[] for _ in lengths]
         for live, counts, ids in self.allowed:
             for i, own in zip(live.tolist(), np.split(ids, counts.cumsum()[:-1]), strict=True):
                 if len(out[i]) < lengths[i]:
-                    out[i].append(own.tolist())
+                    out[i].append(array("i", own.tobytes()))
         return out
 
     def _states(self, lengths: list[int]) -> list[Tensor] | None:

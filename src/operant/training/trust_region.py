@@ -1,0 +1,282 @@
+"""The update rule of TRPO: one natural-gradient step a training step, whose KL to the policy before it is bounded.
+
+In this order: the surrogate's gradient over the whole batch, conjugate gradients with the Fisher matrix, the line
+search, and then the critic alone (arXiv:1502.05477, appendix C).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from operant import distributed
+from operant.models.policy import Policy
+from operant.models.reference import PolicyCopy
+from operant.objectives import losses
+from operant.objectives.kl import estimate
+from operant.rollouts.collate import units
+from operant.sampling import Sampling
+from operant.tally import Tally
+from operant.training.microbatch import MicroBatchOptions, TokenBudget, micro_batches
+from operant.training.objective import Objective, forward
+from operant.training.optimizer import RateOptions, make_optimizer
+from operant.training.update import UpdateOptions, UpdateResult, update, weighted
+from operant.training.update_rules import GradientUpdate
+from operant.types import Batch, OperantError, Outputs
+
+vector = nn.utils.parameters_to_vector
+
+
+@dataclass(frozen=True)
+class TrustRegionOptions(MicroBatchOptions):
+    """The bound of a step, how its direction is found, and how often the critic sees the batch.
+
+    Raises: OperantError for a value out of range.
+    """
+
+    target_kl: float = 0.01
+    """The most nats per token that a step may move the policy: KL(old || new), mean over the tokens of the batch."""
+    kl: str = "exact"
+    """exact: that KL over the whole vocabulary. sampled: its k3 estimate at the drawn tokens, without a copy of the
+    policy."""
+    solver_steps: int = 15
+    """Steps of conjugate gradients, each a product of the Fisher matrix and a vector."""
+    damping: float = 0.1
+    """Added to the diagonal of the Fisher matrix while the direction is found."""
+    fisher_share: float = 0.2
+    """The share of the replies that the Fisher matrix is computed from, at least one."""
+    backtracks: int = 10
+    """Lengths that the line search tries."""
+    shrink: float = 0.8
+    """Each is this share of the one before."""
+    critic_epochs: int = 5
+    """Passes over the batch that train the critic."""
+    critic_minibatch: int | None = None
+    """Replies per optimizer step of the critic, over all ranks; None: the whole batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks = [
+            ("target_kl", self.target_kl > 0, "above 0"),
+            ("kl", self.kl in ("exact", "sampled"), "exact or sampled"),
+            ("solver_steps", self.solver_steps >= 1, "at least 1"),
+            ("damping", self.damping >= 0, "at least 0"),
+            ("fisher_share", 0 < self.fisher_share <= 1, "in (0, 1]"),
+            ("backtracks", self.backtracks >= 1, "at least 1"),
+            ("shrink", 0 < self.shrink < 1, "in (0, 1)"),
+            ("critic_epochs", self.critic_epochs >= 1, "at least 1"),
+            ("critic_minibatch", self.critic_minibatch is None or self.critic_minibatch >= 1, "at least 1, or none"),
+        ]
+        for name, good, rule in checks:
+            if not good:
+                raise OperantError(f"update.{name}={getattr(self, name)!r}: it must be {rule}")
+
+
+class TrustRegion(GradientUpdate):
+    """TRPO's step. The options `optimizer.*` are those of the critic; the policy has no optimizer."""
+
+    update_options = TrustRegionOptions
+
+    def __init__(self, policy: Policy, options: Mapping[str, Any], own: Any = None):
+        if own is not None:
+            raise OperantError("optimizer: algorithm trpo computes the policy's step itself; leave it out, or use ppo")
+        self.critic: nn.Module | None = policy.critic if policy.critic is not None else policy.value_head
+        if self.critic is None or not isinstance(policy, Policy):
+            raise OperantError(
+                f"algorithm trpo with a {type(policy).__name__}: it needs a transformers model with a value head or a "
+                "critic of its own, whose parameters it can tell from the policy's"
+            )
+        apart = {id(p) for p in self.critic.parameters()}
+        self.moved = [p for p in policy.trainable() if id(p) not in apart]
+        """The parameters of the policy: all that are trained and are not the critic's."""
+        if any(p.dtype in (torch.float16, torch.bfloat16) for p in self.moved):
+            raise OperantError(
+                "algorithm trpo with 16-bit weights: a step within the bound would be lost in their rounding; load the "
+                "policy in float32 (model.dtype=float32)"
+            )
+        super().__init__(policy, options)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the critic."""
+        assert self.critic is not None  # the constructor has refused it
+        return make_optimizer(self.critic, self.options["optimizer"])
+
+    def update(
+        self,
+        batch: Batch,
+        objective: Objective,
+        sampling: Sampling,
+        *,
+        lr: float,
+        seed: int,
+        step: int,
+        places: Sequence[int | None],
+        budget: TokenBudget,
+        detailed: bool,
+        keep_gradients: bool,
+    ) -> UpdateResult:
+        """Move the policy once, then train the critic. The arguments are those of `update.update`."""
+        assert self.critic is not None  # the constructor has refused it
+        options: TrustRegionOptions = self.options["update"]
+        found = Tally()
+        run = partial(update, self.policy, self.optimizer, batch, sampling=sampling, seed=seed, step=step)
+        run = partial(run, places=places, budget=budget)
+        with frozen(self.critic.parameters()):
+            result = run(
+                objective,
+                options=UpdateOptions(epochs=1),
+                optimizer_options=RateOptions(max_grad_norm=None),
+                detailed=detailed,
+                keep_gradients=keep_gradients,
+                step_on=lambda whole, shrink: self._move(whole, objective, sampling, budget, found),
+            )
+        result.tally.merge(found)
+        if result.refused is not None:
+            return result
+        gradients = [p.grad for p in self.moved]  # kept, if they are wanted: the critic's passes would clear them
+        with frozen(self.moved):
+            of_critic = run(
+                replace(objective, loss=critic_loss, kl=None, whiten=None),
+                options=UpdateOptions(epochs=options.critic_epochs, minibatch=options.critic_minibatch),
+                optimizer_options=self.options["optimizer"],
+                step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
+            )
+        for p, gradient in zip(self.moved, gradients, strict=True):
+            p.grad = gradient
+        for name, (total, count) in of_critic.tally.sums.items():
+            if name.startswith("value/"):
+                result.tally.add(name, total, count)
+        return UpdateResult(result.tally, of_critic.refused)
+
+    def _move(self, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, found: Tally) -> None:
+        """Take the step along the natural gradient that the line search accepts; the gradients are in place."""
+        options: TrustRegionOptions = self.options["update"]
+        gradient = vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.moved])
+        fisher = self.fisher(self._share(whole, objective), sampling, budget)
+        direction, residual = conjugate_gradients(
+            lambda v: fisher(v) + options.damping * v, gradient, options.solver_steps
+        )
+        curvature = float(direction.dot(gradient - residual) - options.damping * direction.dot(direction))
+        if curvature <= 0:  # only if the gradient is 0, or rounding
+            found.add("trust/accepted", 0.0)
+            return
+        full = math.sqrt(2 * options.target_kl / curvature) * direction
+        before = vector(self.moved).clone()
+        old = PolicyCopy(self.policy).policy if options.kl == "exact" else None
+        mean = partial(self._mean, micro_batches(whole, objective.unit, budget.tokens, packed=self.policy.packs(whole)))
+
+        def loss_of(piece: Batch) -> Tensor:
+            return forward(self.policy, piece, objective, sampling)[1]["loss"]
+
+        def kl_of(piece: Batch) -> Tensor:
+            out = self.policy(piece, sampling, against=old)
+            return estimate("k3", piece.logprobs, out.logprobs) if out.kl is None else out.kl["forward"]
+
+        start = mean(loss_of)
+        for tried in range(options.backtracks):
+            share = options.shrink**tried
+            self._put(before - share * full)
+            if (kl := mean(kl_of)) <= options.target_kl and (loss := mean(loss_of)) < start:
+                break
+        else:
+            self._put(before)
+            found.add("trust/accepted", 0.0)
+            return
+        found.add("trust/accepted", 1.0)
+        found.add("trust/kl", kl)
+        found.add("trust/backtracks", float(tried))
+        found.add("trust/improvement", start - loss)
+        found.add("trust/predicted", share * float(gradient.dot(full)))
+
+    @torch.no_grad()
+    def _put(self, weights: Tensor) -> None:
+        """Write a vector of weights into the policy's parameters."""
+        for p, part in zip(self.moved, weights.split([p.numel() for p in self.moved]), strict=True):
+            p.copy_(part.view_as(p))
+
+    def _share(self, whole: Batch, objective: Objective) -> Batch:
+        """The rows that the Fisher matrix is computed from: those of the first episodes of this rank."""
+        share = self.options["update"].fisher_share
+        if share == 1:
+            return whole
+        rows_of_units = units(whole)
+        first = rows_of_units[: math.ceil(share * len(rows_of_units))]
+        return weighted(whole, [row for rows in first for row in rows], replace(objective, whiten=None))
+
+    def fisher(self, batch: Batch, sampling: Sampling, budget: TokenBudget) -> Callable[[Tensor], Tensor]:
+        """The function from a vector of the policy's parameters to its product with the Fisher matrix.
+
+        The matrix is the second derivative, at the policy itself, of the weighted mean over tokens of the KL from the
+        policy to its neighbours. If the batch is one micro-batch, the graph of its first derivative is kept.
+        """
+        pieces = micro_batches(batch, "episode", budget.tokens)
+
+        def slopes(piece: Batch) -> Tensor:
+            kl = self.policy(piece, sampling, against=self.policy).kl
+            assert kl is not None  # `against` was given
+            total = losses.total(kl["forward"], piece)
+            return vector(torch.autograd.grad(total, self.moved, create_graph=True, materialize_grads=True))
+
+        with self.policy.double_backward():
+            kept = slopes(pieces[0]) if len(pieces) == 1 else None
+
+        def product(v: Tensor) -> Tensor:
+            out = torch.zeros_like(v)
+            for piece in pieces:
+                with self.policy.double_backward():
+                    along = (slopes(piece) if kept is None else kept).dot(v)
+                    again = torch.autograd.grad(along, self.moved, retain_graph=True, materialize_grads=True)
+                out += vector(again)
+            return distributed.total(out)
+
+        return product
+
+    @staticmethod
+    @torch.no_grad()
+    def _mean(pieces: Sequence[Batch], number: Callable[[Batch], Tensor]) -> float:
+        """The weighted mean over all ranks of a number of each token, which micro-batches have."""
+        return distributed.total_float(math.fsum(float(losses.total(number(piece), piece)) for piece in pieces))
+
+
+def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
+    """Half the squared error of the critic [B, T], and its metrics."""
+    return losses.value_error(out, batch, value_clip=None)
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor], wanted: Tensor, steps: int, tolerance: float = 1e-10
+) -> tuple[Tensor, Tensor]:
+    """The x with product(x) = wanted, and the residual, both of the length of `wanted`.
+
+    It ends after so many steps, or when the squared residual is below `tolerance` times that of x = 0.
+    """
+    x, residual = torch.zeros_like(wanted), wanted.clone()
+    towards, square = residual.clone(), wanted.dot(wanted)
+    enough = tolerance * square
+    for _ in range(steps):
+        if square <= enough:
+            break
+        image = product(towards)
+        length = square / towards.dot(image)
+        x, residual = x + length * towards, residual - length * image
+        square, before = residual.dot(residual), square
+        towards = residual + square / before * towards
+    return x, residual
+
+
+@contextmanager
+def frozen(parameters: Any) -> Iterator[None]:
+    """Inside this context, the parameters need no gradient."""
+    changed = [p for p in parameters if p.requires_grad]
+    for p in changed:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in changed:
+            p.requires_grad_(True)

@@ -1,0 +1,177 @@
+"""A2C and REINFORCE against PPO and a hand calculation; NLPO's mask against PPO, and against the copy that makes it."""
+
+import pytest
+import torch
+from toys import bare_logprobs, lm
+
+from operant import Learner, OperantError, Policy
+from operant.models.value_head import ValueOptions
+from operant.sampling import Sampling
+
+PROMPTS = [[3, 4, 5], [6, 7]] * 8
+
+
+def scores(rollouts):
+    return [sum(token < 10 for token in r.ids) - 0.3 * len(r.ids) for r in rollouts]
+
+
+def policy(kind="gpt2", seed=0):
+    return Policy(lm(kind, seed=seed).double(), value=ValueOptions(init="normal"))
+
+
+def gradient(learner) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in learner.policy.trainable()])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@pytest.mark.parametrize("lam", [1.0, 0.9])
+def test_the_gradient_of_a2c_is_that_of_ppos_first_minibatch(kind, lam):
+    same = {"max_tokens": 6, "kl.coef": 0.1, "keep_gradients": True, "epochs": 1, "optimizer.max_grad_norm": None}
+    same |= {"loss.value_coef": 0.3, "loss.entropy_coef": 0.01, "advantage.lam": lam, "advantage.gamma": 0.95}
+    found = []
+    for algorithm, more in {"a2c": {}, "ppo": {"loss.value_clip": None, "advantage.whiten_scope": "none"}}.items():
+        torch.manual_seed(0)
+        learner = Learner(policy(kind), reference=lm(kind, seed=1).double(), algorithm=algorithm, **same, **more)
+        rollouts = learner.generate(PROMPTS)
+        learner.step(rollouts, scores(rollouts))
+        found.append(gradient(learner))
+    assert float((found[0] - found[1]).abs().max()) < 1e-10 and float(found[0].norm()) > 0.1
+
+
+@pytest.mark.parametrize("centre", [True, False])
+def test_reinforce_is_the_hand_calculation(centre):
+    """Two steps at rate 0: the baseline of the second is the mean of both steps' scores."""
+    options = {"max_tokens": 6, "kl.coef": 0.0, "keep_gradients": True, "advantage.gamma": 0.9}
+    options |= {"optimizer.lr": 0.0, "optimizer.max_grad_norm": None, "score.centre": centre}
+    learner = Learner(lm().double(), algorithm="reinforce", **options)
+    seen = []
+    for _ in range(2):
+        rollouts = learner.generate(PROMPTS)
+        seen += scores(rollouts)
+        learner.step(rollouts, scores(rollouts))
+    baseline = sum(seen) / len(seen) if centre else 0.0
+    twin, count, loss = lm().double(), sum(len(r.ids) for r in rollouts), 0.0
+    for rollout, score in zip(rollouts, scores(rollouts), strict=True):
+        prompt, ids = rollout.turns[0].prompt, rollout.ids
+        logits = twin(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+        left = torch.tensor([0.9 ** (len(ids) - 1 - t) for t in range(len(ids))], dtype=torch.float64)
+        loss = loss - ((score - baseline) * left * chosen).sum() / count
+    loss.backward()
+    truth = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    assert float((gradient(learner) - truth).abs().max()) < 1e-6 * float(truth.abs().max())
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "reinforce"])
+def test_a_batch_is_used_once(algorithm):
+    with pytest.raises(OperantError, match=r"update.epochs=4: the gradient.*used once.*algorithm=ppo"):
+        Learner("no model is loaded", algorithm=algorithm, **{"update.epochs": 4})
+
+
+# --- NLPO -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_a_mask_that_allows_everything_is_ppo(kind):
+    """The same ids, and the same numbers to 1e-6, through the whole path of the mask."""
+    same = {"max_tokens": 6, "optimizer.lr": 1e-2, "kl.coef": 0.1, "epochs": 2, "minibatch": 8, "fixed_length": True}
+    found = {}
+    for algorithm, more in {"ppo": {}, "nlpo": {"top_p": 1.0, "top_k": 20, "mask.every": 2}}.items():
+        torch.manual_seed(0)
+        learner, known = Learner(policy(kind), algorithm=algorithm, **same, **more), []
+        for _ in range(4):
+            rollouts = learner.generate(PROMPTS)
+            known.append([r.ids for r in rollouts])
+            metrics = learner.step(rollouts, scores(rollouts))
+        found[algorithm] = known, metrics
+    assert found["ppo"][0] == found["nlpo"][0]
+    ppo, nlpo = found["ppo"][1], found["nlpo"][1]
+    shared = [name for name in ppo if name in nlpo and not name.startswith(("time/", "memory/", "speed/"))]
+    assert len(shared) > 40
+    assert {n: (ppo[n], nlpo[n]) for n in shared if abs(ppo[n] - nlpo[n]) > 1e-6 * max(1, abs(ppo[n]))} == {}
+
+
+def nucleus(model, prompt, ids, top_p, least, always):
+    """The sets that top-p leaves at each place, by the model's own forward, sorting in Python."""
+    sets = []
+    for place in range(len(ids)):
+        logprobs = [float(bare_logprobs(model, prompt, [*ids[:place], token])[-1].exp()) for token in range(20)]
+        order, total, kept = sorted(range(20), key=lambda token: -logprobs[token]), 0.0, set(always)
+        for rank, token in enumerate(order):
+            if rank >= least and total >= top_p:
+                break
+            kept.add(token)
+            total += logprobs[token]
+        sets.append(kept)
+    return sets
+
+
+@pytest.mark.parametrize("every", [2, 0])
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every):
+    options = {"max_tokens": 4, "optimizer.lr": 5e-2, "kl.coef": 0.0, "top_p": 0.6, "top_p_least": 3, "epochs": 1}
+    learner = Learner(lm(kind).double(), algorithm="nlpo", **options, **{"mask.every": every})
+    copy, changes = lm(kind).double(), 0
+    for step in range(5):
+        if every and step % every == 0:
+            copy.load_state_dict(learner.policy.model.state_dict())
+        rollouts = learner.generate(PROMPTS[:2])
+        for rollout in rollouts:
+            (turn,) = rollout.turns
+            found = [set(ids) for ids in turn.allowed]
+            assert found == nucleus(copy, turn.prompt, turn.action, 0.6, 3, {2})
+            changes += found != nucleus(lm(kind).double(), turn.prompt, turn.action, 0.6, 3, {2})
+            assert all(token in kept for token, kept in zip(turn.action, found, strict=True))
+        metrics = learner.step(rollouts, scores(rollouts))
+        assert metrics["rollout/logprob_gap"] < 1e-6
+    assert (changes > 0) == bool(every)
+
+
+def test_the_ratio_is_of_masked_probabilities_and_kl_of_unmasked_ones():
+    learner = Learner(
+        lm().double(), algorithm="nlpo", reference=lm(seed=1).double(), top_p=0.5, top_p_least=2, max_tokens=3
+    )
+    rollouts = learner.generate(PROMPTS[:4])
+    metrics, kl, count = learner.step(rollouts, scores(rollouts)), 0.0, 0
+    for rollout in rollouts:
+        (turn,) = rollout.turns
+        plain = bare_logprobs(lm().double(), turn.prompt, turn.action)
+        inside = [
+            float(sum(bare_logprobs(lm().double(), turn.prompt, [*turn.action[:t], k])[-1].exp() for k in kept))
+            for t, kept in enumerate(turn.allowed)
+        ]
+        masked = plain - torch.tensor(inside, dtype=torch.float64).log()
+        assert torch.allclose(masked, torch.tensor(turn.logprobs, dtype=torch.float64), atol=1e-6)
+        kl += float((plain - bare_logprobs(lm(seed=1).double(), turn.prompt, turn.action)).sum())
+        count += 1
+    assert metrics["kl/per_reply"] == pytest.approx(kl / count, rel=1e-6)
+
+
+def test_a_mask_by_the_policy_itself_keeps_no_copy():
+    learner = Learner(lm(), algorithm="nlpo", top_k=5, top_p=1.0, max_tokens=3, **{"mask.by": "policy"})
+    assert not learner.copies and learner.engine.mask_model is None
+    allowed = learner.generate(PROMPTS[:1])[0].turns[0].allowed
+    assert all(len(set(ids) - {2}) in (4, 5) for ids in allowed)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"top_p": 1.0}, r"sampling.top_p=1 with algorithm=nlpo.*mask does nothing"),
+        ({"mask.by": "reference"}, "mask.by='reference': it must be copy or policy"),
+        ({"mask.every": -1}, "mask.every=-1: it must be a number of steps"),
+        ({"top_p_least": 0}, "sampling.top_p_least=0: it must be at least 1 token"),
+        ({"algorithm": "ppo", "mask.every": 3}, r"'?mask.every'?.*algorithm=ppo: it belongs to nlpo"),
+    ],
+)
+def test_a_mask_that_cannot_be_is_a_sentence(options, says):
+    with pytest.raises(OperantError, match=says):
+        Learner("no model is loaded", **({"algorithm": "nlpo"} | options))
+
+
+def test_stop_tokens_stay_however_unlikely_and_top_p_keeps_a_least_number():
+    logits = torch.tensor([[5.0, 4.0, 0.0, -1.0, -9.0], [9.0, 0.0, -1.0, -2.0, -9.0]])
+    tests = [({}, [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]]), ({"top_p_least": 3}, [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])]
+    tests += [({"keep_stops": True, "stop_tokens": (4,)}, [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1]])]
+    for options, kept in tests:
+        assert Sampling(top_p=0.9, **options).kept(logits).int().tolist() == kept

@@ -1,0 +1,172 @@
+"""TRPO's rule: Fisher products against a dense matrix in float64, the bound of every step, and what moves what."""
+
+import copy
+import math
+
+import pytest
+import torch
+from rigs import said
+from toys import lm
+
+from operant import Learner, OperantError, Policy
+from operant.models.value_head import ValueOptions
+from operant.rollouts.collate import collate
+from operant.sampling import Sampling
+from operant.training.microbatch import TokenBudget
+from operant.training.trust_region import TrustRegion, conjugate_gradients
+from operant.training.update import weighted
+
+PAIRS = [([3, 4, 5], [6, 7, 8, 2]), ([9], [10, 11]), ([12, 13], [14, 15, 16, 17, 18])]
+QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
+SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
+
+
+def flat(tensors) -> torch.Tensor:
+    return torch.cat([x.detach().flatten() for x in tensors])
+
+
+def dense_fisher(policy, sampling) -> torch.Tensor:
+    """F written out: the mean over tokens of J' (diag p - p p') J, with J of each token's logits row by row."""
+    model, parameters = policy.model, [p for p in policy.model.parameters() if p.requires_grad]
+    total, count = 0, sum(len(action) for _, action in PAIRS)
+    for prompt, action in PAIRS:
+        if model.config.is_encoder_decoder:
+            start = torch.tensor([[model.config.decoder_start_token_id, *action[:-1]]])
+            logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
+        else:
+            logits = model(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1]
+        for z in sampling.adjust(logits, torch.arange(len(action))):
+            at = z.isfinite()
+            rows = [torch.autograd.grad(x, parameters, retain_graph=True, materialize_grads=True) for x in z[at]]
+            jacobian, p = torch.stack([flat(row) for row in rows]), z[at].detach().softmax(-1)
+            total = total + jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian / count
+    return total
+
+
+@pytest.mark.parametrize("tokens", [1000, 8], ids=["one piece, graph kept", "several pieces"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+def test_products_and_solution_are_those_of_the_dense_fisher_matrix(kind, tokens):
+    small = {"t5": {"d_model": 8, "d_kv": 4, "d_ff": 8}, "gpt2": {"n_embd": 8}, "llama": {"hidden_size": 8}}[kind]
+    narrow = small | ({"intermediate_size": 8, "head_dim": 4} if kind == "llama" else {})
+    policy = Policy(shrunken(kind, narrow), value=ValueOptions())
+    sampling = Sampling(temperature=0.8, banned=(19,), min_tokens=2, stop_tokens=(2,))
+    learner = Learner(policy, algorithm="trpo", **{"update.fisher_share": 1.0})
+    batch = collate([said(*pair) for pair in PAIRS], [0.0] * 3, numbers=torch.float64, joined=kind != "t5")
+    batch = weighted(batch, range(len(batch)), learner.objective(sampling))
+    rule = learner.rule
+    truth = dense_fisher(policy, sampling)
+    assert rule.moved and len(truth) == sum(p.numel() for p in rule.moved)
+    fisher = rule.fisher(batch, sampling, TokenBudget(tokens))
+    draw = torch.Generator().manual_seed(0)
+    v = torch.randn(len(truth), generator=draw, dtype=torch.float64)
+    assert float((fisher(v) - truth @ v).norm() / (truth @ v).norm()) < 1e-6
+    x, residual = conjugate_gradients(lambda u: fisher(u) + 0.1 * u, v, 400, tolerance=1e-18)
+    solved = torch.linalg.solve(truth + 0.1 * torch.eye(len(truth), dtype=torch.float64), v)
+    assert float((x - solved).norm() / solved.norm()) < 1e-6
+    assert float(residual.norm() / v.norm()) < 1e-8
+
+
+def shrunken(kind, narrow):
+    """A model of a few hundred weights, in float64."""
+    config = copy.deepcopy(lm(kind).config)
+    for name, value in narrow.items():
+        setattr(config, name, value)
+    config.num_attention_heads = config.num_heads = config.n_head = 1
+    config.num_key_value_heads = 1
+    if kind != "t5":
+        config.num_hidden_layers = config.n_layer = 1
+    torch.manual_seed(0)
+    return type(lm(kind))(config).eval().double()
+
+
+@pytest.mark.parametrize("critic", [{}, {"value.critic": "copy"}], ids=["head", "network"])
+@pytest.mark.parametrize("kl", ["exact", "sampled"])
+def test_every_step_is_within_the_bound_and_predicts_its_improvement(kl, critic):
+    bound = 0.01
+    options = {"update.target_kl": bound, "update.kl": kl, "update.fisher_share": 1.0, "optimizer.lr": 1e-2, **critic}
+    learner = Learner(lm(), algorithm="trpo", **options, **{"kl.coef": 0.0, "max_tokens": 6})
+    twin, kls = copy.deepcopy(learner.policy), []
+    for _ in range(8):
+        twin.load_state_dict(learner.policy.state_dict())
+        replies = learner.generate([[3, 4, 5], [6, 7]] * 16)
+        metrics = learner.step(replies, [sum(token < 10 for token in r.ids) / 6 for r in replies])
+        assert metrics["trust/accepted"] == 1
+        batch = collate(replies, [0.0] * 32)
+        with torch.no_grad():
+            known, new = (p.model(batch.tokens).logits.log_softmax(-1)[:, :-1] for p in (twin, learner.policy))
+        at = batch.actions[:, 1:]
+        moved = float((known.exp() * (known - new)).sum(-1)[at].mean())
+        if kl == "exact":  # by the models' own forward
+            assert moved == pytest.approx(metrics["trust/kl"], rel=1e-3, abs=1e-6) and moved <= bound * 1.001
+        kls.append(metrics["trust/kl"])
+        assert metrics["trust/kl"] <= bound
+        assert metrics["trust/improvement"] > 0 and metrics["trust/predicted"] > 0
+        assert 0.5 < metrics["trust/improvement"] / metrics["trust/predicted"] < 2
+    assert sum(kls) / len(kls) > bound / 2
+
+
+def test_the_critic_moves_no_policy_weight_and_the_policy_no_critic_weight():
+    """Which is which is known from where a parameter is: a language model's weight may have any name."""
+    model = lm()
+    model.transformer.value_of_nothing = torch.nn.Parameter(torch.ones(2))
+    learner = Learner(model, algorithm="trpo", **{"kl.coef": 0.0, "update.critic_epochs": 3, "optimizer.lr": 1e-2})
+    rule = learner.rule
+    assert isinstance(rule, TrustRegion) and any(p is model.transformer.value_of_nothing for p in rule.moved)
+    head, before = flat(learner.policy.value_head.parameters()), flat(rule.moved)
+    learner.step(QUERIES, REPLIES, [1.0] * 8)  # equal scores: the whitened advantage differs by values only
+    learner.step(QUERIES, REPLIES, SCORES)
+    assert not torch.equal(flat(learner.policy.value_head.parameters()), head)
+    assert not torch.equal(flat(rule.moved), before)
+    # With a critic that does not move, the policy's step is the same.
+    ends = []
+    for lr in (0.0, 1e-2):
+        learner = Learner(lm(), algorithm="trpo", **{"kl.coef": 0.0, "optimizer.lr": lr})
+        learner.step(QUERIES, REPLIES, SCORES)
+        ends.append(flat(learner.rule.moved))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize(
+    ("scores", "options"),
+    [
+        ([0.0] * 8, {}),  # no gradient
+        # The matrix of a single reply knows little of the others, so the whole step goes too far.
+        (SCORES, {"update.backtracks": 1, "update.fisher_share": 0.01, "update.damping": 1e-3}),
+    ],
+)
+def test_a_line_search_that_accepts_nothing_leaves_the_weights_as_they_were(scores, options):
+    learner = Learner(lm(), algorithm="trpo", **{"kl.coef": 0.0, "advantage.lam": 1.0}, **options)
+    before = flat(learner.rule.moved)
+    metrics = learner.step(QUERIES, REPLIES, scores)
+    assert metrics["trust/accepted"] == 0 and "trust/kl" not in metrics
+    assert torch.equal(flat(learner.rule.moved), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"update.kl": "exactly"}, r"update.kl='exactly': it must be exact or sampled"),
+        ({"update.shrink": 1.0}, r"update.shrink=1.0: it must be in \(0, 1\)"),
+        ({"update.epochs": 2}, r"'update.epochs' is unknown|update.epochs.*belongs to"),
+        ({"optimizer": torch.optim.SGD}, "trpo computes the policy's step itself"),
+    ],
+)
+def test_options_that_the_rule_cannot_use_are_a_sentence(options, says):
+    with pytest.raises(OperantError, match=says):
+        Learner(lm(), algorithm="trpo", **options)
+
+
+def test_16_bit_weights_are_refused_with_the_remedy():
+    with pytest.raises(OperantError, match=r"16-bit weights.*float32"):
+        Learner(lm().to(torch.bfloat16), algorithm="trpo")
+
+
+def test_the_share_of_replies_bounds_what_the_matrix_reads(monkeypatch):
+    seen = []
+    plain = TrustRegion.fisher
+    monkeypatch.setattr(
+        TrustRegion, "fisher", lambda self, batch, *rest: (seen.append(len(batch)), plain(self, batch, *rest))[1]
+    )
+    for share in (1.0, 0.5, 0.01):
+        Learner(lm(), algorithm="trpo", **{"update.fisher_share": share}).step(QUERIES, REPLIES, SCORES)
+    assert seen == [8, 4, 1] and math.ceil(0.01 * 8) == 1
