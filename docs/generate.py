@@ -300,12 +300,13 @@ def keywords() -> str:
     every = [name for own in (run, *by_group.values()) for name in own] + [*by_group]
     page, groups, bases = KEYWORDS, dict[str, dict[str, tuple[str, str]]](), dict[str, str]()
     for group, own in by_group.items():
-        page += _typed_dict(f"{group.capitalize()}Keywords", f"The options `{group}.*`.", own)
+        keywords_of_group = f"{group.title().replace('_', '')}Keywords"
+        page += _typed_dict(keywords_of_group, f"The options `{group}.*`.", own)
         opened = " | Mapping[str, Any]" if group in ("loss", "advantage", "update") else ""
-        groups[group] = {group: (f"{group.capitalize()}Keywords{opened}", "")}
+        groups[group] = {group: (f"{keywords_of_group}{opened}", "")}
         short = {name: kind for name, kind in own.items() if every.count(name) == 1}
         if short == own:  # all of its names may stand alone: they are inherited
-            bases[group] = f"{group.capitalize()}Keywords"
+            bases[group] = keywords_of_group
         else:
             groups[group] |= short
     optimizer = groups["optimizer"].pop("optimizer")

@@ -20,6 +20,7 @@ PAGES = [
     "docs/trackers.md",
     "docs/ppo.md",
     "docs/lora.md",
+    "docs/soft-prompts.md",
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
     "docs/evaluation.md",

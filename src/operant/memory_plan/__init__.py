@@ -148,10 +148,11 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
             permanent["cached hidden states"] = size if within else 0.0
             frozen = permanent["weights"] - permanent["reference"]
         decoded = min(max(shape.batch, shape.held_out), DECODED)
+        prompt = shape.prompt + len(model.policy.virtual)
         phases = {
-            "generation": model.generation(decoded, shape.prompt, shape.reply),
-            "scoring": model.scoring(shape.scored, shape.prompt, shape.reply),
-            "update": model.update(shape.rows, shape.prompt, shape.reply, accumulates=shape.micro_batches > 1),
+            "generation": model.generation(decoded, prompt, shape.reply),
+            "scoring": model.scoring(shape.scored, prompt, shape.reply),
+            "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1),
         }
     # The file, of float32 most likely, is mapped. A trunk computes one gradient of all its frozen weights, to find out
     # which they are.

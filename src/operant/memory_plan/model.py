@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from operant.algorithms import find
 from operant.memory_plan.fake_tensors import Memory
 from operant.models import lora as adapters
+from operant.models import soft_prompt as soft_prompts
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import Modes
 from operant.models.logprobs import BUDGET
@@ -61,8 +62,8 @@ class MemoryModel:
         self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
 
     def _make_policy(self, config: Any) -> Policy:
-        value, lora = self.run.learner["value"], self.run.learner["lora"]
-        model = self._make_model(config, lora if lora.on else None)
+        value = self.run.learner["value"]
+        model = self._make_model(config, trained=True)
         policy = Policy(model, modes=Modes())
         if self.algorithm.needs.critic and value.critic is None:
             policy.value_head = _value_head(policy, value)
@@ -76,14 +77,20 @@ class MemoryModel:
             policy.head.requires_grad_(self.options.train_head)
         return policy
 
-    def _make_model(self, config: Any, lora: adapters.LoraOptions | None = None) -> Any:
+    def _make_model(self, config: Any, trained: bool = False) -> Any:
+        """The model, with the adapter or soft prompt of the run if it is the one that is trained."""
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
         with unset_fake_temporarily(), torch.device("meta"):  # peft moves weights, which fake tensors do not allow
             model = auto.from_config(config, dtype=self.options.dtype).eval()
-            if lora is not None:
+            lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
+            soft_prompts.check(soft, lora, self.options)
+            if trained and lora.on:
                 model = adapters.adapt(model, lora)
+            if trained and soft.on:
+                width = model.get_input_embeddings().embedding_dim
+                model = soft_prompts.attach(model, torch.empty(soft.tokens, width))
         return meta_to_fake(model)
 
     # --- during the whole run -----------------------------------------------------------------------------------------

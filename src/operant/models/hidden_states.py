@@ -18,6 +18,7 @@ from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
 from operant.models.packing import Packing
+from operant.models.soft_prompt import in_front, virtual_ids
 from operant.types import Batch, OperantError
 
 
@@ -63,6 +64,7 @@ class HiddenStates(nn.Module):
         self.vocabulary = int(self.head.weight.shape[0])
         self.trunk: Trunk | None = None
         self.packing = Packing(model)
+        self.virtual = virtual_ids(model, options)
 
     @property
     def config(self) -> Any:
@@ -86,8 +88,9 @@ class HiddenStates(nn.Module):
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a row (for an encoder-decoder: of a source); None if positions have no limit."""
-        return self._positions("encoder" if self.encoder_decoder else None)
+        """Most tokens of a row (for an encoder-decoder: of a source) behind a soft prompt; None: there is no limit."""
+        positions = self._positions("encoder" if self.encoder_decoder else None)
+        return positions and positions - len(self.virtual)
 
     def _positions(self, side: str | None) -> int | None:
         """Number of positions of the model, or of one side of an encoder-decoder; None if there is no limit."""
@@ -99,12 +102,14 @@ class HiddenStates(nn.Module):
     def misfit(self, prompt: int, reply: int) -> str | None:
         """Why a prompt and reply of these lengths do not fit the model, as the end of a sentence; None if they fit."""
         context, replies = self.context, self._positions("decoder") if self.encoder_decoder else None
+        behind = f" behind a soft prompt of {len(self.virtual)}" if self.virtual else ""
         if context is not None and not self.encoder_decoder and prompt + reply > context:
             return (
                 f"has {prompt} tokens, and with {reply} of the reply does not fit into the model's context of {context}"
+                f"{behind}"
             )
         if context is not None and prompt > context:
-            return f"has {prompt} tokens, and the model's encoder reads at most {context}"
+            return f"has {prompt} tokens, and the model's encoder reads at most {context}{behind}"
         if replies is not None and reply > replies:
             return f"has {reply} tokens in its reply, and the model's decoder writes at most {replies}"
         return None
@@ -166,7 +171,9 @@ class HiddenStates(nn.Module):
                 states.append(parts[0])
                 before.append(parts[1])
             return torch.cat(states), torch.cat(before)
-        return self.compute_tree(batch, options, tree(batch, options, self.head.weight.dtype))
+        moved = [replace(option, column=option.column + len(self.virtual)) for option in options]
+        inputs = tree(in_front(self.virtual, batch), moved, self.head.weight.dtype)
+        return self.compute_tree(batch, options, inputs)
 
     def compute_tree(self, batch: Batch, options: list[Branch], inputs: layout.ModelInput) -> tuple[Tensor, Tensor]:
         """`states` [N, D], and the states before every token of the options [M, D], from the arguments of a `tree`."""
@@ -222,13 +229,14 @@ class HiddenStates(nn.Module):
 
     def model_input(self, batch: Batch) -> layout.ModelInput:
         """The arguments that the model is called with for a batch, and which of its states belong to actions."""
+        packed, batch = self.packs(batch), in_front(self.virtual, batch)
         if self.encoder_decoder:
             return layout.encoder_decoder(batch, self.start_token)
-        return layout.end_to_end(batch) if self.packs(batch) else layout.causal(batch)
+        return layout.end_to_end(batch) if packed else layout.causal(batch)
 
     def packs(self, batch: Batch) -> bool:
         """Whether the rows of the batch are packed end to end: if that is exact, and saves enough padding."""
-        return self.modes.packed and batch.choices is None and self.packing.pays(batch.mask)
+        return self.modes.packed and batch.choices is None and self.packing.pays(in_front(self.virtual, batch).mask)
 
     def _row_by_row(self, batch: Batch) -> bool:
         """Whether each row has to be computed by itself."""

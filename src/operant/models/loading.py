@@ -15,12 +15,14 @@ import torch
 from operant.import_by_name import nearest
 from operant.models import lora as adapters
 from operant.models import quantisation
+from operant.models import soft_prompt as soft_prompts
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy, shared
 from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
+from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io
 from operant.storage.hub import OWN, find_model, quietly
@@ -37,30 +39,35 @@ def load_policy(
     tokenizer: Any = None,
     options: ModelOptions = ModelOptions(),
     lora: LoraOptions = LoraOptions(),
+    soft: SoftPromptOptions = SoftPromptOptions(),
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Any:
     """Load a policy by name, or make one around a loaded model. A `Policy` or `PolicyBase` is returned
     unchanged.
 
-    `name` can also be the folder of an adapter, whose training then continues on the model that its config names. With
-    `value`, the critic that was saved beside the model is loaded; if there is none, a new one is made. `seed`: for the
-    random numbers of a new adapter. `device`: for quantised weights. Code from the folder or the Hub is never run.
+    `name` can also be the folder of an adapter or soft prompt, whose training then continues on the model that its
+    config names. With `value`, the critic that was saved beside the model is loaded; if there is none, a new one is
+    made. `seed`: for the random numbers of a new adapter or soft prompt. `device`: for quantised weights. Code from the
+    folder or the Hub is never run.
     Raises: OperantError for an unknown name, a folder without a language model, an adapter that does not fit it, or a
     damaged critic.
     """
     device = torch.device(device)
     adapters.check(lora, device)
+    soft_prompts.check(soft, lora, options)
     if isinstance(name, (Policy, PolicyBase)):
-        if lora.on:
-            raise OperantError("lora.* with an existing Policy: use load_policy(name, lora=LoraOptions(rank=8))")
+        if lora.on or soft.on:
+            how = "lora=LoraOptions(rank=8)" if lora.on else "soft=SoftPromptOptions(tokens=8)"
+            raise OperantError(f"lora.* or soft_prompt.* with an existing Policy: use load_policy(name, {how})")
         if isinstance(name, PolicyBase):
             name.check()
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
         model, tokenizer = adapters.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
-        return _with_critic(_adapted(model, lora, None, seed), tokenizer, value, None, options)
+        model = _adapted(model, lora, soft, tokenizer, None, seed)
+        return _with_critic(model, tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
             f"a {type(name).__name__} is no policy: give a name, a transformers model, a Policy, or one of your own, "
@@ -78,12 +85,14 @@ def load_policy(
     # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
     stored_name = str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
     if adapters.is_adapter(folder):
-        if lora.on:
+        if lora.on or soft.on:
             raise OperantError(
-                f"{folder} is itself an adapter, which is trained further: leave lora.rank and lora.adapter out"
+                f"{folder} is itself an adapter, which is trained further: leave lora.rank, lora.adapter and "
+                "soft_prompt.tokens out"
             )
-        lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
         base = _find_base(folder)
+        if not soft_prompts.is_soft_prompt(folder):
+            lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
     elif lora.adapter is not None:
         lora = replace(lora, adapter=find_model(lora.adapter))
     if lora.quantise != "none" and not lora.on:
@@ -91,19 +100,26 @@ def load_policy(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
     model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
-    model = _adapted(model, lora, stored_name, seed)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
+    if base != folder and not lora.on:
+        soft_prompts.attach_saved(model, folder)
+    model = _adapted(model, lora, soft, tokenizer, stored_name, seed)
     return _with_critic(model, tokenizer, value, folder, options)
 
 
-def _adapted(model: Any, lora: LoraOptions, name: str | None, seed: int) -> Any:
-    """The model with the adapter that the options ask for."""
-    if not lora.on:
+def _adapted(
+    model: Any, lora: LoraOptions, soft: SoftPromptOptions, tokenizer: Any, name: str | None, seed: int
+) -> Any:
+    """The model with the adapter or soft prompt that the options ask for. `name`: the model's, if files hold it."""
+    if not (lora.on or soft.on):
         return model
-    if adapters.adapted(model):
+    if adapters.adapted(model) or soft_prompts.find(model) is not None:
         raise OperantError(
-            "the model already has an adapter, which is trained further: leave lora.rank and lora.adapter out"
+            "the model already has an adapter or soft prompt, which is trained further: leave lora.rank, lora.adapter "
+            "and soft_prompt.tokens out"
         )
+    if soft.on:
+        return soft_prompts.attach(model, soft_prompts.first_vectors(model, soft, tokenizer, seed), name)
     return adapters.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
 
 
@@ -114,7 +130,8 @@ def _find_base(folder: Path) -> Path:
         return Path(find_model(base))
     except OperantError as error:
         raise OperantError(
-            f"{folder} is an adapter of {base!r} ({error}): give the model, and lora.adapter={folder}"
+            f"{folder} is an adapter of {base!r} ({error}): write the model's name into its {adapters.CONFIG} "
+            f"(base_model_name_or_path), or for LoRA give the model, and lora.adapter={folder}"
         ) from error
 
 
@@ -160,7 +177,7 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     from copy import deepcopy
 
     if saved is not None:
-        network = load_model(saved / "network")
+        network = load_policy(saved / "network").model  # which may have a soft prompt
     elif value.critic == "copy":
         network = deepcopy(model, shared(model))
     else:
@@ -176,8 +193,9 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
 def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
-    An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. Of a model without
-    `save_pretrained`, only the trained weights are written, and what made it: `made_by`, its `name` and `options`.
+    An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
+    the folder is one of peft's (`soft_prompt.save`). Of a model without `save_pretrained`, only the trained weights are
+    written, and what made it: `made_by`, its `name` and `options`.
     Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
@@ -254,7 +272,13 @@ def load_own_weights(policy: Any, folder: str | Path) -> None:
 
 
 def _save_plain(model: Any, folder: Path) -> None:
-    """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised."""
+    """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised.
+
+    A soft prompt cannot be merged: it is saved in peft's format.
+    """
+    if soft_prompts.find(model) is not None:
+        soft_prompts.save(model, folder)
+        return
     if adapters.adapted(model):
         if getattr(model, "is_quantized", False):
             model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
@@ -292,8 +316,8 @@ def saved_action_values(folder: Path) -> ValueOptions | None:
     path = folder / "critic" / "critic.json"
     if not path.is_file():
         return None
-    options = _saved_options(path.parent, ValueOptions(actions=True))
-    return options if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
+    options = _saved_options(path.parent, ValueOptions())  # a critic of its own, say, which has no Q values
+    return replace(options, actions=True) if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
 
 
 def _load_head(policy: Policy, folder: Path) -> None:

@@ -163,7 +163,10 @@ def unwrapped(model: Any) -> Any:
         raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")
     config = next(iter(model.peft_config.values()))
     if not hasattr(config, "init_lora_weights"):
-        raise OperantError(f"the model has an adapter of kind {config.peft_type.value}: only LORA can be trained here")
+        raise OperantError(
+            f"the model has an adapter of kind {config.peft_type.value}: only LORA can be trained here, and "
+            "PROMPT_TUNING as the folder that save_pretrained writes"
+        )
     _check(config, "the model")
     return train_adapter(model.get_base_model())
 
@@ -177,11 +180,12 @@ def base_of(folder: Path) -> str:
     """The name or folder of the model that an adapter was trained on. Raises: OperantError if it is not stored."""
     if (folder / BASE / "config.json").is_file():
         return str(folder / BASE)
-    config = _read_config(folder)
+    config = read_config(folder)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
         raise OperantError(
-            f"{folder} does not name the model that it belongs to: give the model, and lora.adapter={folder}"
+            f"{folder} does not name the model that it belongs to: write it into its {CONFIG} "
+            f"(base_model_name_or_path), or give the model, and for LoRA lora.adapter={folder}"
         )
     return f"{base}@{revision}" if revision and hub.split(f"{base}@{revision}")[1] else base
 
@@ -277,9 +281,11 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
         raise OperantError(f"lora.adapter={folder}: the folder has no {CONFIG}, so it holds no adapter of peft's")
     if not (folder / WEIGHTS).is_file():
         raise OperantError(f"{folder} has no {WEIGHTS}: save the adapter again with safetensors (peft's default)")
-    kind = _read_config(folder).get("peft_type")
+    kind = read_config(folder).get("peft_type")
     if kind != "LORA":
-        raise OperantError(f"{folder} holds an adapter of kind {kind}: only LORA can be trained here")
+        raise OperantError(
+            f"{folder} holds an adapter of kind {kind}: only LORA can be trained here, and PROMPT_TUNING as the policy"
+        )
     weights = load_tensors(folder / WEIGHTS)
     try:
         config = _peft().PeftConfig.from_pretrained(str(folder))
@@ -290,7 +296,7 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     return config, weights
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """The config of an adapter as plain data."""
     try:
         return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))

@@ -18,6 +18,7 @@ from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
+from operant.storage.hub import OWN
 from operant.training.learner import Learner, default_engine
 from operant.types import Engine, OperantError, RewardFn, Task, shown
 
@@ -113,7 +114,7 @@ def trained(folder: Path) -> tuple[Any, Engine]:
     """
     config, exported = named_parts.flattened(read_config(folder)), folder / "export"
     name, engine = config.get("policy"), config.get("engine")
-    if named_parts.is_object("policy", name) and not (exported / "config.json").is_file():
+    if named_parts.is_object("policy", name) and (exported / OWN).is_file():
         made = named_parts.policy(name, named_parts.stored_options("policy", config))
         policy = load_policy(made, tokenizer=load_tokenizer(exported))
         load_own_weights(policy, exported)

@@ -34,7 +34,7 @@ from operant.options import read_mapping
 from operant.runs import lock
 from operant.runs.journal import Journal
 from operant.storage import atomic_io, old_names
-from operant.storage.hub import OWN
+from operant.storage.hub import CONFIGS, OWN
 from operant.types import OperantError
 
 FAILED = "the run failed: "
@@ -222,8 +222,8 @@ class RunFolder:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder has an exported policy: a transformers model, or another with its `policy.json`."""
-    return any((folder / name).is_file() for name in ("config.json", OWN))
+    """Whether a folder has an exported policy: a transformers model, a soft prompt, or another with `policy.json`."""
+    return any((folder / name).is_file() for name in (*CONFIGS, OWN))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

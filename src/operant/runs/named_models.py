@@ -16,6 +16,7 @@ from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy_state import PolicyState
 from operant.models.safe_loading import load_tokenizer
+from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.options import compose
 from operant.runs import named_parts
@@ -107,7 +108,8 @@ def at_step(folder: Path, step: int) -> Any:
 def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: Any) -> Any:
     """Load the model that an option of the run in `folder` names: its copy there, if there is one.
 
-    how: arguments of `load_policy`. Raises: OperantError for a model that was an object of a Python program.
+    The policy has the soft prompt that the run began with. how: arguments of `load_policy`. Raises: OperantError for a
+    model that was an object of a Python program.
     """
     group, _, last = option.rpartition(".")
     name, copy = str((config[group] if group else config)[last]), folder / START / MODELS[option]
@@ -116,6 +118,9 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
             f"{folder} was started from Python with {option}={name}, which no file holds: save that model and name its "
             "folder, as in ./my-model"
         )
+    if option == "policy":
+        own = compose({"soft_prompt": SoftPromptOptions}, {"soft_prompt": config.get("soft_prompt") or {}})
+        how |= {"soft": own["soft_prompt"], "seed": (config.get("learner") or {}).get("seed", 0)}
     if option == "policy" and named_parts.is_object("policy", name):
         made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
         return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)

@@ -32,6 +32,7 @@ FIXED = {
     "preset": "its values are in config.yaml one by one; change those by name",
     "learner.seed": _BEGAN,
     "lora.": _WEIGHTS,
+    "soft_prompt.": _WEIGHTS,
     "value.layers": _WEIGHTS,
     "value.critic": _WEIGHTS,
     "value.init": _BEGAN,

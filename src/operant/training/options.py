@@ -14,6 +14,7 @@ from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, 
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import MaskOptions
+from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
@@ -107,6 +108,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "optimizer": rule.optimizer_options,
         "score": ScoreOptions,
         "lora": LoraOptions,
+        "soft_prompt": SoftPromptOptions,
         "value": ValueOptions,
         "model": ModelOptions,
         "teacher": TeacherOptions if algorithm.teacher else None,

@@ -36,6 +36,7 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
             tokenizer=tokenizer,
             options=options["model"],
             lora=options["lora"],
+            soft=options["soft_prompt"],
             seed=learner.seed,
             device=device,
         ).to(device)

@@ -188,7 +188,7 @@ def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: boo
         limit = -(-columns // ALIGN) * ALIGN
         if plain_layers(policy.model, limit) is None:  # a sliding window is longer than `columns`, but not than `limit`
             limit = columns
-        buffer = GraphBuffer(policy, rows, min(limit, policy.context or limit), moves)
+        buffer = GraphBuffer(policy, rows, min(limit, (policy.context or limit) + len(policy.virtual)), moves)
         _buffers[policy] = buffer
     return Static(policy, buffer, capture)
 

@@ -160,9 +160,9 @@ class _GenerateCall:
         kept: Prefixes | None = None,
     ):
         self.policy, self.mask_model, self.sampling, self.record = engine.policy, engine.mask_model, sampling, record
-        self.prompts, self.keys = prompts, np.asarray(keys, dtype=np.uint64)
-        self.rows = min(engine.batch, len(prompts))
-        columns = max(map(len, prompts)) + sampling.max_tokens
+        self.prompts = [[*self.policy.virtual, *p] for p in prompts]
+        self.rows, self.keys = min(engine.batch, len(prompts)), np.asarray(keys, dtype=np.uint64)
+        columns = max(map(len, self.prompts)) + sampling.max_tokens
         models = [self.policy] + ([self.mask_model] if self.mask_model is not None else [])
         self.decodings: list[Decoding] = [
             decode(model, self.rows, columns, moves=self.rows < len(prompts)) for model in models

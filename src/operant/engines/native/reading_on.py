@@ -21,7 +21,8 @@ class ReadOn:
     """
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], kept: Prefixes):
-        self.policy, self.prompts, self.kept = policy, prompts, kept
+        self.policy, self.kept = policy, kept
+        self.prompts = [[*policy.virtual, *p] for p in prompts]
         self.shared: list[int] = []
         """Of each prompt, the number of tokens that are not read again."""
         self.branches: list[list[tuple[list[int], int]]] = [[] for _ in prompts]
@@ -33,9 +34,10 @@ class ReadOn:
         policy, device = self.policy, self.policy.device
         found = [self.kept.find(p) for p in self.prompts]
         self.shared = [shared for _, shared in found]
-        first = [row[len(p)] for row, p in zip(batch.tokens.tolist(), self.prompts, strict=True)]
+        before = len(policy.virtual)
+        first = [row[len(p) - before] for row, p in zip(batch.tokens.tolist(), self.prompts, strict=True)]
         rest = Batch.given([p[n:] for p, n in zip(self.prompts, self.shared, strict=True)], [[t] for t in first])
-        own = [replace(option, column=option.column - self.shared[option.row]) for option in options]
+        own = [replace(option, column=option.column + before - self.shared[option.row]) for option in options]
         inputs, past = tree(rest.to(device), own, policy.head.weight.dtype), max(self.shared)
         known = torch.tensor(self.shared, device=device)[:, None]
         inputs.kwargs["position_ids"] += known
@@ -48,9 +50,9 @@ class ReadOn:
             self.cache = DynamicCache((keys, values) for keys, values in held)
             mask = inputs.kwargs["attention_mask"]
             seen = torch.arange(past, device=device) < known
-            before = torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, torch.finfo(mask.dtype).min)
-            before = before[:, None, None].expand(-1, -1, mask.shape[2], -1)
-            inputs.kwargs["attention_mask"] = torch.cat([before, mask], -1)
+            ahead = torch.zeros_like(seen, dtype=mask.dtype).masked_fill(~seen, torch.finfo(mask.dtype).min)
+            ahead = ahead[:, None, None].expand(-1, -1, mask.shape[2], -1)
+            inputs.kwargs["attention_mask"] = torch.cat([ahead, mask], -1)
         inputs.kwargs.update(past_key_values=self.cache, use_cache=True)
         ends = [past + len(p) - n + 1 for p, n in zip(self.prompts, self.shared, strict=True)]
         for option in options:

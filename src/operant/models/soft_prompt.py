@@ -1,0 +1,255 @@
+"""Soft prompts: trained vectors in front of every prompt of a frozen language model (arXiv:2104.08691).
+
+    attach(model, first_vectors(model, SoftPromptOptions(tokens=8), tokenizer, seed=0))
+    policy = Policy(model)              # `policy.virtual`: the 8 ids that begin every row
+    save(model, "out")                  # in peft's format: PeftModel.from_pretrained(base, "out") computes the same
+
+A virtual token has an id behind the last one of the embedding, whose lookup alone knows what it means. So positions,
+masks, packed rows and caches are those of any row. The ids are put in front where a model's input is made; they are in
+no rollout, and the output head does not score them. An encoder-decoder has them in front of its encoder's input; its
+decoder has none, as in peft.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding as rows_of
+from torch.nn.functional import pad
+
+from operant.models import lora as adapters
+from operant.models.options import ModelOptions
+from operant.models.safe_loading import load_tensors
+from operant.storage import atomic_io, hub
+from operant.types import Batch, OperantError
+
+KIND, TENSOR = "PROMPT_TUNING", "prompt_embeddings"
+"""peft's names of the method, and of the vectors in its file."""
+TOLERANCE = 1e-3
+"""Largest difference, relative to the largest logit, between virtual tokens given by id and as vectors."""
+
+
+@dataclass(frozen=True)
+class SoftPromptOptions:
+    """Train vectors in front of every prompt, and leave the language model as it is. Checkpoints are then small."""
+
+    tokens: int = 0
+    """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
+    init: str = "random"
+    """random: normal, with the deviation of the model's embeddings | words: the embeddings of soft_prompt.text."""
+    text: str | None = None
+    """The words that it begins as. A text of fewer tokens is repeated."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise OperantError(f"soft_prompt.tokens={self.tokens}: it must be at least 1, or 0 for no soft prompt")
+        if self.init not in ("random", "words"):
+            raise OperantError(f"soft_prompt.init={self.init!r}: it must be random or words")
+        if (self.init == "words") != (self.text is not None):
+            raise OperantError("soft_prompt.init=words and soft_prompt.text belong together: set both, or neither")
+        if self.text is not None and not self.on:
+            raise OperantError("soft_prompt.text without soft_prompt.tokens: say how many vectors are trained")
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a soft prompt."""
+        return self.tokens > 0
+
+
+class SoftPrompt(nn.Module):
+    """The vectors of a soft prompt [n, D], and the ids of its virtual tokens.
+
+    `base`: the name of the model that it belongs to; None if no file holds that model.
+    """
+
+    def __init__(self, vectors: Tensor, first: int, base: str | None):
+        super().__init__()
+        self.vectors = nn.Parameter(vectors)
+        self.ids, self.base = list(range(first, first + len(vectors))), base
+
+
+def check(soft: SoftPromptOptions, lora: adapters.LoraOptions, options: ModelOptions) -> None:
+    """Raises: OperantError for options that train other weights beside a soft prompt. Nothing is loaded."""
+    if soft.on and (lora.on or lora.quantise != "none"):
+        raise OperantError(
+            f"soft_prompt.tokens={soft.tokens} with lora.*: a soft prompt is trained alone, before weights that are "
+            "neither adapted nor quantised; leave one of them out"
+        )
+    if soft.on:
+        _check_model_options(options)
+
+
+def _check_model_options(options: ModelOptions) -> None:
+    for name in ("train_layers", "train_head"):
+        if value := getattr(options, name):
+            raise OperantError(
+                f"model.{name}={value} with a soft prompt: it is trained alone, below all layers; leave one of them out"
+            )
+
+
+def find(model: Any) -> SoftPrompt | None:
+    """The soft prompt of a model, if it has one."""
+    return next((module for module in model.modules() if isinstance(module, SoftPrompt)), None)
+
+
+def virtual_ids(model: Any, options: ModelOptions) -> list[int]:
+    """The ids that begin every row; none without a soft prompt. Raises: OperantError if other weights are trained."""
+    soft = find(model)
+    if soft is None:
+        return []
+    _check_model_options(options)
+    return soft.ids
+
+
+def in_front(virtual: list[int], batch: Batch) -> Batch:
+    """The batch with virtual tokens at the start of each row. Only tokens, mask and actions [B, n + T] grow."""
+    if not virtual:
+        return batch
+    ids = torch.tensor(virtual, device=batch.tokens.device).expand(len(batch), -1)
+    mask, actions = (pad(x, (len(virtual), 0), value=new) for x, new in ((batch.mask, True), (batch.actions, False)))
+    return batch.with_(tokens=torch.cat([ids, batch.tokens], 1), mask=mask, actions=actions)
+
+
+# --- a model with a soft prompt ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def first_vectors(model: Any, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
+    """[n, D] the vectors that a new soft prompt begins with.
+
+    Raises: OperantError if a tokenizer is missing, or if the text has no tokens or more than there are vectors.
+    """
+    embedding, count = _embedding(model), options.tokens
+    if options.text is None:
+        words = embedding(torch.arange(embedding.num_embeddings, device=embedding.weight.device))
+        drawn = torch.randn(count, words.shape[1], generator=torch.Generator().manual_seed(seed))
+        return drawn * float(words.std())
+    if tokenizer is None:
+        raise OperantError("soft_prompt.text: the policy has no tokenizer; use soft_prompt.init=random")
+    ids = tokenizer(options.text, add_special_tokens=False).input_ids
+    if not 0 < len(ids) <= count:
+        raise OperantError(
+            f"soft_prompt.text has {len(ids)} tokens: it needs at least one, and at most the {count} of "
+            "soft_prompt.tokens, because a text is not cut silently"
+        )
+    return embedding(torch.tensor((ids * count)[:count], device=embedding.weight.device))
+
+
+def attach(model: Any, vectors: Tensor, base: str | None = None) -> Any:
+    """Freeze the model and put vectors [n, D] in front of its prompts; returns the model.
+
+    Raises: OperantError if the vectors are not of the embedding's width, or if the model uses the ids of its input for
+    more than one embedding, which is tried.
+    """
+    embedding = _embedding(model)
+    if vectors.shape[1] != embedding.embedding_dim:
+        raise OperantError(
+            f"a soft prompt of width {vectors.shape[1]} does not fit this {type(model).__name__} of width "
+            f"{embedding.embedding_dim}: is it of another model?"
+        )
+    model.requires_grad_(False)
+    embedding.soft_prompt = SoftPrompt(vectors.detach().clone().to(embedding.weight), embedding.num_embeddings, base)
+    embedding.forward = MethodType(look_up, embedding)
+    if embedding.weight.device.type != "meta":
+        _try(model.eval(), embedding)
+    return model
+
+
+def look_up(embedding: Any, input: Tensor) -> Tensor:
+    """[B, T, D] the embeddings of ids [B, T]: the model's own, or the vectors of virtual tokens."""
+    virtual = input - embedding.num_embeddings
+    words = type(embedding).forward(embedding, input.clamp(max=embedding.num_embeddings - 1))
+    vectors = rows_of(virtual.clamp(min=0), embedding.soft_prompt.vectors)
+    return torch.where(virtual[..., None] < 0, words, vectors.to(words.dtype))
+
+
+@torch.no_grad()
+def _try(model: Any, embedding: Any) -> None:
+    """Compare the logits for virtual tokens given by id and as vectors. Raises: OperantError if they differ."""
+    ids = torch.tensor([[*embedding.soft_prompt.ids[:2], 0, 1]], device=embedding.weight.device)
+    more = {"decoder_input_ids": ids[:, -1:]} if model.config.is_encoder_decoder else {}
+    try:
+        by_id, by_vector = model(input_ids=ids, **more).logits, model(inputs_embeds=embedding(ids), **more).logits
+        why = "" if (by_id - by_vector).abs().max() <= TOLERANCE * by_vector.abs().max() else "the states differ"
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        why = f"{type(error).__name__}: {str(error)[:120]}"
+    if why:
+        raise OperantError(
+            f"{type(model).__name__} uses token ids for more than one embedding ({why}), so a soft prompt cannot be "
+            "put in front of them: train an adapter (lora.rank)"
+        )
+
+
+def _embedding(model: Any) -> Any:
+    """The embedding of the prompts. Raises: OperantError if the model is not of transformers, or has none."""
+    reads = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    embedding = getattr(reads, "get_input_embeddings", lambda: None)()
+    if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):
+        raise OperantError(
+            f"soft_prompt.*: {type(model).__name__} is no model of transformers with an embedding of token ids; leave "
+            "them out, or train another model"
+        )
+    return embedding
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def save(model: Any, folder: str | Path) -> Path:
+    """Write the soft prompt in peft's format, and the model beside it in `base/` if its name alone would not find it.
+
+    A built-in model, or one of the Hub, is only named.
+    """
+    from safetensors.torch import save_file
+
+    folder, soft = Path(folder), find(model)
+    assert soft is not None  # the caller has checked
+    name, revision = hub.split(soft.base) if soft.base else (None, None)
+    config = {
+        "peft_type": KIND,
+        "task_type": "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "revision": revision,
+        "num_virtual_tokens": len(soft.ids),
+        "num_transformer_submodules": 1,
+        "token_dim": soft.vectors.shape[1],
+        "inference_mode": True,
+    }
+    with atomic_io.explained(folder, "save the soft prompt"):
+        atomic_io.mkdir(folder)
+        atomic_io.write(folder / adapters.CONFIG, json.dumps(config, indent=2))
+        with atomic_io.operation("write", folder):
+            save_file({TENSOR: soft.vectors.detach().cpu().contiguous()}, folder / adapters.WEIGHTS)
+            if soft.base is None or hub.found(soft.base) is not None:
+                own = {name: x for name, x in model.state_dict().items() if ".soft_prompt." not in name}
+                with hub.quietly():
+                    model.save_pretrained(folder / adapters.BASE, state_dict=own)
+    return folder
+
+
+def is_soft_prompt(folder: Path) -> bool:
+    """Whether the folder of an adapter contains a soft prompt."""
+    return adapters.read_config(folder).get("peft_type") == KIND
+
+
+def attach_saved(model: Any, folder: Path) -> Any:
+    """Put the soft prompt of a folder in peft's format in front of its model's prompts; returns the model.
+
+    For encoder-decoders, peft may store as many vectors again for the decoder, which it never reads: they are left out.
+    Raises: OperantError if the vectors are missing or damaged, or as `attach`.
+    """
+    path, count = folder / adapters.WEIGHTS, adapters.read_config(folder).get("num_virtual_tokens")
+    if not path.is_file():
+        raise OperantError(f"{path} is missing: save the soft prompt again with safetensors (peft's default)")
+    tensors = load_tensors(path)
+    vectors = tensors.get(TENSOR)
+    if len(tensors) != 1 or vectors is None or vectors.ndim != 2:
+        held = ", ".join(sorted(tensors)[:3]) or "nothing"
+        raise OperantError(f"{path} holds {held}, and not {TENSOR} alone: it is no soft prompt")
+    if not isinstance(count, int) or not 0 < count <= len(vectors):
+        raise OperantError(f"{folder} is damaged: it has {len(vectors)} vectors for num_virtual_tokens={count}")
+    return attach(model, vectors[:count], adapters.base_of(folder))

@@ -1,0 +1,464 @@
+"""Soft prompts: what they compute, what they train, how they are stored, and what is refused.
+
+The truth is the bare model of transformers, called with `inputs_embeds` that are put together by hand, and peft.
+"""
+
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toys import letters, lm
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+import operant
+from operant import Learner, OperantError, Sampling, ValueOptions, export, load_policy, steps, train
+from operant.engines.native import engine as native
+from operant.engines.native.capabilities import chooses_on, continues, try_decoding
+from operant.engines.native.cuda_graphs import static
+from operant.engines.native.engine import NativeEngine
+from operant.models import soft_prompt as soft_prompts
+from operant.models.hidden_states import Modes
+from operant.models.options import ModelOptions
+from operant.models.policy import Policy
+from operant.models.soft_prompt import SoftPromptOptions
+from operant.runs import named_models
+from operant.types import Batch
+
+KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "t5", "bart")
+"""gpt2, llama's toy and bart are tied; positions are absolute, rotary or relative."""
+ROWS = ([[3, 4, 5, 6], [7, 8], [9]], [[9, 10], [11, 12, 13], [14]])
+SOFT = {"soft_prompt.tokens": 3}
+V = 20
+
+
+def vectors_of(policy):
+    return soft_prompts.find(policy.model).vectors
+
+
+def soft_policy(kind, packing="auto", **more):
+    """A policy in float64 with a soft prompt of 3 random vectors that are far from every word."""
+    options = ModelOptions(packing=packing)
+    return load_policy(lm(kind, V), soft=SoftPromptOptions(tokens=3), options=options, seed=5, **more).double()
+
+
+def by_hand(model, vectors, prompt, action):
+    """[A] log-probs of an action by the bare model: the vectors, the words' embeddings, and nothing of operant's."""
+    seq2seq = model.config.is_encoder_decoder
+    read = prompt if seq2seq else prompt + action
+    words = (model.get_encoder() if seq2seq else model).get_input_embeddings()(torch.tensor([read]))
+    feed = {"inputs_embeds": torch.cat([vectors[None], words], 1)}
+    if seq2seq:
+        feed["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id, *action[:-1]]])
+        logits = model(**feed).logits[0]
+    else:
+        logits = model(**feed).logits[0, len(vectors) + len(prompt) - 1 : -1]
+    assert logits.shape == (len(action), V), "the head scores no virtual token"
+    return logits.log_softmax(-1)[torch.arange(len(action)), action]
+
+
+# --- what it computes and trains --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", ["on", "off"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_and_gradient_are_those_of_embeddings_put_together_by_hand(kind, packing):
+    policy, bare = soft_policy(kind, packing, value=ValueOptions(init="normal")), lm(kind, V).double()
+    assert policy.modes.packed == (packing == "on" and kind not in ("t5", "bart"))
+    out, vectors = policy.forward(Batch.given(*ROWS)), vectors_of(policy)
+    truth = [by_hand(bare, vectors, p, a) for p, a in zip(*ROWS, strict=True)]
+    mine = out.logprobs[Batch.given(*ROWS).actions]
+    assert torch.allclose(mine, torch.cat(truth), atol=1e-10)
+    wanted = torch.autograd.grad(torch.cat(truth).sum(), vectors)[0]
+    (mine.sum() + out.values.sum()).backward()
+    value = torch.zeros_like(vectors)
+    if out.values is not None:
+        vectors.grad, both = None, vectors.grad
+        policy.forward(Batch.given(*ROWS)).values.sum().backward()
+        value = vectors.grad if vectors.grad is not None else value
+        assert torch.allclose(both - value, wanted, atol=1e-5) and float(wanted.abs().max()) > 1e-3
+    given = {name for name, p in policy.named_parameters() if p.grad is not None}
+    assert {name.split(".")[0] for name in given if not name.endswith("soft_prompt.vectors")} == {"value_head"}
+    assert given == {name for name, p in policy.named_parameters() if p.requires_grad}
+
+
+CAUSAL_WAYS = [(kind, way) for kind in ("gpt2", "llama") for way in ("pooled", "fixed", "cached", "whole")]
+
+
+@pytest.mark.parametrize("kind, way", [*CAUSAL_WAYS, ("t5", "cached"), ("t5", "whole"), ("bart", "cached")])
+def test_replies_are_generated_behind_it_in_every_way_of_decoding(kind, way, monkeypatch):
+    """Two rows for five prompts: prompts are admitted beside live rows, and equal ones are read once. The longest one
+    fills the 64 positions, with 3 virtual tokens and 5 of a reply. `fixed` is the way of a GPU, without graphs.
+    """
+    policy, bare = soft_policy(kind), lm(kind, V).double()
+    try_decoding(policy)
+    assert policy.modes.pooled == (kind in ("gpt2", "llama")) and policy.modes.cached
+    off = {"cached": {"pooled": False}, "whole": {"pooled": False, "cached": False}}
+    policy.modes = replace(policy.modes, **off.get(way, {}))
+    if way == "fixed":
+        fixed = lambda p, rows, columns, moves: static(p, rows, columns, moves=moves, capture=False)  # noqa: E731
+        monkeypatch.setattr(native, "decode", fixed)
+    prompts = [[3, 4, 5], [6], list(range(3, 20)) * 3 + [7, 8, 9, 10, 11], [6], [12, 13]]
+    made = NativeEngine(policy, batch=2).generate(prompts, Sampling(max_tokens=5), range(5))
+    for prompt, c in zip(prompts, made, strict=True):
+        truth = by_hand(bare, vectors_of(policy), prompt, c.action)
+        assert c.logprobs == pytest.approx(truth.tolist(), abs=1e-9) and max(c.action) < V
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+def test_turns_and_choices_go_on_behind_it(kind, remembers):
+    """Both ways of reading: what an earlier turn has computed, with the soft prompt in it, or the whole prompt."""
+    policy, bare = soft_policy(kind), lm(kind, V).double()
+    engine, options = NativeEngine(policy), [[[6, 7], [8], [9, 10, 11]]] * 2
+    if kind != "t5":
+        assert continues(policy) and chooses_on(policy, 40)
+    prompts = [[3, 4, 5, 6], [7, 8]]
+    with engine.remembering() if remembers else nullcontext():
+        for turn in range(2):
+            made = engine.generate(prompts, Sampling(max_tokens=3), [turn, 9])
+            for prompt, c in zip(prompts, made, strict=True):
+                truth = by_hand(bare, vectors_of(policy), prompt, c.action)
+                assert c.logprobs == pytest.approx(truth.tolist(), abs=1e-9)
+            prompts = [[*p, *c.action, 3] for p, c in zip(prompts, made, strict=True)]
+            chosen = engine.choose(prompts, options, Sampling(), [turn, 9])
+            for prompt, (pick, c) in zip(prompts, chosen, strict=True):
+                scores = torch.stack([by_hand(bare, vectors_of(policy), prompt, o).mean() for o in options[0]])
+                assert c.probabilities == pytest.approx(scores.softmax(0).tolist(), abs=1e-9)
+                assert c.action == options[0][pick]
+            prompts = [[*p, *c.action] for p, (_, c) in zip(prompts, chosen, strict=True)]
+            assert (engine.kept is not None and len(engine.kept) > 0) == (remembers and kind != "t5")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+def test_ratios_are_1_and_the_kl_is_0_at_first(kind):
+    learner = Learner(lm(kind, V), **SOFT, **{"optimizer.lr": 3e-2, "max_tokens": 6, "kl.loss_coef": 0.1})
+    policy, before = learner.policy, vectors_of(learner.policy).detach().clone()
+    frozen = {name: p.clone() for name, p in policy.named_parameters() if not p.requires_grad}
+    for step in range(2):
+        replies = learner.generate([[3, 4, 5], [6, 7], [8]] * 4)
+        assert all(r.turns[0].prompt in ([3, 4, 5], [6, 7], [8]) for r in replies)
+        metrics = learner.step(replies, [float(r.ids.count(7)) for r in replies])
+        assert metrics["rollout/logprob_gap"] < 1e-5
+        assert (abs(metrics["kl/per_reply"]) < 1e-6) == (step == 0)
+    assert all(torch.equal(p, frozen[n]) for n, p in policy.named_parameters() if n in frozen)
+    assert torch.equal(vectors_of(learner.reference.policy), before) and not torch.equal(vectors_of(policy), before)
+    shared = dict(learner.reference.policy.model.named_parameters())
+    own = {n for n, p in policy.model.named_parameters() if p.data_ptr() != shared[n].data_ptr()}
+    assert len(own) == 1 and policy.vocabulary == V and policy.head.weight.shape[0] == V
+    assert sum(p.numel() for p in policy.model.parameters() if p.requires_grad) == 3 * 32
+
+
+def test_second_derivatives_are_those_of_finite_differences():
+    """The product of the Hessian of a log-prob with a direction, as second-order methods need it."""
+    policy = soft_policy("gpt2")
+    vectors, batch = vectors_of(policy), Batch.given([[3, 4]], [[5, 6]])
+    direction = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def gradient(twice=False):
+        total = policy.forward(batch).logprobs.sum()
+        return torch.autograd.grad(total, vectors, create_graph=twice)[0]
+
+    with policy.double_backward():
+        product = torch.autograd.grad((gradient(twice=True) * direction).sum(), vectors)[0]
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            vectors.add_(direction, alpha=sign * 1e-5)
+        ends.append(gradient())
+        with torch.no_grad():
+            vectors.sub_(direction, alpha=sign * 1e-5)
+    assert torch.allclose(product, (ends[0] - ends[1]) / 2e-5, atol=1e-5)
+
+
+PROMPTS, WANTED = [[3, 4], [5]], 7
+
+
+def chance(policy):
+    """The exact probability that the reply of one token is the wanted one."""
+    batch = Batch.given(PROMPTS, [[WANTED]] * 2)
+    with torch.no_grad():
+        return float(policy.forward(batch).logprobs[batch.actions].exp().mean())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_it_learns_under_ppo_and_from_shuffled_rewards_it_does_not(kind, shuffled):
+    """The optimum is the one token that is paid."""
+    model = lm(kind, 12, spread=0.5 if kind == "t5" else 0.2)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.mul_(40 if "EncDecAttention.o" in name else 1)  # a random decoder hardly heeds its source
+    options = {"kl.coef": 0.0, "max_tokens": 1, "fixed_length": True, "optimizer.lr": 0.05}
+    learner = Learner(model, **options, **{"soft_prompt.tokens": 4})
+    before, generator = chance(learner.policy), torch.Generator().manual_seed(1)
+    for _ in range(20):
+        replies = learner.generate(PROMPTS * 16)
+        paid = [float(r.ids == [WANTED]) for r in replies]
+        order = torch.randperm(32, generator=generator).tolist() if shuffled else range(32)
+        learner.step(replies, [paid[i] for i in order])
+    assert before < 0.2
+    assert chance(learner.policy) < 0.35 if shuffled else chance(learner.policy) > 0.9
+
+
+# --- how it begins, and how much room it takes ------------------------------------------------------------------------
+
+
+def test_what_it_begins_as():
+    model, tokenizer = lm("gpt2", len(letters())), letters()
+    table = model.get_input_embeddings().weight.detach().clone()
+    words = load_policy(model, tokenizer=tokenizer, soft=SoftPromptOptions(5, "words", "ab"))
+    a, b = tokenizer("a").input_ids[0], tokenizer("b").input_ids[0]
+    assert torch.equal(vectors_of(words), table[[a, b, a, b, a]])
+    drawn = [soft_prompts.first_vectors(lm("bart", 40), SoftPromptOptions(400), None, seed) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    deviation = lm("bart", 40).get_input_embeddings().weight.detach().std()
+    assert float(drawn[0].std() / deviation) == pytest.approx(1, abs=0.03) and abs(float(drawn[0].mean())) < 0.01
+
+
+def test_it_takes_room_in_the_context():
+    """64 positions: 60 virtual tokens, and 4 for a prompt and its reply, whose last token is not read."""
+    learner = Learner(lm("gpt2", V), **{"soft_prompt.tokens": 60, "max_tokens": 2})
+    replies = learner.generate([[3, 4]] * 2)
+    assert learner.step(replies, [1.0, 0.0])["rollout/logprob_gap"] < 1e-5
+    why = "prompt 0 has 3 tokens, and with 2 .* context of 4 behind a soft prompt of 60"
+    with pytest.raises(OperantError, match=why):
+        learner.generate([[3, 4, 5]])
+    with pytest.raises(OperantError, match=r"even the shortest prompt .* behind a soft prompt of 63"):
+        Learner(lm("gpt2", V), **{"soft_prompt.tokens": 63, "max_tokens": 2})
+    source = Learner(lm("bart", V), **{"soft_prompt.tokens": 60, "max_tokens": 20})
+    source.generate([[3, 4, 5, 6]])
+    with pytest.raises(OperantError, match="encoder reads at most 4 behind a soft prompt of 60"):
+        source.generate([[3, 4, 5, 6, 7]])
+
+
+# --- out and in again -------------------------------------------------------------------------------------------------
+
+
+def peft_logprobs(wrapped, prompt, action):
+    """[A] log-probs by peft's own wrapper around a model."""
+    if wrapped.config.is_encoder_decoder:
+        start = torch.tensor([[wrapped.config.decoder_start_token_id, *action[:-1]]])
+        logits = wrapped(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
+    else:
+        before = wrapped.active_peft_config.num_virtual_tokens + len(prompt) - 1
+        logits = wrapped(input_ids=torch.tensor([prompt + action])).logits[0, before:-1]
+    return logits.log_softmax(-1)[torch.arange(len(action)), action]
+
+
+def scores(policy):
+    with torch.no_grad():
+        return policy.forward(Batch.given(*ROWS)).logprobs
+
+
+def agree(policy, wrapped):
+    """Whether peft's wrapper computes the log-probs of a policy."""
+    with torch.no_grad():
+        theirs = torch.cat([peft_logprobs(wrapped.eval(), p, a) for p, a in zip(*ROWS, strict=True)])
+    return torch.allclose(scores(policy)[Batch.given(*ROWS).actions], theirs, atol=1e-5)
+
+
+AUTO = {"gpt2": AutoModelForCausalLM, "llama": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
+AUTO["bart"] = AutoModelForSeq2SeqLM
+
+
+@pytest.mark.parametrize("kind", AUTO)
+def test_peft_reads_what_is_exported_and_the_policy_goes_on(kind, tmp_path):
+    from peft import PeftModel
+
+    lm(kind, V).save_pretrained(tmp_path / "base")
+    learner = Learner(str(tmp_path / "base"), **SOFT, **{"value.critic": "copy", "optimizer.lr": 3e-2})
+    learner.step(*ROWS, [1.0, -1.0, 0.0])
+    export(learner.policy, tmp_path / "out")
+    assert agree(learner.policy, PeftModel.from_pretrained(lm(kind, V), str(tmp_path / "out")))
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    (tmp_path / "base").rename(tmp_path / "elsewhere")  # the export has a copy
+    bare = dict(AUTO[kind].from_pretrained(tmp_path / "out/base").named_parameters())
+    assert all(torch.equal(p, bare[name]) for name, p in lm(kind, V).named_parameters())
+    again = Learner(str(tmp_path / "out"), **{"value.critic": "copy"})
+    assert torch.equal(scores(again.policy), scores(learner.policy))
+    assert torch.equal(again.policy.values(Batch.given(*ROWS)), learner.policy.values(Batch.given(*ROWS)))
+    assert not torch.equal(vectors_of(again.policy.critic), vectors_of(again.policy)), "the critic has trained its own"
+    assert abs(again.step(*ROWS, [1.0, -1.0, 0.0])["kl/per_reply"]) < 1e-6
+    assert {n.split(".")[-1] for n, p in again.policy.named_parameters() if p.requires_grad and "head" not in n} == {
+        "vectors"
+    }
+
+
+@pytest.mark.parametrize("kind", AUTO)
+def test_a_soft_prompt_of_pefts_own_goes_on_as_a_policy(kind, tmp_path):
+    """For an encoder-decoder, peft stores 4 vectors for 2 virtual tokens, and reads the first 2."""
+    from peft import PromptTuningConfig, get_peft_model
+
+    lm(kind, V).save_pretrained(tmp_path / "base")
+    torch.manual_seed(3)
+    task = "CAUSAL_LM" if AUTO[kind] is AutoModelForCausalLM else "SEQ_2_SEQ_LM"
+    base = AUTO[kind].from_pretrained(tmp_path / "base")
+    theirs = get_peft_model(base, PromptTuningConfig(num_virtual_tokens=2, task_type=task))
+    theirs.save_pretrained(tmp_path / "soft")
+    held = load_file(tmp_path / "soft/adapter_model.safetensors")["prompt_embeddings"]
+    assert len(held) == (2 if task == "CAUSAL_LM" else 4)
+    policy = load_policy(tmp_path / "soft")
+    assert len(policy.virtual) == 2 and agree(policy, theirs)
+
+
+TASKS = ["ab", "cde", "fg", "h", "ijk"]
+RUN = {"steps": 4, "probes": 0, "batch": 4, "max_tokens": 5, "minibatch": 2, "optimizer.lr": 1e-2}
+RUN |= {"checkpoint_minutes": 0.0, "soft_prompt.tokens": 3}
+METHODS = {
+    "ppo": {"value.critic": "copy", "value.init": "normal"},
+    "grpo": {"samples": 2, "soft_prompt.init": "words", "soft_prompt.text": "be"},
+    "nlpo": {},  # its mask is made behind the soft prompt of an earlier policy
+    "sft": {},
+}
+
+
+def count_a(rollouts):
+    return [float(r.reply.count("a")) for r in rollouts]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path):
+    kind = "t5" if method == "grpo" else "gpt2"
+    lm(kind, len(letters()), spread=0.1).save_pretrained(tmp_path / "base")
+    letters().save_pretrained(tmp_path / "base")
+    rows = [{"prompt": t, "completion": " a"} for t in TASKS] if method == "sft" else TASKS
+    given = (str(tmp_path / "base"), rows, None if method == "sft" else count_a)
+    options = RUN | METHODS[method] | {"algorithm": method}
+    whole = train(*given, out=tmp_path / "whole", **options)
+    for metrics in steps(*given, out=tmp_path / "cut", **options):
+        if metrics["step"] == 2:
+            break
+    again = train(*given, out=tmp_path / "cut", resume=True)
+    state = [dict(run.policy.named_parameters()) for run in (whole, again)]
+    assert all(torch.equal(p, state[1][name]) for name, p in state[0].items())
+    assert not torch.equal(vectors_of(whole.policy), vectors_of(load_policy(given[0], soft=SoftPromptOptions(3))))
+    exported, _ = named_models.load(str(tmp_path / "cut"))
+    stored, _ = named_models.load(f"{tmp_path / 'cut'}@4")
+    for policy in (exported, stored):
+        assert torch.equal(scores(policy), scores(whole.policy)) and policy.tokenizer is not None
+    first = named_models.load_initial(named_models.run_options(str(tmp_path / "cut")), tmp_path / "cut", "policy")
+    learner = Learner(given[0], algorithm=method, **{k: v for k, v in options.items() if k.startswith("soft_prompt")})
+    assert torch.equal(vectors_of(first), vectors_of(learner.policy))
+    weights = (tmp_path / "cut/checkpoints/step-00004/tensors.safetensors").stat().st_size
+    trained = sum(p.numel() * 4 for p in whole.policy.trainable())
+    assert weights < 3 * trained + 20_000, "the weights and Adam's two moments"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"soft_prompt.tokens": -1}, "soft_prompt.tokens=-1: it must be at least 1, or 0"),
+        (SOFT | {"soft_prompt.init": "zeros"}, "'zeros': it must be random or words"),
+        (SOFT | {"soft_prompt.init": "words"}, "belong together: set both"),
+        (SOFT | {"soft_prompt.text": "ab"}, "belong together: set both"),
+        ({"soft_prompt.init": "words", "soft_prompt.text": "ab"}, "without soft_prompt.tokens"),
+        (SOFT | {"soft_prompt.init": "words", "soft_prompt.text": "a b c"}, "has 4 tokens: it needs .* at most the 3"),
+        (SOFT | {"lora.rank": 2}, "soft_prompt.tokens=3 with lora"),
+        (SOFT | {"lora.quantise": "4bit"}, "needs a GPU|soft_prompt.tokens=3 with lora"),
+        (SOFT | {"model.train_layers": 1}, "model.train_layers=1 with a soft prompt"),
+        (SOFT | {"model.train_head": True}, "model.train_head=True with a soft prompt"),
+        ({"soft_prompt.lenght": 3}, "unknown"),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(OperantError, match=message):
+        Learner(lm("gpt2", len(letters())), tokenizer=letters(), **options)
+
+
+class Typed(torch.nn.Module):
+    """A model that looks its ids up twice, as those with an embedding of their own in every block do."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.more = lm("gpt2", V), torch.nn.Embedding(V, V)
+        self.config, self.save_pretrained = self.base.config, self.base.save_pretrained
+        self.get_input_embeddings = self.base.get_input_embeddings
+        self.get_output_embeddings = self.base.get_output_embeddings
+
+    def forward(self, input_ids=None, **kwargs):
+        out = self.base(input_ids=input_ids, **kwargs)
+        if input_ids is not None:
+            out.logits = out.logits + self.more(input_ids)
+        return out
+
+
+def test_models_that_cannot_have_one_are_refused():
+    soft = SoftPromptOptions(3)
+    with pytest.raises(OperantError, match="uses token ids for more than one embedding"):
+        load_policy(Typed(), soft=soft)
+    with pytest.raises(OperantError, match="an existing Policy"):
+        load_policy(Policy(lm("gpt2"), modes=Modes()), soft=soft)
+    once = soft_policy("gpt2")
+    with pytest.raises(OperantError, match="already has an adapter or soft prompt"):
+        load_policy(once.model, soft=soft)
+    with pytest.raises(OperantError, match="train_layers=1 with a soft prompt"):
+        Policy(once.model, options=ModelOptions(train_layers=1))
+    with pytest.raises(OperantError, match="has no tokenizer; use"):
+        load_policy(lm("gpt2"), soft=SoftPromptOptions(3, "words", "a"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a soft prompt of 3 vectors."""
+    lm("gpt2", V).save_pretrained(tmp_path / "base")
+    export(load_policy(tmp_path / "base", soft=SoftPromptOptions(3)), tmp_path / "soft")
+    return tmp_path / "soft"
+
+
+@pytest.mark.parametrize(
+    "fields, vectors, message",
+    [
+        ({"peft_type": "PREFIX_TUNING"}, None, "kind PREFIX_TUNING: only LORA can be trained here, and PROMPT_TUNING"),
+        ({"num_virtual_tokens": 4}, None, "it has 3 vectors for num_virtual_tokens=4"),
+        ({"num_virtual_tokens": "x"}, None, "num_virtual_tokens=x"),
+        ({}, {"prompt_embeddings": torch.zeros(3, 8)}, "width 8 does not fit this GPT2LMHeadModel of width 32"),
+        ({}, {"prompt_embeddings": torch.zeros(3, 32), "head": torch.zeros(1)}, "holds head, prompt_embeddings, and"),
+        ({}, {"prompt_embeddings": torch.full((3, 32), torch.nan)}, "prompt_embeddings"),
+        ({}, {}, "adapter_model.safetensors is missing"),
+        ({"base_model_name_or_path": None}, "no base", "does not name the model that it belongs to"),
+        ({"base_model_name_or_path": "/no/such"}, "no base", "write the model's name into its adapter_config.json"),
+    ],
+    ids=str,
+)
+def test_damaged_and_foreign_folders_are_refused(fields, vectors, message, folder):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
+    if vectors == "no base":
+        (folder / "base").rename(folder.parent / "elsewhere")
+    elif vectors is not None:
+        (folder / "adapter_model.safetensors").unlink()
+        if vectors:
+            save_file(vectors, folder / "adapter_model.safetensors")
+    with pytest.raises(OperantError, match=message):
+        load_policy(folder)
+
+
+def test_a_folder_is_trained_further_as_it_is(folder):
+    for option in ({"soft_prompt.tokens": 2}, {"lora.rank": 2}):
+        with pytest.raises(OperantError, match="is itself an adapter"):
+            Learner(str(folder), **option)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "soft-prompts.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    lm("gpt2", len(letters())).save_pretrained("model")
+    letters().save_pretrained("model")
+    space = {"operant": operant, "model_name": "model", "judge": lambda text: float(text.count("e"))}
+    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(snippet, space)
+    assert torch.equal(scores(space["same"].policy), scores(space["learner"].policy))
+    assert agree(space["learner"].policy, space["theirs"])
