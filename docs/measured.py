@@ -1,6 +1,7 @@
 """Tables of measurements for the pages, as Markdown, made from benchmarks/results."""
 
 import json
+import statistics
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -277,6 +278,45 @@ def methods() -> str:
         findings = " ".join(row["findings"]) or "nothing looks wrong"
         table += f"| {row['run']} | {row['before']:.3f} | {row['after']:.3f} | {row['kl']:.1f} | {findings} |\n"
     return f"{table}\nSeed {results['seed']}, one thread each. Made by `{results['command']}`.\n"
+
+
+def policy_gradients() -> str:
+    """Per method: what it reaches with KL, without, and with shuffled rewards; and the runs that collapsed."""
+    results: Any = _read("policy-gradients.json")
+    rows = [row for row in results["rows"] if row["method"] != "start"] if results else []
+    if not rows:
+        return NOTHING
+    start = next(row for row in results["rows"] if row["method"] == "start")
+
+    def collapsed(row: dict[str, Any]) -> bool:
+        worse = row["reward"] < start["reward"] - 2 * start["error"]
+        return worse or row["perplexity"] > 3 * start["perplexity"] or row["distinct"] < start["distinct"] / 2
+
+    def cell(some: list[dict[str, Any]], name: str, digits: int) -> str:
+        numbers = [row[name] for row in some]
+        spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+        return f"{statistics.mean(numbers):.{digits}f}{spread}"
+
+    table = "| method | rewards | seeds | reward | perplexity | distinct-2 | KL a reply | seconds |\n"
+    table += "|---|---|---|---|---|---|---|---|\n"
+    table += f"| the start | | | {start['reward']:.3f} | {start['perplexity']:.0f} | {start['distinct']:.2f} | 0 | |\n"
+    for method, kind in dict.fromkeys((row["method"], row["kind"]) for row in rows):
+        some = [row for row in rows if (row["method"], row["kind"], row["rate"]) == (method, kind, 1)]
+        cells = [cell(some, name, digits) for name, digits in (("reward", 3), ("perplexity", 0), ("distinct", 2))]
+        cells += [cell(some, "kl", 1), f"{statistics.mean(row['seconds'] for row in some):.0f}"] if some else []
+        if some:
+            named = {"kl": "with KL", "no kl": "without KL", "shuffled": "shuffled"}[kind]
+            table += f"| `{method}` | {named} | {len(some)} | {' | '.join(cells)} |\n"
+    second = "| method | rate | runs | reward | lowest | perplexity | collapsed |\n|---|---|---|---|---|---|---|\n"
+    for method, value in sorted({(row["method"], row["value"]) for row in rows}):
+        some = [r for r in rows if (r["method"], r["value"], r["kind"]) == (method, value, "kl")]
+        if some:
+            lowest, ended = min(row["reward"] for row in some), sum(map(collapsed, some))
+            cells = [cell(some, "reward", 3), f"{lowest:.3f}", cell(some, "perplexity", 0), f"{ended} of {len(some)}"]
+            second += f"| `{method}` | {value:g} | {len(some)} | {' | '.join(cells)} |\n"
+    note = "Mean ± deviation over seeds, 256 held-out openings; the standard error of a single reward is "
+    note += f"{start['error']:.3f}. Seconds are of processor time, one thread."
+    return f"{table}\n{note}\n\n{second}\nMade by `{results['command']}`.\n"
 
 
 def sizes() -> str:

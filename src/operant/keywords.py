@@ -146,6 +146,10 @@ class SamplingKeywords(TypedDict, total=False):
     """Draw only from the k most likely tokens; 0: from all."""
     top_p: float
     """Draw only from the most likely tokens that together have this probability; 1: from all."""
+    top_p_least: int
+    """The smallest number of tokens that `top_p` leaves (`min_tokens_to_keep`)."""
+    keep_stops: bool
+    """Stop tokens can be drawn however unlikely they are: top-k, top-p and min-p do not remove them."""
     min_p: float
     """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
     truncation: str | None
@@ -273,6 +277,23 @@ class UpdateKeywords(TypedDict, total=False):
     """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
     ratio_threshold: float | None
     """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
+    kl: str
+    """exact: that KL over the whole vocabulary. sampled: its k3 estimate at the drawn tokens, without a copy of
+    the policy."""
+    solver_steps: int
+    """Steps of conjugate gradients, each a product of the Fisher matrix and a vector."""
+    damping: float
+    """Added to the diagonal of the Fisher matrix while the direction is found."""
+    fisher_share: float
+    """The share of the replies that the Fisher matrix is computed from, at least one."""
+    backtracks: int
+    """Lengths that the line search tries."""
+    shrink: float
+    """Each is this share of the one before."""
+    critic_epochs: int
+    """Passes over the batch that train the critic."""
+    critic_minibatch: int | None
+    """Replies per optimizer step of the critic, over all ranks; None: the whole batch."""
 
 
 class OptimizerKeywords(TypedDict, total=False):
@@ -314,7 +335,9 @@ class ScoreKeywords(TypedDict, total=False):
     scale: bool
     """Divide by the running standard deviation of all scores so far."""
     normalise: bool
-    """Subtract the running mean before dividing; implies `scale`."""
+    """`scale` and `centre` together."""
+    centre: bool
+    """Subtract the running mean of all scores so far, this step's included; with `scale`, before dividing."""
     clip: float | None
     """Clip scores to -clip..clip, after scaling."""
     missing_stop: float | None
@@ -346,6 +369,17 @@ class LoraKeywords(TypedDict, total=False):
     """Scale by alpha / sqrt(rank) instead of alpha / rank (rank-stabilised LoRA)."""
     quantise: str
     """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
+
+
+class SoftPromptKeywords(TypedDict, total=False):
+    """The options `soft_prompt.*`."""
+
+    tokens: int
+    """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
+    init: str
+    """random: normal, with the deviation of the model's embeddings | words: the embeddings of soft_prompt.text."""
+    text: str | None
+    """The words that it begins as. A text of fewer tokens is repeated."""
 
 
 class ValueKeywords(TypedDict, total=False):
@@ -387,6 +421,16 @@ class ModelKeywords(TypedDict, total=False):
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
 
+class MaskKeywords(TypedDict, total=False):
+    """The options `mask.*`."""
+
+    by: str
+    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the
+    policy itself, which is plain truncated sampling."""
+    every: int
+    """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
+
+
 class TeacherKeywords(TypedDict, total=False):
     """The options `teacher.*`."""
 
@@ -421,7 +465,7 @@ class ConditionKeywords(TypedDict, total=False):
     """The discount between turns."""
 
 
-class LearnerArguments(LearnerKeywords, SamplingKeywords, UpdateKeywords, ValueKeywords, ModelKeywords, total=False):
+class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKeywords, total=False):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords
@@ -499,6 +543,33 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, UpdateKeywords, ValueK
     omega: float
     """Weight of the comparison of turns that begin in the same state."""
     update: UpdateKeywords | Mapping[str, Any]
+    micro_tokens: int
+    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and
+    changes no number."""
+    micro_batch: str
+    """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
+    epochs: int
+    """Passes over the batch in each training step."""
+    minibatch: int | None
+    """Units (episodes, pairs) per optimizer step, over all ranks; None: the whole batch."""
+    target_kl: float | None
+    """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
+    ratio_threshold: float | None
+    """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
+    solver_steps: int
+    """Steps of conjugate gradients, each a product of the Fisher matrix and a vector."""
+    damping: float
+    """Added to the diagonal of the Fisher matrix while the direction is found."""
+    fisher_share: float
+    """The share of the replies that the Fisher matrix is computed from, at least one."""
+    backtracks: int
+    """Lengths that the line search tries."""
+    shrink: float
+    """Each is this share of the one before."""
+    critic_epochs: int
+    """Passes over the batch that train the critic."""
+    critic_minibatch: int | None
+    """Replies per optimizer step of the critic, over all ranks; None: the whole batch."""
     lr: float
     """Learning rate at its peak."""
     schedule: str
@@ -524,7 +595,9 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, UpdateKeywords, ValueK
     8, but slower."""
     score: ScoreKeywords
     normalise: bool
-    """Subtract the running mean before dividing; implies `scale`."""
+    """`scale` and `centre` together."""
+    centre: bool
+    """Subtract the running mean of all scores so far, this step's included; with `scale`, before dividing."""
     missing_stop: float | None
     """Penalty of a reply that hit the length limit."""
     missing_stop_mode: str
@@ -548,8 +621,22 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, UpdateKeywords, ValueK
     """Scale by alpha / sqrt(rank) instead of alpha / rank (rank-stabilised LoRA)."""
     quantise: str
     """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
+    soft_prompt: SoftPromptKeywords
+    tokens: int
+    """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
+    text: str | None
+    """The words that it begins as. A text of fewer tokens is repeated."""
     value: ValueKeywords
+    layers: int
+    """1: linear. 2: Linear, ReLU, Linear with twice the width."""
+    detach: bool
+    """Stop the gradient of the value loss before the language model's weights."""
+    critic: str | None
+    """`copy` (of the policy) or the name of a model: a separate critic network."""
+    actions: bool
+    """Two further heads with a value Q of each token. A method that needs them sets it."""
     model: ModelKeywords
+    mask: MaskKeywords
     teacher: TeacherKeywords
     hint: Any
     """What the teacher reads beside the prompt: target (of the task), feedback (`info["feedback"]` of the

@@ -157,7 +157,10 @@ class TrustRegion(GradientUpdate):
         """Take the step along the natural gradient that the line search accepts; the gradients are in place."""
         options: TrustRegionOptions = self.options["update"]
         gradient = vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.moved])
-        fisher = self.fisher(self._share(whole, objective), sampling, budget)
+        episodes = units(whole)
+        first = episodes[: math.ceil(options.fisher_share * len(episodes))]
+        share = weighted(whole, [row for rows in first for row in rows], replace(objective, whiten=None))
+        fisher = self.fisher(share, sampling, budget)
         direction, residual = conjugate_gradients(
             lambda v: fisher(v) + options.damping * v, gradient, options.solver_steps
         )
@@ -198,15 +201,6 @@ class TrustRegion(GradientUpdate):
         """Write a vector of weights into the policy's parameters."""
         for p, part in zip(self.moved, weights.split([p.numel() for p in self.moved]), strict=True):
             p.copy_(part.view_as(p))
-
-    def _share(self, whole: Batch, objective: Objective) -> Batch:
-        """The rows that the Fisher matrix is computed from: those of the first episodes of this rank."""
-        share = self.options["update"].fisher_share
-        if share == 1:
-            return whole
-        rows_of_units = units(whole)
-        first = rows_of_units[: math.ceil(share * len(rows_of_units))]
-        return weighted(whole, [row for rows in first for row in rows], replace(objective, whiten=None))
 
     def fisher(self, batch: Batch, sampling: Sampling, budget: TokenBudget) -> Callable[[Tensor], Tensor]:
         """The function from a vector of the policy's parameters to its product with the Fisher matrix.
