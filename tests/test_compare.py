@@ -55,6 +55,28 @@ def test_the_interval_is_that_of_students_t():
 
 
 @pytest.mark.parametrize(
+    ("scores", "fell"),
+    [
+        # Two standard errors of the difference of 4 scores of variance 1/3 are 2 * sqrt(2 / 12) = 0.816.
+        ([1.0, 0.0, 1.0, 0.0], False),
+        ([0.0, -1.0, 0.0, -1.0], True),
+        ([0.2, -0.8, 0.2, -0.8], False),
+        ([0.18, -0.82, 0.18, -0.82], True),
+        ([9.0, 8.0, 9.0, 8.0], False),
+    ],
+)
+def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(tmp_path, scores, fell):
+    made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4)
+    judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
+    for when, each in (("before", [1.0, 0.0, 1.0, 0.0]), ("after", scores)):
+        judged[when]["replies"] = [{"reply": "x", "score": score} for score in each]
+    (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    (record,) = read_runs([made])
+    assert record.collapsed is fell
+    assert f"{int(fell)} of 1" in table(comparison([made]))
+
+
+@pytest.mark.parametrize(
     ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)]
 )
 def test_quantiles_are_those_of_the_tables(freedom, t):

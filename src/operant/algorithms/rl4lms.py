@@ -19,7 +19,13 @@ METHODS: dict[str, dict[str, object]] = {
     "ppo": PASSES,
     "nlpo": PASSES | {"sampling.top_p_least": 100, "sampling.keep_stops": True},
     "a2c": {"advantage.lam": 1.0},
-    "trpo": {"update.fisher_share": 1.0, "update.critic_epochs": 10, "update.target_kl": 0.01, "update.damping": 0.1},
+    "trpo": {
+        "update.solver_steps": 15,
+        "update.fisher_share": 1.0,
+        "update.critic_epochs": 10,
+        "update.target_kl": 0.01,
+        "update.damping": 0.1,
+    },
 }
 """What all configurations of a method have. RMSProp and the rest of A2C are its defaults here, too."""
 

@@ -5,7 +5,9 @@ groups = grouped(runs)        # [Group("kl.coef=0", {...}, [run, run, run]), Gro
 """
 
 import itertools
+import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +53,20 @@ class RunRecord:
         """What the run is judged by: the reward, or the order of pairs where it learns from labels alone."""
         of_labels = self.history.values("preference/accuracy") and not self.history.values("reward/mean")
         return "share of pairs in the right order" if of_labels else "reward"
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether its held-out score fell by more than two standard errors, or its diagnosis has a problem."""
+        scores = [
+            [reply["score"] for reply in judged.get("replies", []) if reply.get("score") is not None]
+            for when in ("before", "after")
+            if (judged := self.history.evaluation.get(when))
+        ]
+        fell = False
+        if len(scores) == 2 and all(len(each) > 1 for each in scores):
+            error = math.sqrt(sum(statistics.variance(each) / len(each) for each in scores))
+            fell = statistics.fmean(scores[0]) - statistics.fmean(scores[1]) > 2 * error
+        return fell or any(finding.level == "problem" for finding in self.findings)
 
     def result(self, name: str, held_out: bool, when: str = "after") -> Any:
         """Return a result on the held-out tasks; else that of the first step (`before`) or the mean of the last ones.

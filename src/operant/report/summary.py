@@ -112,6 +112,8 @@ def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
         "seed": run.config.get(SEED),
         "steps": [run.history.step, run.config.get("steps")],
         "findings": [{"name": f.name, "level": f.level, "message": f.message} for f in run.findings],
+        "collapsed": int(run.collapsed),
+        "seconds": short(sum(run.history.values("time/step"))),
         "report": Path(os.path.relpath(report, base)).as_posix() if report.is_file() else None,
     } | row([run])
 
@@ -124,6 +126,8 @@ def group_row(group: Group) -> dict[str, Any]:
         "n": len(group.runs),
         "measure": group.runs[0].measure,
         "findings": _counted_findings(group),
+        "collapsed": sum(run.collapsed for run in group.runs),
+        "seconds": short(statistics.fmean(sum(run.history.values("time/step")) for run in group.runs)),
     } | row(group.runs)
 
 
@@ -229,7 +233,7 @@ def _plus_minus(found: Interval | None, percent: bool = False) -> str:
 def table(data: Mapping[str, Any]) -> str:
     """Format a comparison as lines of text: a row for each group, the options that differ, and the verdicts."""
     measures = sorted({group["measure"] for group in data["groups"]})
-    lines = [["", "runs", "before", " or ".join(measures), "KL", "empty", "findings"]]
+    lines = [["", "runs", "before", " or ".join(measures), "KL", "empty", "collapsed", "seconds", "findings"]]
     for group in data["groups"]:
         where = group["held_out" if data["rewards"][group["reward"]]["held_out"] else "training"]
         ends = {
@@ -240,7 +244,8 @@ def table(data: Mapping[str, Any]) -> str:
         cells = [ends["reward", "before"], ends["reward", "after"], ends["kl", "after"]]
         findings = ", ".join(f"{f['name']} ({f['runs']})" for f in group["findings"] if f["level"] != "note")
         numbers = [*map(_plus_minus, cells), _plus_minus(ends["empty", "after"], percent=True)]
-        lines.append([group["name"], str(group["n"]), *numbers, findings or "none"])
+        ended = [f"{group['collapsed']} of {group['n']}", f"{group['seconds']:.3g}"]
+        lines.append([group["name"], str(group["n"]), *numbers, *ended, findings or "none"])
     widths = [max(map(len, column)) for column in zip(*lines)]
     text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
     differ, more = ", ".join(data["options"][:_LISTED]), len(data["options"]) - _LISTED

@@ -44,7 +44,7 @@ class TrustRegionOptions(MicroBatchOptions):
     kl: str = "exact"
     """exact: that KL over the whole vocabulary. sampled: its k3 estimate at the drawn tokens, without a copy of the
     policy."""
-    solver_steps: int = 15
+    solver_steps: int = 10
     """Steps of conjugate gradients, each a product of the Fisher matrix and a vector."""
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix while the direction is found."""

@@ -129,6 +129,8 @@
       ...own.map((name) => [`${name}, held out`, (row) => change(row.held_out[name]), true]),
       ["empty replies", after("empty", true), true],
       ["most common word", after("top_word", true), true],
+      ["collapsed", (row) => [row.n ? `${row.collapsed} of ${row.n}` : row.collapsed ? "yes" : "no"], false],
+      ["seconds", (row) => [number(row.seconds)], true],
       ["findings", (row) => row.steps?.[0] === 0 ? ["–"] : findingNames(row.findings, row.n ?? 1), false],
     ].filter(Boolean);
   }
@@ -175,7 +177,7 @@
     const where = held.every(Boolean) ? "on the held-out tasks after training" : held.some(Boolean)
       ? "on the held-out tasks, or in the last steps where a run has none" : "the means of the last 5 steps";
     const spread = seeded ? " ± is half a 95 % interval of Student's t over the seeds." : "";
-    return `Options that are equal in all runs are left out. Reward in training: first step → mean of the last 5; KL, empty replies and the share of the most common word: ${where}.${spread}`;
+    return `Options that are equal in all runs are left out. Reward in training: first step → mean of the last 5; KL, empty replies and the share of the most common word: ${where}. A run has collapsed if its held-out score fell by two standard errors or its diagnosis has a problem; seconds are those of its steps, mean of the runs.${spread}`;
   }
 
   // --- reward against KL --------------------------------------------------------------------------------------------
