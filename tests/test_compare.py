@@ -69,7 +69,9 @@ def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(t
     made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4)
     judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
     for when, each in (("before", [1.0, 0.0, 1.0, 0.0]), ("after", scores)):
-        judged[when]["replies"] = [{"reply": "x", "score": score} for score in each]
+        judged[when]["replies"] = [
+            row | {"score": score} for row, score in zip(judged[when]["replies"], each, strict=True)
+        ]
     (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
     (record,) = read_runs([made])
     assert record.collapsed is fell
