@@ -20,7 +20,7 @@ from operant import Learner, Task
 STEPS = 20
 FOLDER = Path(__file__).parent / "golden"
 ALGORITHMS = ("ppo", "grpo", "rloo", "gigpo", "rejection", "sft", "distill", "decision", "ilql")
-ALGORITHMS += ("dpo", "online-dpo", "kto")
+ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce")
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
 """The architecture and the algorithm of each file."""
@@ -37,7 +37,13 @@ OPTIONS = {
     "sampling.temperature": 0.9,
     "seed": 3,
 }
+ABSENT = "absent"
+"""An option that the method does not have."""
 MORE = {
+    "a2c": {"update.epochs": 1, "loss.entropy_coef": 0.01},
+    "trpo": {"update.epochs": ABSENT, "update.minibatch": ABSENT, "update.critic_minibatch": 4},
+    "nlpo": {"sampling.top_p": 0.8, "sampling.top_p_least": 5, "mask.every": 3},
+    "reinforce": {"update.epochs": 1, "advantage.gamma": 0.97},
     "ppo": {
         "score.scale": True,
         "kl.control": "adaptive",
@@ -58,7 +64,7 @@ MORE = {
     "ilql": {"value.layers": 1, "value.init": "normal", "advantage.gamma": 0.9, "loss.awac_beta": 0.5},
 }
 METRICS = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std
-policy/clip_fraction policy/advantage_std value/loss value/mean value/prediction value/explained_variance
+policy/clip_fraction policy/advantage_std policy/allowed_tokens trust/kl trust/improvement value/loss value/mean value/prediction value/explained_variance
 returns/mean returns/std supervised/loss preference/loss preference/margin distill/divergence ilql/q ilql/value_loss
 kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
 reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
@@ -81,7 +87,8 @@ def made(kind: str, algorithm: str, **more) -> Learner:
     """A learner in float64."""
     model = lm(kind, vocab=24).double()
     settle(model)
-    learner = Learner(model, algorithm=algorithm, total_steps=STEPS, **OPTIONS | MORE[algorithm] | more)
+    options = {name: value for name, value in (OPTIONS | MORE[algorithm] | more).items() if value is not ABSENT}
+    learner = Learner(model, algorithm=algorithm, total_steps=STEPS, **options)
     if learner.policy.value_head is not None:
         settle(learner.policy.value_head)
     return learner

@@ -95,7 +95,7 @@ def expected(name: str, shape: str, size: int, monkeypatch, probabilities: Tenso
     fixed |= {"minibatch": size, "temperature": T}
     if name != "sft":
         fixed |= {"reference": Policy(small(1))}
-    policy = critic(options.pop("value", "zero")) if name == "ppo" else Policy(small(0))
+    policy = critic(options.pop("value", "zero")) if ALGORITHMS[name].needs.critic else Policy(small(0))
     learner = Learner(policy, algorithm=name, **fixed | options)
     learner.optimizer = Caught(learner.policy.parameters())
     groups = groups_of(said, size)
@@ -252,6 +252,19 @@ def test_ppo_climbs_the_return(shape, value, level, monkeypatch):
     assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
 
 
+@pytest.mark.parametrize("shape", ["one", "two"])
+def test_a2c_climbs_the_return(shape, monkeypatch):
+    mine = expected("a2c", shape, 1, monkeypatch, value="normal", **PLAIN)
+    truth = of(best_return, shape) / len(replies(shape)[-1])
+    assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
+
+
+@pytest.mark.parametrize("shape", ["one", "two"])
+def test_reinforce_climbs_the_return(shape, monkeypatch):
+    mine = expected("reinforce", shape, 1, monkeypatch, **{"kl.coef": BETA, "score.centre": False})
+    assert gap(mine, of(best_return, shape) / len(replies(shape)[-1])) < EXACT
+
+
 def test_ppo_is_a_mean_over_tokens(monkeypatch):
     """Pairs of unequal replies: a token of a long one counts as much as one of a short one."""
     mine = expected("ppo", "ragged", 2, monkeypatch, **PLAIN)
@@ -333,9 +346,10 @@ def test_distill_descends_on_the_divergence_in_the_states_that_it_visits(shape, 
     assert gap(mine, flat(model)) < EXACT
 
 
-ELSEWHERE = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model"}
+ELSEWHERE = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model", "trpo", "nlpo"}
 """They are no averages over what the policy says: test_decision.py, test_ilql.py, test_dpo.py and test_labelled.py have
-their losses by hand."""
+their losses by hand. TRPO's step is held to a dense matrix in test_trust_region.py, and NLPO, whose replies come with
+masks, to PPO in test_policy_gradients.py."""
 
 # --- GiGPO and rejection ----------------------------------------------------------------------------------------------
 
@@ -389,6 +403,8 @@ CLAIMED = {
     "gigpo": test_gigpo_of_one_turn_counts_the_comparison_twice,
     "rejection": test_rejection_imitates_the_best_of_what_is_drawn,
     "ppo": test_ppo_climbs_the_return,
+    "a2c": test_a2c_climbs_the_return,
+    "reinforce": test_reinforce_climbs_the_return,
     "grpo": test_grpo_is_the_sum_over_its_groups,
     "rloo": test_rloo_climbs_the_return,
     "sft": test_sft_descends_on_cross_entropy,

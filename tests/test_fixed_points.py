@@ -125,6 +125,10 @@ class Case:
 IN_LOSS = {"kl.loss_coef": LOSS_PRICE}
 CASES = {
     "ppo": Case("ppo", lambda: tilted(PRICE), {"kl.coef": PRICE}, [lambda: tilted(2 * PRICE)], steps=40),
+    "a2c": Case("a2c", lambda: tilted(PRICE), {"kl.coef": PRICE, "optimizer.kind": "adamw"}, steps=40),
+    "reinforce": Case("reinforce", lambda: tilted(PRICE), {"kl.coef": PRICE}, steps=48),
+    "nlpo": Case("nlpo", lambda: tilted(PRICE), {"kl.coef": PRICE, "top_p": 1.0, "top_k": V}, steps=40),
+    "trpo": Case("trpo", lambda: tilted(PRICE), {"kl.coef": PRICE, "update.target_kl": 0.003}, steps=64),
     "rloo": Case("rloo", lambda: tilted(PRICE), {"kl.coef": PRICE}, [lambda: tilted(2 * PRICE)], steps=48),
     "grpo": Case(
         "grpo",
