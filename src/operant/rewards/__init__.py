@@ -47,6 +47,7 @@ __all__ = [
     "IsolationOptions",
     "Judged",
     "Outcome",
+    "PrefixGain",
     "RewardModelScore",
     "SampleResult",
     "Vader",
@@ -133,9 +134,9 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "another reward: minus_query:builtin:sentiment",
     ),
     "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
+    "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
-    "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
@@ -155,7 +156,7 @@ def factory(spec: Any) -> Factory | None:
     if isinstance(spec, str):
         name, _, argument = spec.strip().partition(":")
         if name in ("minus_query", "per_token"):
-            return factory(argument)
+            return factory(argument) if argument else None
         if name in OF_TEXTS:
             return Factory(OF_TEXTS[name])
         if name == "humans":

@@ -10,6 +10,8 @@ from operant.models.safe_loading import load_any, load_tokenizer
 from operant.storage.hub import find_model
 from operant.types import OperantError
 
+LONGEST = 1 << 20
+"""Most tokens of a text for models without a limit."""
 Encoded = dict[str, list[int]]
 """The token ids of a text, or of a pair of texts with the number of the text that each token belongs to."""
 
@@ -29,8 +31,14 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
 
     Raises: OperantError if it cannot be found or loaded, or has no tokenizer.
     """
-    folder = find_model(name)
-    model, found = load_any(auto, folder, what, dtype=torch.float32)
+    from transformers.utils import logging
+
+    folder, said = find_model(name), logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of weights of another head, and of missing ones, which callers judge
+    try:
+        model, found = load_any(auto, folder, what, dtype=torch.float32)
+    finally:
+        logging.set_verbosity(said)
     tokenizer = load_tokenizer(folder, truncation_side=truncation_side, padding_side="right")
     if tokenizer is None:
         raise OperantError(f"{what}: {folder} has no tokenizer, which it needs to read text")
@@ -38,7 +46,7 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     if "roberta" in config.model_type or config.model_type == "camembert":
         positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
-    longest = min(positions, tokenizer.model_max_length)
+    longest = min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30
     return TextModel(model.to(device).eval(), tokenizer, longest, sorted(found["missing_keys"]))
 
 
