@@ -24,6 +24,7 @@ PAGES = [
     "docs/checkpoints.md",
     "docs/evaluation.md",
     "docs/recipes.md",
+    "docs/rewards.md",
     "docs/labels.md",
     "docs/rlhf.md",
 ]

@@ -1,15 +1,18 @@
 """Scores of texts by name: against the libraries that they come from, published cases and numbers by hand."""
 
 import gzip
+import inspect
 import itertools
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from test_house import HIDE, run_python
 from toys import bare_logprobs, letters, lm
 
@@ -20,13 +23,14 @@ from operant.rewards import check, judge
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.storage.hub import find_model
-from operant.text_scores import SCORES, prepare
+from operant.text_scores import OF_ALL, SCORES, prepare
 from operant.text_scores.concepts import inflected
 from operant.text_scores.parent import parent, table_values
 from operant.text_scores.words import ngrams, sentences, spaces, tokenizer
 from operant.types import Judgement, OperantError, Rollout, Task, Turn
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
 
 
 def rollout(reply: str, *references: str, target=None, query: str = "", name: str = "t/0") -> Rollout:
@@ -521,6 +525,9 @@ def test_the_reward_intent_adds_another_score():
     given = [rollout(" a wonderful film", target="positive"), rollout(" positive, but awful", target="positive")]
     judged = judge(reward, given)
     assert judged.scores == [0.75, 0.25] and judged.parts == {"intent": [1.0, 0.0], "coverage": [0.0, 1.0]}
+    inside = judge(rewards.resolve({"intent:builtin:sentiment": {**own, "weight": 2.0}, "dates": 1.0}), given)
+    assert inside.scores == [1.5, 0.5] and set(inside.parts) == {"intent", "intent/coverage", "dates"}
+    assert rewards.parts_of(reward, rewards.Classifier)[0].name == "builtin:sentiment"  # as a memory plan counts it
 
 
 # --- words that are asked for, numbers, dates -------------------------------------------------------------------------
@@ -679,6 +686,18 @@ except ValueError as error:
     print(error)
 """
     assert run_python(HIDE.format(names=hidden) + code).endswith("needs a package: pip install 'operant[metrics]'")
+
+
+def test_the_pages_list_each_name_with_its_options():
+    """The table of metrics has every option; that of rewards every name, and its mappings are rewards."""
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("evaluation.md", "rewards.md")]
+    rows = [{row.split("`")[1]: row for row in re.findall(r"^\| `.*", page, re.M)} for page in pages]
+    for name, made in {**SCORES, **OF_ALL}.items():
+        options = set(inspect.signature(made).parameters)
+        assert {option for option in options if f"`{option}`" not in rows[0][name]} == set()
+    assert SCORES.keys() <= rows[1].keys()
+    for block in re.findall(r"```yaml\n(.*?)```", pages[1], re.S):
+        rewards.resolve(yaml.safe_load(block)["reward"])
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------------

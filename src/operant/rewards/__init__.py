@@ -27,7 +27,16 @@ from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
 from operant.rewards import text
-from operant.rewards.combine import MinusQuery, PrefixGain, Weighted, every_part, minus_query, read_with, weighted
+from operant.rewards.combine import (
+    IntentAndScore,
+    MinusQuery,
+    PrefixGain,
+    Weighted,
+    every_part,
+    minus_query,
+    read_with,
+    weighted,
+)
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
@@ -52,6 +61,7 @@ __all__ = [
     "SampleResult",
     "Vader",
     "check",
+    "every_part",
     "isolated",
     "isolated_parts",
     "judge",
@@ -103,7 +113,8 @@ def intent(
     The other options are those of `text_scores.Intent`.
     """
     right = text_scores.Intent(model, field=field, text=text, batch=batch, device=device)
-    return weighted({"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {}))
+    both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})
+    return IntentAndScore(weighted(both).rewards)
 
 
 def _humans() -> Any:
@@ -244,7 +255,8 @@ def _find(spec: str) -> Callable[..., Any]:
 def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
     """The reward with a run's options, for isolated parts without their own and for the handling of failures."""
     if isinstance(reward, Weighted):
-        return Weighted({name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()})
+        parts = {name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()}
+        return type(reward)(parts)
     if isinstance(reward, (MinusQuery, PrefixGain)):
         return type(reward)(under(reward.reward, options))
     if isinstance(reward, IsolatedReward):

@@ -106,6 +106,13 @@ def _add_weighted(total: Total, score: Total, weight: float) -> Total:
 
 
 @dataclass(frozen=True)
+class IntentAndScore(Weighted):
+    """The sum of an intent and another score, under the name of the first."""
+
+    __name__ = "intent"
+
+
+@dataclass(frozen=True)
 class MinusQuery:
     """score(query and reply) - score(query alone), which is what the reply added."""
 
