@@ -17,7 +17,7 @@ from operant.runs import named_parts
 from operant.runs.judged_replies import as_spec, scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
 from operant.sampling import Sampling, reply_text, task_key
-from operant.text_scores import Score
+from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
@@ -172,7 +172,7 @@ class Judge:
 def _on_cpu(reward: Any) -> Any:
     """The same reward, whose models will be loaded on the CPU: the GPU may be in use by a run."""
     for part in rewards.every_part(reward):
-        if isinstance(part, (Classifier, Score)) and hasattr(part, "device"):
+        if isinstance(part, (Classifier, BertScore)):
             part.device = "cpu"
     return reward
 

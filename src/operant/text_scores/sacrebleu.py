@@ -18,19 +18,22 @@ class Sacrebleu(Score):
     """Metrics of sacrebleu, for all replies and for one."""
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
-        return [score / 100 for score in self.sentences(rollouts)]
+        return [found.score / 100 for found in self.each(rollouts)]
 
-    def sentences(self, rollouts: list[Rollout]) -> list[float]:
-        """The score of each reply by itself, in sacrebleu's own numbers."""
-        return [self.sentence.sentence_score(r.reply, self.references(r.task)).score for r in rollouts]
+    def each(self, rollouts: list[Rollout]) -> list[Any]:
+        """sacrebleu's score of each reply by itself."""
+        return [self.sentence.sentence_score(r.reply, self.references(r.task)) for r in rollouts]
+
+    def whole(self, rollouts: list[Rollout], each: list[Any]) -> float:
+        """The score of all replies together; `each`: those of single ones."""
+        # sacrebleu takes one list for each number of a reference. Tasks may have different numbers of them.
+        streams = list(map(list, zip_longest(*(references(r.task) for r in rollouts))))
+        return self.corpus.corpus_score([r.reply for r in rollouts], streams).score
 
     def measured(self, rollouts: list[Rollout]) -> dict[str, Any]:
         """The score of the corpus as `""`, those of single replies as `sentence`."""
-        sentences = self.sentences(rollouts)
-        # sacrebleu takes one list for each number of a reference. Tasks may have different numbers of them.
-        streams = list(map(list, zip_longest(*(references(r.task) for r in rollouts))))
-        whole = self.corpus.corpus_score([r.reply for r in rollouts], streams).score
-        return {"": whole, "sentence": sentences}
+        each = self.each(rollouts)
+        return {"": self.whole(rollouts, each), "sentence": [found.score for found in each]}
 
 
 class Bleu(Sacrebleu):
@@ -85,7 +88,12 @@ class Ter(Sacrebleu):
         self.corpus = self.sentence = TER(normalized, no_punct, asian_support, case_sensitive)
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
-        return [1 - score / 100 for score in self.sentences(rollouts)]
+        return [1 - found.score / 100 for found in self.each(rollouts)]
+
+    def whole(self, rollouts: list[Rollout], each: list[Any]) -> float:
+        """All edits over all words of references: searching for shifts takes long, and is not done twice."""
+        edits, words = sum(found.num_edits for found in each), sum(found.ref_length for found in each)
+        return 100 * edits / words if words else 100.0 * (edits > 0)
 
 
 def tokens(text: str) -> list[str]:
