@@ -177,6 +177,7 @@ class PrefixGain:
     """
 
     reward: RewardFn
+    """What scores each prefix."""
     tokenizer: Any = None
     """The policy's, which a run sets before training (`read_with`)."""
 
@@ -216,6 +217,7 @@ class PrefixGain:
         )
 
     def check(self) -> None:
+        """Load what the reward needs. Raises: OperantError as its own check."""
         check(self.reward)
 
     def prefixes(self, rollout: Rollout) -> list[Rollout]:
