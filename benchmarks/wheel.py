@@ -39,7 +39,7 @@ USES = {
     "lora": f"{STEP} --lora.rank 4",
     "quantise": "-c import bitsandbytes, peft",
     "vader": f"{STEP} --reward vader",
-    "text-metrics": f"{STEP} --tasks data.jsonl --evaluate data.jsonl --evaluation.metrics chrf "
+    "metrics": f"{STEP} --tasks data.jsonl --evaluate data.jsonl --evaluation.metrics chrf,rouge "
     "--data.reference-field good",
     "textworld": "-c import jericho, textworld",
     "gymnasium": "-c import gymnasium; from operant.envs.gymnasium import Gymnasium",

@@ -61,7 +61,7 @@ def known_options() -> str:
 
 def _parts() -> dict[str, dict[str, Any]]:
     """The options of the built-in parts, by kind and name."""
-    named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", "minus_query")]
+    named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", "minus_query", "per_token")]
     named += [("env", name, name) for name in ENVS.built_in] + [("engine", name, name) for name in ENGINES.built_in]
     found = {}
     for kind, name, value in named:

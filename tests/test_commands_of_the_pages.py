@@ -25,6 +25,7 @@ PAGES = [
     "docs/checkpoints.md",
     "docs/evaluation.md",
     "docs/recipes.md",
+    "docs/rewards.md",
     "docs/labels.md",
     "docs/rlhf.md",
 ]

@@ -138,7 +138,7 @@ def own(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     ("metrics", "reason"),
     [
-        ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bleu, chrf, distinct, exact_match"),
+        ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bertscore, bleu, chrf, cider, consistency"),
         ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
         ("no_module:f", "no module 'no_module'"),
         ("own_metrics:number", "is of type int; name a function or a class"),
@@ -149,7 +149,7 @@ def own(tmp_path, monkeypatch) -> Path:
         ({"distinct": {"n": 0}}, "distinct.n=0: it must be at least 1"),
         ("{bleu: {tokenize: nothing}}", "evaluation.metrics.bleu: Bleu refuses .*nothing"),
         ("own_metrics:reward", "would be logged as evaluate/reward, which exists; rename it"),
-        ("bleu,operant.metrics.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
+        ("bleu,operant.text_scores.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
         (5, "evaluation.metrics=5: give names"),
         ({"bleu": 4}, "give names separated by commas"),
         (
@@ -205,7 +205,7 @@ except ValueError as error:
     print(error)
 """
     said = run_python(HIDE.format(names="sacrebleu") + code)
-    assert said == "evaluation metric 'bleu' needs a package: pip install 'operant[text-metrics]'"
+    assert said == "'bleu' needs a package: pip install 'operant[metrics]'"
 
 
 def test_an_installed_package_adds_a_metric(tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
     expected |= {"evaluate/both/mean", "evaluate/bleu_before", "evaluate/short_before", "evaluate/both/mean_before"}
     assert all(expected <= line.keys() for line in lines)
     plain = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]
-    assert set(plain["metrics"]) == {"bleu", "exact_match", "short", "both/mean"}
+    assert set(plain["metrics"]) == {"bleu", "bleu/sentence", "exact_match", "short", "both/mean"}
     texts = [reply["reply"] for reply in plain["replies"]]
     assert plain["metrics"]["both/mean"] == sum(map(len, texts)) / 3 == lines[-1]["evaluate/both/mean"]
     truth = sacrebleu.BLEU(max_ngram_order=1).corpus_score(texts, [["a b"] * 3, ["b"] * 3]).score
@@ -247,8 +247,9 @@ def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
     again = Evaluation.from_plain(plain)
     assert again.metrics() == run.after.metrics() and again.chosen() == plain["metrics"]
     page = page_data(tmp_path / "run")
-    assert set(page["chosen"]) == {"evaluate/bleu", "evaluate/exact_match", "evaluate/short", "evaluate/both/mean"}
-    assert {"bleu", "exact_match", "short", "both/mean"} <= {number["label"] for number in page["numbers"]}
+    names = {"bleu", "bleu/sentence", "exact_match", "short", "both/mean"}
+    assert set(page["chosen"]) == {f"evaluate/{name}" for name in names}
+    assert names <= {number["label"] for number in page["numbers"]}
     assert all(row.get("meaning") for row in page["metrics"])
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["evaluation"]["metrics"] == CHOSEN
 
@@ -261,7 +262,8 @@ def test_supervised_training_generates_for_a_metric():
     tasks = [Task("0", "ab", replies=("c",)), Task("1", "ba", replies=("d",))]
     options = EvaluationOptions(metrics="chrf,exact_match")
     made = Evaluator(learner, tasks, None, options, Demonstrations(letters(), 2))()
-    assert made.loss is not None and set(made.chosen()) == {"chrf", "exact_match"} and len(made.rollouts) == 2
+    assert set(made.chosen()) == {"chrf", "chrf/sentence", "exact_match"}
+    assert made.loss is not None and len(made.rollouts) == 2
 
 
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):

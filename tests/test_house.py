@@ -86,9 +86,9 @@ def test_the_core_can_be_read_in_an_afternoon() -> None:
 
 LIMITS = {
     "modules in the root": 12,
-    "packages": 32,
-    "imports between packages": 170,
-    "layers": 11,
+    "packages": 33,
+    "imports between packages": 180,
+    "layers": 12,
     "90 % of functions have at most this many lines": 40,
     "lines of the longest function": 80,
     "private functions used once": 195,

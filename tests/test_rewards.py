@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from operant import rewards
-from operant.rewards import check, classifier, judge, minus_query, resolve, weighted
+from operant.rewards import check, judge, minus_query, resolve, weighted
 from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
 from operant.sampling import Sampling
 from operant.tally import Tally
+from operant.text_scores.model_passes import batches
 from operant.types import OperantError, Rollout, Task, Turn
 
 
@@ -421,8 +422,8 @@ def test_a_causal_classifier_reads_at_the_last_token_with_and_without_padding(tm
 
 
 def test_batches_are_of_similar_length():
-    assert list(classifier._batches([9, 1, 5, 2, 6], 2, pad=True)) == [[1, 3], [2, 4], [0]]
-    assert list(classifier._batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
+    assert list(batches([9, 1, 5, 2, 6], 2, pad=True)) == [[1, 3], [2, 4], [0]]
+    assert list(batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
 
 
 # --- transformations of scores ----------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Task:
     scores: tuple[float, ...] = ()
     """What a labeller gave each of `replies`: a higher number is better, and equal ones are a tie. Empty: no labels."""
     references: tuple[str, ...] = ()
-    """Good replies that metrics of an evaluation compare with, such as translations."""
+    """Good replies that rewards and metrics compare with, such as translations."""
 
 
 @dataclass(frozen=True)
@@ -442,6 +442,8 @@ A reward may also have these attributes, all of them optional:
   and raises `OperantError`.
 - `judged(rollouts)`: returns an `operant.rewards.Judged` (scores, named parts, outcomes, notes), and is called instead
   of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
+- `needs_references`: whether it compares with the references of tasks; `check_task(task)`: raises `OperantError` for a
+  task that it cannot judge; `read_tasks(tasks)`: gets all tasks of the training, once before it.
 - `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
   on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
 """

@@ -118,6 +118,8 @@ def answered(plan: Plan) -> Compared:
     """
     found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
     tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, tokenizer=loaded[0].tokenizer)
+    for one in plan.scorers:
+        rewards.prepare(one.reward, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
     for name in plan.models:
         policy, engine = load(name) if loaded is None else loaded

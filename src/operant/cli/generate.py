@@ -12,12 +12,13 @@ from operant.algorithms import find
 from operant.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.data import DataOptions, load_tasks
 from operant.options import compose, convert
-from operant.rewards.classifier import Classifier
 from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
 from operant.runs.judged_replies import as_spec, scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
 from operant.sampling import Sampling, reply_text, task_key
+from operant.text_scores.bertscore import BertScore
+from operant.text_scores.classifier import Classifier
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
 from operant.types import OperantError, Rollout, Task, Turn
@@ -170,11 +171,9 @@ class Judge:
 
 def _on_cpu(reward: Any) -> Any:
     """The same reward, whose models will be loaded on the CPU: the GPU may be in use by a run."""
-    for part in [getattr(reward, "reward", None), *(p for p, _ in getattr(reward, "rewards", {}).values())]:
-        if part is not None:
-            _on_cpu(part)
-    if isinstance(reward, Classifier):
-        reward.device = "cpu"
+    for part in rewards.every_part(reward):
+        if isinstance(part, (Classifier, BertScore)):
+            part.device = "cpu"
     return reward
 
 

@@ -173,6 +173,8 @@ def write_replies(words: Sequence[str], options: dict[str, Any]) -> int:
     asked = what_is_asked(words, options)
     tokenizer = load(words[0])[0].tokenizer if data.query_range() else None
     tasks = TaskSet(source, data, asked.seed, chat=chat, tokenizer=tokenizer)
+    if asked.scorer is not None:
+        rewards.prepare(asked.scorer.reward, tasks.tasks)
     if asked.best_of > 1:
         print(bound_of(asked.best_of), file=sys.stderr)
     kept = None

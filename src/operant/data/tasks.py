@@ -51,7 +51,7 @@ class DataOptions:
     target_field: str | None = None
     """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them does."""
     reference_field: str | None = None
-    """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
+    """The field that becomes `Task.references`, a text or a list of texts, for rewards and metrics."""
     reply_field: str | None = None
     """Of demonstrations: the field of the replies, with prompts in `text_field`; none: the row's form decides."""
     loss_on: str = "replies"

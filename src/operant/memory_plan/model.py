@@ -20,9 +20,9 @@ from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy
 from operant.models.safe_loading import load_config, load_tokenizer
 from operant.models.value_head import ValueOptions
-from operant.rewards.classifier import Classifier
 from operant.runs.config import Config
 from operant.storage.hub import find_config
+from operant.text_scores.classifier import Classifier
 from operant.training.gradient_norms import SAMPLE
 from operant.training.optimizer import RateOptions
 

@@ -1,7 +1,6 @@
 """Collect the metrics of a step from its rollouts and batch, as sums and counts. `registry.py` explains them."""
 
 import math
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from operant.objectives.kl import estimate
 from operant.tally import Tally
+from operant.text_scores.words import words
 from operant.types import Batch, Outputs, Rollout
 
 BYTES = "rollout/bytes"
@@ -184,15 +184,9 @@ def distributions(tally: Tally) -> dict[str, Any]:
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 
-_WORD = re.compile(r"\w+")
 _BLANK = " \t\n\r.,;:…"
 """A reply of only these characters is empty."""
 _COMMON = frozenset(".,;:'\"-()?!’‘“”")
-
-
-def words(text: str) -> list[str]:
-    """Return the lower-cased runs of letters, digits and underscores."""
-    return _WORD.findall(text.lower())
 
 
 def is_blank(text: str) -> bool:

@@ -8,7 +8,10 @@
 
 A metric is such a function, whose keyword arguments are its options, or a class whose constructor takes them and whose
 instances are such functions. It may return a mapping of several numbers for all replies, and None where there is
-nothing to measure. With an attribute `needs_references = True`, it is refused for tasks without references.
+nothing to measure, or a mapping whose values are numbers of all replies, or lists with one for each. With an attribute
+`needs_references = True`, it is refused for tasks without references. Of an instance, `check()` is called before models
+load, `check_task(task)` may refuse a task, `read_tasks(tasks)` gets all held-out tasks, and `measured(rollouts)`, where
+there is one, is called instead of the instance itself.
 """
 
 import inspect
@@ -18,10 +21,11 @@ from functools import partial
 from typing import Any
 
 from operant.import_by_name import Table
-from operant.metrics.collect import words
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, read
 from operant.sandbox.serialise import as_list
+from operant.text_scores import OF_ALL, SCORES, check_tasks, prepare, references
+from operant.text_scores.words import ngrams, words
 from operant.types import OperantError, Rollout, Task, shown
 
 
@@ -31,7 +35,13 @@ class EvaluationMetric:
 
     name: str
     measure: Callable[[list[Rollout]], Any]
-    needs_references: bool
+    made: Any
+    """The function or instance itself, with the attributes that say what it needs."""
+
+    def check(self) -> None:
+        """Load what the metric needs. Raises: OperantError for what is missing."""
+        if callable(check := getattr(self.made, "check", None)):
+            check()
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,6 @@ class Measured:
 
 NOTHING = Measured()
 """What an evaluation without chosen metrics has measured."""
-
-
-def references(task: Task) -> list[str]:
-    """The texts that a reply to the task is compared with: its references, or else its demonstrated replies.
-
-    Of labelled replies, those with the highest score.
-    """
-    best = max(task.scores, default=0.0)
-    replies = zip(task.replies, task.scores or [best] * len(task.replies), strict=True)
-    return list(task.references) or [reply for reply, score in replies if isinstance(reply, str) and score == best]
 
 
 class ExactMatch:
@@ -79,20 +79,14 @@ class Distinct:
         self.n = n
 
     def __call__(self, rollouts: list[Rollout]) -> float | None:
-        texts = [words(r.reply) for r in rollouts]
-        grams = [tuple(text[i : i + self.n]) for text in texts for i in range(len(text) - self.n + 1)]
+        grams = [gram for r in rollouts for gram in ngrams(words(r.reply), self.n).elements()]
         return len(set(grams)) / len(grams) if grams else None
 
 
 EVALUATION_METRICS = Table(
     "evaluation metric",
     "operant.metrics",
-    {
-        "bleu": "operant.metrics.sacrebleu:Bleu",
-        "chrf": "operant.metrics.sacrebleu:Chrf",
-        "distinct": Distinct,
-        "exact_match": ExactMatch,
-    },
+    {**SCORES, **OF_ALL, "distinct": Distinct, "exact_match": ExactMatch},
 )
 
 
@@ -152,10 +146,11 @@ def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetri
         raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")
     group = f"evaluation.metrics.{name}"
     options = compose({group: Factory(found, skip=int(not inspect.isclass(found)))}, {group: given})[group]
-    measure = partial(found, **options)
+    made, measure = found, partial(found, **options)
     if inspect.isclass(found):
         try:
-            measure = found(**options)
+            made = found(**options)
+            measure = getattr(made, "measured", made)
         except OperantError:
             raise
         except Exception as error:
@@ -163,18 +158,16 @@ def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetri
             raise OperantError(
                 f"{group}: {found.__name__} refuses {options}: {why}; change or leave out one"
             ) from error
-    return EvaluationMetric(name, measure, getattr(found, "needs_references", False))
+    return EvaluationMetric(name, measure, made)
 
 
-def check_references(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task]) -> None:
-    """Raises: OperantError for a metric that compares with references if a task has none."""
-    needing = [metric.name for metric in metrics if metric.needs_references]
-    without = next((task for task in tasks if not references(task)), None)
-    if needing and without is not None:
-        raise OperantError(
-            f"evaluation metric {needing[0]!r} compares replies with references, and task {without.id!r} has none: "
-            "name the field that holds them, --data.reference-field NAME, or give Task(..., references=(...))"
-        )
+def prepared(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task], *, alone: bool = False) -> None:
+    """Let the metrics see the held-out tasks; `alone`: only some of them.
+
+    Raises: OperantError for a task that a metric cannot judge, such as one without references.
+    """
+    for metric in metrics:
+        (check_tasks if alone else prepare)(metric.made, f"evaluation metric {metric.name!r}", tasks)
 
 
 def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Measured:
@@ -184,12 +177,13 @@ def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Mea
     for metric in metrics:
         try:
             found = metric.measure(rollouts)
-            if (each := as_list(found)) is not None:
-                of_replies[metric.name] = [None if x is None or x != x else float(x) for x in each]
-            else:
-                several = found.items() if isinstance(found, Mapping) else [("", found)]
-                known = {f"{metric.name}/{key}" if key else metric.name: x for key, x in several if x is not None}
-                of_all |= {name: float(x) for name, x in known.items()}
+            several = found.items() if isinstance(found, Mapping) else [("", found)]
+            known = {f"{metric.name}/{key}" if key else metric.name: x for key, x in several if x is not None}
+            lists = {name: each for name, x in known.items() if (each := as_list(x)) is not None}
+            of_replies |= {
+                name: [None if x is None or x != x else float(x) for x in each] for name, each in lists.items()
+            }
+            of_all |= {name: float(x) for name, x in known.items() if name not in lists}
         except OperantError:
             raise
         except Exception as error:
@@ -197,9 +191,10 @@ def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Mea
                 f"evaluation metric {metric.name!r} failed: {type(error).__name__}: {error}; it must return one number "
                 "for each reply, or one number (or a mapping of numbers) for all"
             ) from error
-        if (count := len(of_replies.get(metric.name, rollouts))) != len(rollouts):
+        counts = [len(each) for each in lists.values() if len(each) != len(rollouts)]
+        if counts:
             raise OperantError(
-                f"evaluation metric {metric.name!r} returned {count} numbers for {len(rollouts)} replies: return one "
-                "for each, None where there is nothing to measure; or one float for all"
+                f"evaluation metric {metric.name!r} returned {counts[0]} numbers for {len(rollouts)} replies: return "
+                "one for each, None where there is nothing to measure; or one float for all"
             )
     return Measured(of_replies, of_all)

@@ -10,21 +10,33 @@
     resolve(lambda rollouts: [len(r.reply) for r in rollouts])
     resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
     resolve({"my_rewards:brevity": {"weight": 0.5, "target": 20}, "letters:e": 1.0})
+    resolve("rouge:rougeL", {"several": "mean"})              # a score of `text_scores`, with options
+    resolve("per_token:rouge")                                # what each token adds to it
 
-`check` loads what a reward needs, and `judge` calls it on rollouts and checks every answer.
+`check` loads what a reward needs, `prepare` lets it see the tasks, and `judge` calls it on rollouts and checks every
+answer.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
-from operant.options import Factory, arguments
+from operant.options import Factory, arguments, defaults
 from operant.rewards import text
-from operant.rewards.classifier import Classifier
-from operant.rewards.combine import MinusQuery, Weighted, minus_query, weighted
+from operant.rewards.combine import (
+    IntentAndScore,
+    MinusQuery,
+    PrefixGain,
+    Weighted,
+    every_part,
+    minus_query,
+    read_with,
+    weighted,
+)
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
@@ -32,7 +44,9 @@ from operant.rewards.reward_model import RewardModelScore
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
-from operant.types import OperantError, RewardFn, shown
+from operant.text_scores import SCORES
+from operant.text_scores.classifier import Classifier
+from operant.types import OperantError, RewardFn, Task, shown
 
 __all__ = [
     "NAMES",
@@ -42,16 +56,20 @@ __all__ = [
     "IsolationOptions",
     "Judged",
     "Outcome",
+    "PrefixGain",
     "RewardModelScore",
     "SampleResult",
     "Vader",
     "check",
+    "every_part",
     "isolated",
     "isolated_parts",
     "judge",
     "minus_query",
     "name_of",
     "parts_of",
+    "prepare",
+    "read_with",
     "resolve",
     "reward_metrics",
     "totals",
@@ -77,6 +95,26 @@ def _classifier(
     if label and after:
         raise OperantError(f"reward 'classifier:{argument}' with label={label!r}: give the label once")
     return Classifier(name, label=label or after or "positive", output=output, text=text, batch=batch, device=device)
+
+
+def intent(
+    model: str | None = None,
+    *,
+    intent_coef: float = 1.0,
+    auto_coef: float = 0.0,
+    auto: str = "meteor",
+    field: str | None = None,
+    text: str = "reply",
+    batch: int = 32,
+    device: str | None = None,
+) -> RewardFn:
+    """intent_coef [predicted intent == target] + auto_coef * the reward `auto`, as RL4LMs' `intent_accuracy`.
+
+    The other options are those of `text_scores.Intent`.
+    """
+    right = text_scores.Intent(model, field=field, text=text, batch=batch, device=device)
+    both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})
+    return IntentAndScore(weighted(both).rewards)
 
 
 def _humans() -> Any:
@@ -107,13 +145,17 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "another reward: minus_query:builtin:sentiment",
     ),
     "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
+    "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
+OF_TEXTS: dict[str, Callable[..., Any]] = {**SCORES, "intent": intent}
+"""Rewards whose arguments are options, the first of which may stand behind the name: rouge:rougeL."""
+NAMES |= {name: (made, "") for name, made in OF_TEXTS.items()}
 _WITH_OPTIONS = ("builtin", "classifier")
-"""Names whose options are those of `_classifier`; the others have only their argument."""
+"""Names whose options are those of `_classifier`. Others, but for those of `OF_TEXTS`, have only their argument."""
 
 
 def factory(spec: Any) -> Factory | None:
@@ -124,8 +166,10 @@ def factory(spec: Any) -> Factory | None:
     """
     if isinstance(spec, str):
         name, _, argument = spec.strip().partition(":")
-        if name == "minus_query":
-            return factory(argument)
+        if name in ("minus_query", "per_token"):
+            return factory(argument) if argument else None
+        if name in OF_TEXTS:
+            return Factory(OF_TEXTS[name])
         if name == "humans":
             return Factory(_humans(), 1)
         if name == "reward_model" or _is_run(spec):
@@ -155,9 +199,16 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
         return weighted({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
     if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
-    made = factory(spec)
-    given = arguments(made or Factory(lambda: None), options or {}, f"reward {spec if isinstance(spec, str) else ''}")
+    made = factory(spec) or Factory(lambda: None)
     name, _, argument = spec.strip().partition(":") if isinstance(spec, str) else ("", "", "")
+    options = dict(options or {})
+    if name in OF_TEXTS and argument:
+        first, default = next(iter(defaults(made).items()), ("", None))
+        if not first or options.get(first, default) != default:
+            why = f"give {first} once" if first else f"{name} takes no argument"
+            raise OperantError(f"reward {spec!r}: {why}")
+        options[first], argument = argument, ""
+    given = arguments(made, options, f"reward {spec if isinstance(spec, str) else ''}")
     if name in NAMES:
         make, needed = NAMES[name]
         if needed and not argument:
@@ -204,9 +255,10 @@ def _find(spec: str) -> Callable[..., Any]:
 def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
     """The reward with a run's options, for isolated parts without their own and for the handling of failures."""
     if isinstance(reward, Weighted):
-        return Weighted({name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()})
-    if isinstance(reward, MinusQuery):
-        return MinusQuery(under(reward.reward, options))
+        parts = {name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()}
+        return type(reward)(parts)
+    if isinstance(reward, (MinusQuery, PrefixGain)):
+        return type(reward)(under(reward.reward, options))
     if isinstance(reward, IsolatedReward):
         return reward.under(options)
     strict = options.handling("error", "stop") == "stop" and options.on_abstain == "drop"
@@ -220,8 +272,14 @@ def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
 
 def parts_of(reward: Any, kind: type) -> list[Any]:
     """The rewards of a class among its parts."""
-    if isinstance(reward, Weighted):
-        return [inner for part, _ in reward.rewards.values() for inner in parts_of(part, kind)]
-    if isinstance(reward, MinusQuery):
-        return parts_of(reward.reward, kind)
-    return [reward] if isinstance(reward, kind) else []
+    return [part for part in every_part(reward) if isinstance(part, kind)]
+
+
+def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> None:
+    """Refuse tasks that a part of the reward cannot judge, and let its parts read what they need of all tasks.
+
+    alone: only look at these tasks, which are some of all.
+    Raises: OperantError that names the first such task.
+    """
+    for part in every_part(reward):
+        (text_scores.check_tasks if alone else text_scores.prepare)(part, f"reward {name_of(part)!r}", tasks)

@@ -1,16 +1,21 @@
-"""Rewards made of rewards: weighted sums that report their parts by name, and what a reply adds to its query.
+"""Rewards made of rewards: weighted sums that report their parts by name, what a reply adds to its query, and what
+each of its tokens adds.
 
 reward = weighted({"sentiment": (minus_query(sentiment), 1.0), "length": (length(20), 0.3)})
 judge(reward, rollouts).parts["length"]    # as that part returned it, before the weight
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of
+from operant.rewards.failure_policy import Tolerant
 from operant.rollouts.totals import Total
+from operant.sampling import Sampling, reply_text
+from operant.text_scores import Score
 from operant.types import OperantError, RewardFn, Rollout
 
 FAILED: tuple[Outcome, ...] = ("error", "timeout")
@@ -101,6 +106,13 @@ def _add_weighted(total: Total, score: Total, weight: float) -> Total:
 
 
 @dataclass(frozen=True)
+class IntentAndScore(Weighted):
+    """The sum of an intent and another score, under the name of the first."""
+
+    __name__ = "intent"
+
+
+@dataclass(frozen=True)
 class MinusQuery:
     """score(query and reply) - score(query alone), which is what the reply added."""
 
@@ -153,3 +165,95 @@ def _minus(scores: list[Any], others: list[Any]) -> list[Any]:
 def _query_alone(rollout: Rollout) -> Rollout:
     turn = replace(rollout.turns[0], action=[], logprobs=None, values=None, allowed=None, states=None)
     return replace(rollout, turns=[turn], texts=[""])
+
+
+@dataclass
+class PrefixGain:
+    """What each token of the last reply adds: token t is paid score(prefix to t) - score(prefix to t - 1).
+
+    The score before the first token counts as 0, so the payments sum to the score of the whole reply. The reward is
+    called once at the end of an episode, for all prefixes of each reply; one from which it abstains is paid as the
+    prefix before it. A choice among given replies is one action, and is paid as a whole.
+    """
+
+    reward: RewardFn
+    """What scores each prefix."""
+    tokenizer: Any = None
+    """The policy's, which a run sets before training (`read_with`)."""
+
+    @property
+    def __name__(self) -> str:
+        return name_of(self.reward)
+
+    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
+        return self.judged(rollouts).scores
+
+    def judged(self, rollouts: list[Rollout]) -> Judged:
+        """Judge all prefixes in one call.
+
+        Raises: OperantError without a tokenizer, or if the reward scores each token itself.
+        """
+        if self.tokenizer is None:
+            raise OperantError(
+                f"reward 'per_token:{name_of(self.reward)}' needs the policy's tokenizer, to read the beginning of a "
+                "reply: a run passes it; elsewhere call operant.rewards.read_with(reward, policy.tokenizer)"
+            )
+        grown = [self.prefixes(rollout) for rollout in rollouts]
+        whole = judge(self.reward, [some for prefixes in grown for some in prefixes])
+        if any(isinstance(score, list) for score in whole.scores):
+            raise OperantError(f"reward {name_of(self.reward)!r} scores each token already: name it without per_token:")
+        ends = list(accumulate(map(len, grown)))
+        scores = [
+            by_token(rollout, whole.scores[end - len(prefixes) : end])
+            for rollout, prefixes, end in zip(rollouts, grown, ends)
+        ]
+        last = [end - 1 for end in ends]
+        return Judged(
+            scores,
+            {part: [values[i] for i in last] for part, values in whole.parts.items()},
+            [whole.outcomes[i] for i in last] if whole.outcomes else [],
+            whole.notes,
+            [whole.remarks[i] for i in last] if whole.remarks else [],
+        )
+
+    def check(self) -> None:
+        """Load what the reward needs. Raises: OperantError as its own check."""
+        check(self.reward)
+
+    def prefixes(self, rollout: Rollout) -> list[Rollout]:
+        """The rollout with its last reply cut after each of its tokens; the last one is the rollout itself."""
+        turn = rollout.turns[-1]
+        if turn.options is not None or not turn.trained:
+            return [rollout]
+        found, bare = [], replace(turn, logprobs=None, values=None, allowed=None, states=None)
+        for t in range(1, len(turn.action)):
+            text = reply_text(self.tokenizer, turn.prompt, turn.action[:t], rollout.sampling or Sampling())
+            # A reply may end before its last token, at a stop string, say: nothing after that adds to it.
+            text = text if len(text) < len(rollout.reply) else rollout.reply
+            cut = replace(bare, action=turn.action[:t])
+            found.append(replace(rollout, turns=[*rollout.turns[:-1], cut], texts=[*rollout.texts[:-1], text]))
+        return [*found, rollout]
+
+
+def by_token(rollout: Rollout, scores: list[Any]) -> Total:
+    """The differences of the scores of the prefixes, behind zeros for the turns before."""
+    if scores[-1] is None or not rollout.count:
+        return scores[-1]
+    known = list(accumulate([0.0, *scores], lambda before, score: before if score is None else score))
+    return [0.0] * (rollout.count - len(scores)) + [after - before for before, after in pairwise(known)]
+
+
+def read_with(reward: Any, tokenizer: Any) -> None:
+    """Give the policy's tokenizer to the parts of a reward that read the beginnings of replies (`PrefixGain`)."""
+    for part in every_part(reward):
+        if isinstance(part, PrefixGain):
+            part.tokenizer = tokenizer
+
+
+def every_part(reward: Any) -> Iterator[Any]:
+    """A reward and all that it is made of: the parts of a sum, what it changes, and what it `uses`."""
+    yield reward
+    inner = [part for part, _ in reward.rewards.values()] if isinstance(reward, Weighted) else []
+    inner += [reward.reward] if isinstance(reward, (MinusQuery, PrefixGain, Tolerant)) else []
+    for part in [*inner, *(reward.uses if isinstance(reward, Score) else ())]:
+        yield from every_part(part)

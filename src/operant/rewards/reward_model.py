@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from operant.rewards.classifier import Classifier
 from operant.rollouts.demonstrations import whole_text
+from operant.text_scores.classifier import Classifier
 from operant.types import OperantError, Rollout, Task
 
 COMBINED = ("mean", "min", "lower")

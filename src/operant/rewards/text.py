@@ -6,7 +6,8 @@ letters("e")([rollout])   # [7.0]: seven times the letter e
 import re
 from collections.abc import Callable
 
-from operant.types import OperantError, RewardFn, Rollout, shown
+from operant.text_scores.base import target_words
+from operant.types import OperantError, RewardFn, Rollout
 
 
 def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
@@ -51,13 +52,7 @@ def keyword() -> RewardFn:
     """
 
     def score(rollout: Rollout) -> float:
-        target = rollout.task.target
-        words = [target] if isinstance(target, str) else target
-        if not isinstance(words, (list, tuple)) or not words or not all(isinstance(w, str) and w for w in words):
-            raise OperantError(
-                f"reward 'keyword': the target of the task {rollout.task.id!r} is {shown(target)}; it must be a word "
-                "or a list of words, as from --data.target-field target or Task(id, prompt, target='music')"
-            )
+        words = target_words(rollout.task, None, "reward 'keyword'")
         found = [re.search(rf"(?<!\w){re.escape(word)}(?!\w)", rollout.reply, re.IGNORECASE) for word in words]
         return sum(match is not None for match in found) / len(words)
 

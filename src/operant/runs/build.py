@@ -8,7 +8,7 @@ from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
-from operant.metrics.evaluation import check_references, resolve
+from operant.metrics.evaluation import prepared, resolve
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
 from operant.models.safe_loading import load_tokenizer
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
@@ -60,12 +60,17 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows
     one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
-    for rows, metrics in ((source, []), (evaluated, resolve(config.evaluation.metrics))):
+    metrics = resolve(config.evaluation.metrics)
+    for rows, measured in ((source, []), (evaluated, metrics)):
         # A wrong path or field shows in the first row, before any model loads.
-        if isinstance(rows, (str, Path)) or (metrics and isinstance(rows, (list, tuple))):
-            check_references(metrics, load_tasks(rows, None, one_row, **forms))
+        if isinstance(rows, (str, Path)) or ((measured or reward) and isinstance(rows, (list, tuple))):
+            first = load_tasks(rows, None, one_row, **forms)
+            prepared(measured, first, alone=True)
+            rewards.prepare(reward, first, alone=True)
     if reward is not None:
         rewards.check(reward)
+    for metric in metrics:
+        metric.check()
     if callable(check := getattr(env, "check", None)):
         check()
     learner = Learner(
@@ -97,8 +102,14 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
     tasks, left_out = _usable(learner, tasks)
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
+    if reward is not None:
+        rewards.prepare(reward, held_out, alone=True)
+        rewards.prepare(reward, tasks)
+        rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
-    evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations) if held_out else None
+    evaluator = None
+    if held_out:
+        evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations, metrics)
     probed = (held_out or tasks)[: 0 if learner.algorithm.needs.text_scores else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, reward) if probed else None

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,15 @@ import torch
 
 from operant import distributed
 from operant.metrics import games, judged_labels
-from operant.metrics.evaluation import NOTHING, Measured, check_references, measure, metric_names, resolve
+from operant.metrics.evaluation import (
+    NOTHING,
+    EvaluationMetric,
+    Measured,
+    measure,
+    metric_names,
+    prepared,
+    resolve,
+)
 from operant.models.policy import PURE, Policy
 from operant.models.reward_model import RewardModel
 from operant.objectives.kl import estimate
@@ -40,8 +48,8 @@ class EvaluationOptions:
     sampling: Any = None
     """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
     metrics: Any = None
-    """Further metrics of the replies: bleu,exact_match, or with options {bleu: {max_n: 2}}. A name is bleu, chrf,
-    distinct, exact_match, module:function, or one that an installed package adds."""
+    """Further metrics of the replies: bleu,rouge, or with options {bleu: {max_n: 2}}. A name is one that
+    docs/evaluation.md lists, module:function, or one that an installed package adds."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -182,8 +190,10 @@ class Evaluator:
         reward: RewardFn | None,
         options: EvaluationOptions | None = None,
         demonstrations: Demonstrations | None = None,
+        metrics: Sequence[EvaluationMetric] | None = None,
     ):
         """demonstrations: the tasks have replies, whose loss is measured; a reward or metric judges the policy's own.
+        metrics: those of the options, if they are made already.
 
         Raises: OperantError for metrics that do not exist, refuse their options, or need references that tasks lack.
         """
@@ -192,8 +202,8 @@ class Evaluator:
         self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
         self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
         self.seeds = options.seeds or (learner.own.seed,)
-        self.metrics = resolve(options.metrics)
-        check_references(self.metrics, tasks)
+        self.metrics = resolve(options.metrics) if metrics is None else metrics
+        prepared(self.metrics, tasks)
 
     def __call__(self) -> Evaluation:
         """Generate and score replies, and measure KL to the reference; with demonstrations, measure their loss.

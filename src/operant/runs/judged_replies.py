@@ -52,6 +52,7 @@ class Scorer:
 
     def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
         """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
+        rewards.read_with(self.reward, tokenizer)
         seen = as_seen(rollouts, self.score, tokenizer, sampling)
         return rewards.totals(rewards.judge(self.reward, seen).scores, seen)
 

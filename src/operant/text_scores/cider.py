@@ -1,0 +1,98 @@
+"""CIDEr-D (Vedantam et al., 2015, arXiv:1411.5726) with frozen document frequencies."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from operant.data.sources import read
+from operant.text_scores.base import Score, references
+from operant.text_scores.words import ngrams
+from operant.text_scores.words import tokenizer as tokenizer_of
+from operant.types import OperantError, Task, shown
+
+
+class Cider(Score):
+    """CIDEr-D, 0 to 10: cosine of the tf-idf of n-grams of reply and reference, n = 1 to `n`, mean over references.
+
+    Counts of the reply are clipped to those of the reference, and each cosine is multiplied by
+    exp(-(difference of the lengths in words)^2 / (2 sigma^2)). A document is the references of one task together, and
+    its n-grams weigh log(documents / documents that have it). The frequencies are frozen before the first reply, so no
+    score depends on the other replies: on `documents`, a file of rows whose `field` has the references of one task, or
+    by default on the tasks of the run: those of training for a reward, the held-out ones for a metric.
+    """
+
+    __name__ = "cider"
+
+    def __init__(
+        self,
+        documents: str | None = None,
+        *,
+        field: str = "references",
+        n: int = 4,
+        sigma: float = 6.0,
+        tokenizer: str = "words",
+    ):
+        if n < 1 or sigma <= 0:
+            raise OperantError(f"cider: n={n}, sigma={sigma}: n must be at least 1, and sigma above 0")
+        self.documents, self.field, self.n, self.sigma = documents, field, n, sigma
+        self.tokens = tokenizer_of(tokenizer)
+        self._frequencies: Counter[tuple[str, ...]] | None = None
+        self._count = 0
+
+    def check(self) -> None:
+        """Read the file of documents. Raises: OperantError for a row without texts, or for fewer than two rows."""
+        if self.documents is not None and self._frequencies is None:
+            self.freeze([self._texts(row) for _, row in read(self.documents)[1]], shown(self.documents))
+
+    def read_tasks(self, tasks: Sequence[Task]) -> None:
+        """Freeze the frequencies on the references of tasks, unless a file is named."""
+        if self.documents is None:
+            self.freeze([references(task) for task in tasks], "the tasks")
+
+    def freeze(self, documents: Sequence[Sequence[str]], source: str = "the list") -> None:
+        """Count in how many documents each n-gram occurs. Raises: OperantError for fewer than two documents."""
+        if len(documents) < 2:
+            raise OperantError(
+                f"cider: {source} has {len(documents)} document: every n-gram would weigh log(1) = 0, and every score "
+                "be 0; give the references of more tasks, as cider.documents=FILE"
+            )
+        self._count, self._frequencies = len(documents), Counter()
+        for texts in documents:
+            self._frequencies.update(set().union(*(gram for text in texts for gram in self._counts(text))))
+
+    def of(self, reply: str, references: Sequence[str]) -> float:
+        if self._frequencies is None:
+            raise OperantError(
+                "cider has no document frequencies yet: a run takes them from its tasks; elsewhere call "
+                "read_tasks(tasks), or set cider.documents=FILE"
+            )
+        mine, others = self._counts(reply), [self._counts(text) for text in references]
+        return 10 * fmean(self.similarity(mine, other) for other in others)
+
+    def _texts(self, row: Any) -> list[str]:
+        texts = row.get(self.field) if isinstance(row, Mapping) else row
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
+            raise OperantError(
+                f"cider: a row of {shown(self.documents)} has {shown(texts)} as {self.field!r}: it must be a text or "
+                "a list of texts; name the field, cider.field=NAME"
+            )
+        return list(texts)
+
+    def _counts(self, text: str) -> list[Counter[tuple[str, ...]]]:
+        """The n-grams of a text for each n from 1."""
+        words = self.tokens(text)
+        return [ngrams(words, n) for n in range(1, self.n + 1)]
+
+    def similarity(self, reply: list[Counter[tuple[str, ...]]], other: list[Counter[tuple[str, ...]]]) -> float:
+        """The mean clipped cosine over n of a reply and one reference, times the penalty of their lengths; 0 to 1."""
+        cosines = list[float]()
+        for mine, theirs in zip(reply, other, strict=True):
+            idf = {gram: math.log(self._count / max(1, self._frequencies[gram])) for gram in {*mine, *theirs}}
+            product = math.fsum(min(mine[g], count) * count * idf[g] ** 2 for g, count in theirs.items())
+            norms = [math.fsum((count * idf[g]) ** 2 for g, count in grams.items()) for grams in (mine, theirs)]
+            cosines.append(product / math.sqrt(norms[0] * norms[1]) if all(norms) else 0.0)
+        gap = reply[0].total() - other[0].total()
+        return fmean(cosines) * math.exp(-(gap**2) / (2 * self.sigma**2))

@@ -1,0 +1,118 @@
+"""Scores by a classifier of transformers: whether a summary follows from its source, and which intent a reply has."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from operant.text_scores.base import Score, target_of
+from operant.text_scores.classifier import OF_TASK, Classifier
+from operant.text_scores.words import sentences
+from operant.types import OperantError, Rollout, Task
+
+
+def named(score: str, model: str | None, example: str) -> str:
+    """The model of a score. Raises: OperantError that names the option, if there is none."""
+    if not model:
+        raise OperantError(f"{score}.model is missing: name a classifier, a folder or a Hub name, {example}")
+    return model
+
+
+class Consistency(Score):
+    """How far the source of a reply entails it, 0 to 1, as SummaC's zero-shot model (arXiv:2111.09525).
+
+    For each sentence of the reply, the largest probability of entailment by a sentence of the source; their mean. An
+    empty reply has 0. model: a classifier of pairs (premise, hypothesis), trained on natural language inference. label:
+    the name or number of its label for entailment. The source is the prompt as text, or a text in `task.target`, or in
+    its key `field`. batch: pairs of a pass.
+    """
+
+    __name__ = "consistency"
+    needs_references = False
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        label: str = "entailment",
+        source: str = "prompt",
+        field: str | None = None,
+        batch: int = 32,
+        device: str | None = None,
+    ):
+        if source not in ("prompt", "target"):
+            raise OperantError(f"consistency: source={source!r}: it must be prompt or target")
+        if field is not None and source == "prompt":
+            raise OperantError(f"consistency.field={field!r}: it is a key of the target; set consistency.source=target")
+        self.source, self.field = source, field
+        name = named(self.__name__, model, "that knows entailment")
+        self.classifier = Classifier(name, label=label, batch=batch, device=device)
+        self.uses = (self.classifier,)
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        sources = [r.query if self.source == "prompt" else self._target(r.task) for r in rollouts]
+        sides = [(sentences(source), sentences(r.reply)) for source, r in zip(sources, rollouts, strict=True)]
+        pairs = [(premise, text) for source, reply in sides for text in reply for premise in source]
+        found = iter(self.classifier.score(pairs))
+        each = [[max((next(found) for _ in source), default=0.0) for _ in reply] for source, reply in sides]
+        return [fmean(of_sentences) if of_sentences else 0.0 for of_sentences in each]
+
+    def check(self) -> None:
+        self.classifier.check()
+
+    def check_task(self, task: Task) -> None:
+        if self.source == "target":
+            self._target(task)
+
+    def _target(self, task: Task) -> str:
+        target = target_of(task, self.field, "score 'consistency'")
+        if not isinstance(target, str) or not target.strip():
+            raise OperantError(
+                f"score 'consistency': the target of the task {task.id!r} is no text: it must be a source"
+            )
+        return target
+
+
+class Intent(Score):
+    """1 if a classifier gives the reply the label that the target of its task names, above every other label; else 0.
+
+    A tie is 0. model: a folder, `builtin:NAME` or Hub name. field: the key of `task.target` that has the label, by name
+    or number. text: what the classifier reads, the `reply`, or `text`, query and reply.
+    """
+
+    __name__ = "intent"
+    needs_references = False
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        field: str | None = None,
+        text: str = "reply",
+        batch: int = 32,
+        device: str | None = None,
+    ):
+        name = named(self.__name__, model, "whose labels are the intents")
+        self.classifier, self.field = Classifier(name, label=OF_TASK, text=text, batch=batch, device=device), field
+        self.uses = (self.classifier,)
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        columns = [self._column(rollout.task) for rollout in rollouts]
+        found = self.classifier.of_labels([getattr(rollout, self.classifier.text) for rollout in rollouts])
+        return [float(is_largest(labels, column)) for labels, column in zip(found, columns, strict=True)]
+
+    def check(self) -> None:
+        self.classifier.check()
+
+    def check_task(self, task: Task) -> None:
+        self._column(task)
+
+    def _column(self, task: Task) -> int:
+        try:
+            return self.classifier.column(target_of(task, self.field, "score 'intent'"))
+        except OperantError as error:
+            raise OperantError(f"task {task.id!r}: {error}") from error
+
+
+def is_largest(values: Sequence[Any], place: int) -> bool:
+    """Whether the value at `place` is above every other."""
+    return all(values[place] > value for i, value in enumerate(values) if i != place)

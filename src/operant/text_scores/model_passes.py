@@ -1,0 +1,91 @@
+"""Texts through a model of transformers that reads them with its own tokenizer: loaded safely, in padded batches."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from operant import machine
+from operant.models.safe_loading import load_any, load_tokenizer
+from operant.storage.hub import find_model
+from operant.types import OperantError
+
+LONGEST = 1 << 20
+"""Most tokens of a text for models without a limit."""
+Encoded = dict[str, list[int]]
+"""The token ids of a text, or of a pair of texts with the number of the text that each token belongs to."""
+
+
+class TextModel(NamedTuple):
+    """A model in float32 on its device, its tokenizer, and the most tokens that it reads."""
+
+    model: Any
+    tokenizer: Any
+    longest: int
+    missing: list[str]
+    """Names of weights that its folder lacks."""
+
+
+def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str = "right") -> TextModel:
+    """Load a folder, `builtin:NAME` or Hub name with `auto`, a model class of transformers; `what` names it in errors.
+
+    Raises: OperantError if it cannot be found or loaded, or has no tokenizer.
+    """
+    from transformers.utils import logging
+
+    folder, said = find_model(name), logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of weights of another head, and of missing ones, which callers judge
+    try:
+        model, found = load_any(auto, folder, what, dtype=torch.float32)
+    finally:
+        logging.set_verbosity(said)
+    tokenizer = load_tokenizer(folder, truncation_side=truncation_side, padding_side="right")
+    if tokenizer is None:
+        raise OperantError(f"{what}: {folder} has no tokenizer, which it needs to read text")
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    if "roberta" in config.model_type or config.model_type == "camembert":
+        positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
+    longest = min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30
+    return TextModel(model.to(device).eval(), tokenizer, longest, sorted(found["missing_keys"]))
+
+
+def encode(tokenizer: Any, texts: Sequence[str | tuple[str, str]], longest: int) -> list[Encoded]:
+    """Token ids of texts, or of pairs of texts, cut to `longest` tokens."""
+    pairs = [text for text in texts if not isinstance(text, str)]
+    given = [list(side) for side in zip(*pairs)] if pairs else [list(texts)]
+    made = tokenizer(*given, truncation=True, max_length=longest)
+    # One id for an empty text, if the tokenizer adds no special tokens to it.
+    empty = [t for t in (tokenizer.bos_token_id, tokenizer.eos_token_id) if t is not None][:1] or [0]
+    names = ["input_ids", *(["token_type_ids"] if pairs and "token_type_ids" in made else [])]
+    return [{name: made[name][i] or empty for name in names} for i in range(len(texts))]
+
+
+def batches(lengths: Sequence[int], size: int, *, pad: bool) -> Iterator[list[int]]:
+    """Indices in batches of similar length, or of equal length if the tokenizer has no padding token (`pad`)."""
+    rows: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if rows and (len(rows) == size or (not pad and lengths[i] != lengths[rows[0]])):
+            yield rows
+            rows = []
+        rows.append(i)
+    if rows:
+        yield rows
+
+
+def passes(
+    model: Any, tokenizer: Any, encoded: Sequence[Encoded], size: int, **more: Any
+) -> Iterator[tuple[list[int], dict[str, torch.Tensor], Any]]:
+    """Yield (indices, inputs, outputs) of batches of at most `size` texts; `more`: arguments of the model."""
+    pad = tokenizer.pad_token is not None
+    for rows in batches([len(one["input_ids"]) for one in encoded], size, pad=pad):
+        lengths = torch.tensor([len(encoded[row]["input_ids"]) for row in rows])
+        width, inputs = int(lengths.max()), dict[str, torch.Tensor]()
+        for name in encoded[rows[0]]:
+            filler = (tokenizer.pad_token_id or 0) if name == "input_ids" else 0
+            inputs[name] = torch.tensor([encoded[r][name] + [filler] * (width - len(encoded[r][name])) for r in rows])
+        inputs["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
+        inputs = {name: x.to(model.device) for name, x in inputs.items()}
+        with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(model))):
+            outputs = model(**inputs, **more)
+        yield rows, inputs, outputs

@@ -1,0 +1,62 @@
+"""Words and sentences of a text, and their n-grams. A score that counts words takes a tokenizer by name."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from operant.import_by_name import Table
+from operant.types import OperantError, shown
+
+_WORD = re.compile(r"\w+")
+_SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+")
+
+
+def words(text: str) -> list[str]:
+    """Return the lower-cased runs of letters, digits and underscores."""
+    return _WORD.findall(text.lower())
+
+
+def spaces(text: str) -> list[str]:
+    """Return the lower-cased pieces between spaces, for text that is tokenised already."""
+    return text.lower().split()
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences: pieces that end with . ! ? or … before a space, or at a line break."""
+    return [piece.strip() for piece in _SENTENCE.split(text) if piece.strip()]
+
+
+def ngrams(tokens: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    """Count the runs of `n` tokens."""
+    return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+
+
+TOKENIZERS = Table(
+    "tokenizer",
+    "operant.tokenizers",
+    {
+        "words": words,
+        "spaces": spaces,
+        "rouge": "operant.text_scores.rouge_score:tokens",
+        "13a": "operant.text_scores.sacrebleu:tokens",
+        "treebank": "operant.text_scores.nltk:tokens",
+    },
+)
+"""Functions from a text to its words, all of which lower-case."""
+
+
+def tokenizer(name: str) -> Callable[[str], list[str]]:
+    """The function of a name, or of `module:function`.
+
+    Raises: OperantError for an unknown name, a package that it needs, or a function that returns no list of texts.
+    """
+    found = TOKENIZERS.find(name)
+    try:
+        tried = found("A word.")
+    except OperantError:
+        raise
+    except Exception as error:
+        raise OperantError(f"tokenizer {name!r} fails on a text: {type(error).__name__}: {error}") from error
+    if not isinstance(tried, list) or not all(isinstance(word, str) for word in tried):
+        raise OperantError(f"tokenizer {name!r} makes {shown(tried)} of 'A word.': it must return a list of words")
+    return found
