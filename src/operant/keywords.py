@@ -32,7 +32,7 @@ class DataKeywords(TypedDict, total=False):
     """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them
     does."""
     reference_field: str | None
-    """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
+    """The field that becomes `Task.references`, a text or a list of texts, for rewards and metrics."""
     reply_field: str | None
     """Of demonstrations: the field of the replies, with prompts in `text_field`; none: the row's form decides."""
     loss_on: str
@@ -51,8 +51,8 @@ class EvaluationKeywords(TypedDict, total=False):
     sampling: Any
     """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
     metrics: Any
-    """Further metrics of the replies: bleu,exact_match, or with options {bleu: {max_n: 2}}. A name is bleu,
-    chrf, distinct, exact_match, module:function, or one that an installed package adds."""
+    """Further metrics of the replies: bleu,rouge, or with options {bleu: {max_n: 2}}. A name is one that
+    docs/evaluation.md lists, module:function, or one that an installed package adds."""
 
 
 class IsolationKeywords(TypedDict, total=False):
@@ -745,7 +745,7 @@ class TrainArguments(LearnerArguments, total=False):
     """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them
     does."""
     reference_field: str | None
-    """The field that becomes `Task.references`, a text or a list of texts, for metrics of held-out replies."""
+    """The field that becomes `Task.references`, a text or a list of texts, for rewards and metrics."""
     reply_field: str | None
     """Of demonstrations: the field of the replies, with prompts in `text_field`; none: the row's form decides."""
     loss_on: str
@@ -756,8 +756,8 @@ class TrainArguments(LearnerArguments, total=False):
     seeds: Sequence[int] | str
     """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
     metrics: Any
-    """Further metrics of the replies: bleu,exact_match, or with options {bleu: {max_n: 2}}. A name is bleu,
-    chrf, distinct, exact_match, module:function, or one that an installed package adds."""
+    """Further metrics of the replies: bleu,rouge, or with options {bleu: {max_n: 2}}. A name is one that
+    docs/evaluation.md lists, module:function, or one that an installed package adds."""
     isolation: IsolationKeywords
     timeout: float
     """Seconds for a whole batch, which is judged within `timeout` + 2 s. The first call, with all samples, may
