@@ -104,13 +104,14 @@ def train(method: str, seed: int, rate: float, minutes: float) -> tuple[dict[str
     options |= {"tasks": str(WORK / f"{options['tasks']}.jsonl"), "policy": str(WORK / "t5"), "seed": seed, "lr": rate}
     if options.get("algorithm") != "sft":
         options |= {"reward": chrf, "data.reference_field": "completion"}
-    begin, seconds, curve = time.process_time(), 0.0, list[list[float | None]]()
+    begin, seconds, curve = None, 0.0, list[list[float | None]]()
     for run in runs(RUNS / f"{method}-{rate:g}-{seed}", **options):
+        begin = begin or time.process_time()  # models and tasks are loaded
         seconds = time.process_time() - begin
         if run.metrics:
             curve.append([seconds, *(run.metrics[-1].get(name) for name in ("reward/mean", "kl/per_reply"))])
-            if seconds > 60 * minutes:
-                break  # the run ends and is saved, like one that was interrupted
+        if seconds > 60 * minutes:
+            break  # the run ends and is saved, like one that was interrupted
     few = curve[:: len(curve) // 50 + 1]
     return {"rate": rate, "seconds": seconds, "steps": len(curve), "curve": few}, run.policy
 
@@ -147,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(METHODS), help="methods and controls, separated by commas")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--sentences", type=int, help="of the split that is translated; all without it")
     parser.add_argument("--gate", type=float, default=GATE)
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")

@@ -26,6 +26,7 @@ PAGES = [
     "docs/recipes.md",
     "docs/labels.md",
     "docs/rlhf.md",
+    "docs/translation.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 
