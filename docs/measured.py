@@ -414,18 +414,16 @@ def translation() -> str:
     results: Any = _read("translation.json")
     if not results:
         return NOTHING
-    table = "| trained by | BLEU, greedy | sampled | chrF of a sentence, greedy | sampled | KL, nats | tokens | rate | steps |\n"
-    table += "|---" * 9 + "|\n"
+    table = "| trained by | BLEU, greedy | sampled | chrF of a sentence, greedy | sampled | KL, nats | tokens |"
+    table += " rate | steps |\n" + "|---" * 9 + "|\n"
     of_test = [row for row in results["rows"] if row["seed"]]
     for name in sorted({row["method"] for row in of_test}, key=[*TRANSLATION].index):
         rows = [row for row in of_test if row["method"] == name]
         sampled, greedy = ([row["evaluation"][how] for row in rows] for how in ("sampled", "greedy"))
         cells = [_each(greedy, "bleu"), _each(sampled, "bleu")]
         cells += [_each(found, "reward", 100) for found in (greedy, sampled)]
-        cells += [_each(sampled, "kl"), _each(sampled, "tokens")]
-        cells += (
-            [f"{rows[0]['rate']:g}", f"{fmean(row['steps'] for row in rows):.0f}"] if "rate" in rows[0] else ["", ""]
-        )
+        cells += [_each(sampled, key) for key in ("kl", "tokens")]
+        cells += ["", ""] if name == "start" else [_each(rows, "rate", digits=4), _each(rows, "steps", digits=0)]
         table += f"| {TRANSLATION[name]} | {' | '.join(cells)} |\n"
     error = max(row["evaluation"][how]["error"] for row in of_test for how in ("sampled", "greedy"))
     return (
@@ -435,9 +433,9 @@ def translation() -> str:
     )
 
 
-def _each(rows: list[dict[str, float]], key: str, times: float = 1) -> str:
+def _each(rows: list[dict[str, float]], key: str, times: float = 1, digits: int = 1) -> str:
     """A number of each seed."""
-    return ", ".join(f"{abs(round(times * row[key], 1)):.1f}" for row in rows)
+    return ", ".join(f"{round(times * row[key], digits) + 0:.{digits}f}" for row in rows)
 
 
 def _percents(shares: list[float]) -> str:
