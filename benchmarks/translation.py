@@ -3,9 +3,11 @@
 `recipes/train_translation_t5.py` has trained the start. Protocol, fixed before anything was measured:
 
 - The reward is sentence chrF (0 to 1) of a sampled translation of a training sentence of Multi30k. Every method gets
-  `--minutes` of processor time (other work on the machine does not count) on one thread, 64 replies a step, and the
-  rate of `RATES` whose sampled translations of the validation sentences have the highest mean reward after a quarter
-  of that time (seed 0). Methods that charge KL in the reward charge 0.01 a nat; all other options are the defaults.
+  `--minutes` of processor time (other work on the machine does not count) on one thread, 64 replies a step, and one
+  rate of `RATES`: the one that did best on the validation sentences after a quarter of that time (seed 0), by the mean
+  reward of sampled translations less 0.01 times their KL to the start in nats. Methods that charge KL in the reward
+  charge that much; all other options are the defaults. (The rule counted the reward alone at first. It was changed on
+  validation sentences, where it chose a rate at which PPO gained .018 of reward for 6.5 nats and lost 7 BLEU.)
 - Controls: `sft`, which is supervised training that continues for the same seconds, its rate chosen alike; and
   `shuffled`, which is PPO where the reward compares with the reference of another sentence.
 - Every row is measured on the 1,000 sentences of `test_2016_flickr`, never seen before: greedy and sampled
@@ -44,8 +46,10 @@ WORK = ROOT / "runs/translation"
 """Of the recipe."""
 GATE = 15.0
 """BLEU, greedy, of a start that is worth training."""
-RATES = (1e-4, 3e-4)
-CHARGED: dict[str, Any] = {"kl.coef": 0.01}
+RATES = (3e-5, 1e-4, 3e-4)
+PRICE = 0.01
+"""Of a nat."""
+CHARGED: dict[str, Any] = {"kl.coef": PRICE}
 COMMON: dict[str, Any] = {"batch": 64, "max_tokens": 64, "steps": 100_000, "probes": 0, "quiet": True, "threads": "1"}
 METHODS: dict[str, dict[str, Any]] = {
     "ppo": CHARGED,
@@ -130,9 +134,13 @@ def row_file(method: str, seed: int, rate: float | None) -> Path:
 
 def best_rate(method: str) -> float:
     """The rate that did best on the validation sentences."""
-    files = {rate: row_file(RATE_OF.get(method, method), 0, rate) for rate in RATES}
-    rewards = {rate: json.loads(path.read_text())["evaluation"]["sampled"]["reward"] for rate, path in files.items()}
-    return max(rewards, key=lambda rate: rewards[rate])
+
+    def gain(rate: float) -> float:
+        row = row_file(RATE_OF.get(method, method), 0, rate)
+        found = json.loads(row.read_text())["evaluation"]["sampled"]
+        return found["reward"] - PRICE * found["kl"]
+
+    return max(RATES, key=gain)
 
 
 def check_start(given: argparse.Namespace) -> None:
