@@ -403,6 +403,7 @@ TRANSLATION = {
     "start": "the start",
     "sft": "cross-entropy, continued",
     "ppo": "PPO",
+    "ppo-normalised": "PPO, scores normalised",
     "grpo": "GRPO, 8 samples of a sentence",
     "rejection": "rejection sampling, the best of 8",
     "shuffled": "PPO, references of other sentences",
