@@ -24,6 +24,7 @@ import json
 import math
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -111,7 +112,9 @@ def train(method: str, seed: int, rate: float, minutes: float) -> tuple[dict[str
     if options.get("algorithm") != "sft":
         options |= {"reward": chrf, "data.reference_field": "completion"}
     begin, seconds, curve = None, 0.0, list[list[float | None]]()
-    for run in runs(RUNS / f"{method}-{rate:g}-{seed}", **options):
+    out = RUNS / f"{method}-{rate:g}-{seed}"
+    shutil.rmtree(out, ignore_errors=True)  # of a row that was stopped
+    for run in runs(out, **options):
         begin = begin or time.process_time()  # models and tasks are loaded
         seconds = time.process_time() - begin
         if run.metrics:
