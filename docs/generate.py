@@ -6,6 +6,7 @@ ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
+text-worlds.md, translation.md, resuming.md  the same
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
@@ -81,6 +82,7 @@ def pages() -> dict[str, str]:
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
         "rl4lms.md": {"presets": rl4lms_presets(), "comparison": measured.policy_gradients()},
+        "translation.md": {"translation": measured.translation()},
         "text-worlds.md": {"rooms": measured.rooms(), "variants": measured.room_variants()},
         "textworld.md": {
             "speed": measured.textworld_speed(),

@@ -439,6 +439,50 @@ def rooms() -> str:
     return f"{table}\nOne seed, or several separated by commas. {made}\n"
 
 
+TRANSLATION = {
+    "start": "the start",
+    "sft": "cross-entropy, continued",
+    "ppo": "PPO",
+    "ppo-normalised": "PPO, scores normalised",
+    "nlpo": "NLPO, scores normalised",
+    "a2c": "A2C, scores normalised",
+    "trpo": "TRPO, scores normalised",
+    "reinforce": "REINFORCE, scores normalised",
+    "grpo": "GRPO, 8 samples of a sentence",
+    "rejection": "rejection sampling, the best of 8",
+    "shuffled": "PPO, references of other sentences",
+}
+
+
+def translation() -> str:
+    """One row per method of translation, over its seeds."""
+    results: Any = _read("translation.json")
+    if not results:
+        return NOTHING
+    table = "| trained by | BLEU, greedy | sampled | chrF of a sentence, greedy | sampled | KL, nats | tokens |"
+    table += " rate | steps |\n" + "|---" * 9 + "|\n"
+    of_test = [row for row in results["rows"] if row["seed"]]
+    for name in sorted({row["method"] for row in of_test}, key=[*TRANSLATION].index):
+        rows = [row for row in of_test if row["method"] == name]
+        sampled, greedy = ([row["evaluation"][how] for row in rows] for how in ("sampled", "greedy"))
+        cells = [_each(greedy, "bleu"), _each(sampled, "bleu")]
+        cells += [_each(found, "reward", 100) for found in (greedy, sampled)]
+        cells += [_each(sampled, key) for key in ("kl", "tokens")]
+        cells += ["", ""] if name == "start" else [_each(rows, "rate", digits=4), _each(rows, "steps", digits=0)]
+        table += f"| {TRANSLATION[name]} | {' | '.join(cells)} |\n"
+    error = max(row["evaluation"][how]["error"] for row in of_test for how in ("sampled", "greedy"))
+    return (
+        f"{table}\nSeeds are separated by commas; the standard error of a mean chrF over the sentences is at most "
+        f"{100 * error:.1f}. {results['minutes']:g} minutes of processor time each, on one thread. Made by "
+        f"`{results['command']}`.\n"
+    )
+
+
+def _each(rows: list[dict[str, float]], key: str, times: float = 1, digits: int = 1) -> str:
+    """A number of each seed."""
+    return ", ".join(f"{round(times * row[key], digits) + 0:.{digits}f}" for row in rows)
+
+
 def _percents(shares: list[float]) -> str:
     return ", ".join(f"{100 * share:.0f}" for share in shares) + " %"
 

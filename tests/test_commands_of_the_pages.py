@@ -28,6 +28,7 @@ PAGES = [
     "docs/rewards.md",
     "docs/labels.md",
     "docs/rlhf.md",
+    "docs/translation.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

@@ -70,6 +70,7 @@ def generate() -> ModuleType:
         "recipes.md",
         "textworld.md",
         "text-worlds.md",
+        "translation.md",
         "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",

@@ -46,6 +46,7 @@ RUN = {
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
     "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
+    "recipes/train_translation_t5.py": ["--data", "{data}", "--work", "runs/translation", "--steps", "2"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
@@ -57,6 +58,7 @@ RUN = {
     "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],
     "benchmarks/process_rewards.py": ["--quick", "--seeds", "1", "--solutions", "40"],
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
+    "benchmarks/translation.py": [*"--only ppo --seeds 1 --minutes 0.01 --sentences 2 --gate 0".split()],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
     "benchmarks/architecture.py": [],
@@ -90,7 +92,7 @@ def test_every_script_is_run_by_some_test():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A copy of the folders, and a few invented reviews."""
+    """A copy of the folders, and a few invented reviews and pairs of sentences."""
     place = tmp_path_factory.mktemp("scripts")
     for name in ("benchmarks", "recipes", "tests", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
@@ -101,6 +103,10 @@ def place(tmp_path_factory):
         lines = [{"text": " ".join(chance.choices(words, k=40 + i % 30)), "label": i % 2} for i in range(80)]
         with gzip.open(place / "reviews" / f"imdb_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
             file.write("\n".join(json.dumps(line) for line in lines))
+    for split in ("train", "val", "test_2016_flickr"):
+        for language in ("de", "en"):
+            with gzip.open(place / "reviews" / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.writelines(" ".join(chance.choices(words, k=8)) + "\n" for _ in range(80))
     return place
 
 
