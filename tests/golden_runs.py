@@ -64,7 +64,8 @@ MORE = {
     "ilql": {"value.layers": 1, "value.init": "normal", "advantage.gamma": 0.9, "loss.awac_beta": 0.5},
 }
 METRICS = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std
-policy/clip_fraction policy/advantage_std policy/allowed_tokens trust/kl trust/improvement value/loss value/mean value/prediction value/explained_variance
+policy/allowed_tokens trust/kl trust/improvement
+policy/clip_fraction policy/advantage_std value/loss value/mean value/prediction value/explained_variance
 returns/mean returns/std supervised/loss preference/loss preference/margin distill/divergence ilql/q ilql/value_loss
 kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
 reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
