@@ -342,6 +342,10 @@ All other options are those of `operant train`. The same command resumes a sweep
                 "metavar": "FILE",
                 "help": "answer all prompts of this file, or builtin:NAME",
             },
+            "form": {
+                "metavar": "NAME",
+                "help": "the published form of their rows: summarize, translate, ...",
+            },
             "out": {"metavar": "FILE", "help": "the .jsonl or .parquet of the replies to the tasks [print them]"},
             "samples": {"metavar": "N", "help": "replies of each model to each task [1]"},
             "temperatures": {"metavar": "VALUES", "help": "several temperatures, as in 0.7,1.0, in place of one"},
@@ -388,6 +392,7 @@ first model is the one that the others are compared with.""",
         "MODEL ...",
         {
             "tasks": {"metavar": "FILE", "help": "a file or builtin:NAME [the held-out tasks of the first run]"},
+            "form": {"metavar": "NAME", "help": "the published form of their rows: summarize, translate, ..."},
             "reward": {
                 "action": "append",
                 "metavar": "REWARD",

@@ -11,11 +11,13 @@ from operant import rewards
 from operant.cli.arguments import new_file
 from operant.cli.parser import as_typed
 from operant.cli.play import aligned
-from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take
+from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form
 from operant.data import DataOptions
+from operant.data.forms import Form
 from operant.options import compose, convert
 from operant.report.models import Compared
 from operant.rollouts.generation_kwargs import from_generation_kwargs
+from operant.runs import named_parts
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
 from operant.runs.named_models import load, run_options
 from operant.sampling import Sampling
@@ -35,6 +37,7 @@ class Plan:
     models: list[str]
     source: Any
     data: DataOptions
+    form: Form | None
     chat: bool
     scorers: list[Scorer]
     sampling: Sampling
@@ -75,9 +78,11 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     find_device(device)
     seed = convert(options.pop("seed", part(run, "learner").get("seed", 0)), int, "seed")
     chat = convert(options.pop("chat", False), bool, "chat")
-    source, given = options.pop("tasks", None), take(options, DataOptions)
+    source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
     if source is None:
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
+        named = named or named_parts.only(run, "form")
+    form = named_parts.stored_form(named)
     specs = [as_spec(spec) for spec in options.pop("reward", [True])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
     names = [one.name for one in scorers]
@@ -91,7 +96,8 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     return Plan(
         models=list(words),
         source=source,
-        data=data_options(source, given),
+        data=data_options(source, given) if form is None else compose({"": DataOptions}, given)[""],
+        form=form,
         chat=chat,
         scorers=scorers,
         sampling=from_generation_kwargs(sampling, kept),
@@ -117,7 +123,7 @@ def answered(plan: Plan) -> Compared:
     Raises: OperantError for tasks or a model that cannot be loaded, or a prompt that is too long.
     """
     found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
-    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, tokenizer=loaded[0].tokenizer)
+    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0], form=plan.form)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
     for name in plan.models:
         policy, engine = load(name) if loaded is None else loaded

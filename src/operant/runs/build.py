@@ -57,11 +57,11 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
     source, evaluated = named_parts.sources(train, own["tasks"], env)
-    forms = find(train.algorithm).rows
+    forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
     for rows, metrics in ((source, []), (evaluated, resolve(config.evaluation.metrics))):
         # A wrong path or field shows in the first row, before any model loads.
-        if isinstance(rows, (str, Path)) or (metrics and isinstance(rows, (list, tuple))):
+        if isinstance(rows, (str, Path)) or ((metrics or train.form) and isinstance(rows, (list, tuple))):
             check_references(metrics, load_tasks(rows, None, one_row, **forms))
     if reward is not None:
         rewards.check(reward)
@@ -83,6 +83,7 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     # The reply of an encoder-decoder takes no space in the context of the prompt.
     max_new = 0 if policy.encoder_decoder else sampling.max_tokens
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary} | forms
+    bounds["cue"] = not policy.encoder_decoder
     seed = config.learner["learner"].seed
     if policy.tokenizer is None and env is None:
         task = next(iter(load_tasks(source, None, one_row, **forms)))
