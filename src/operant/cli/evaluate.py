@@ -18,6 +18,7 @@ from operant.options import compose, convert
 from operant.report.models import Compared
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
+from operant.runs.evaluate import EvaluationOptions, beam_search
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
 from operant.runs.named_models import load, run_options
 from operant.sampling import Sampling
@@ -41,6 +42,8 @@ class Plan:
     chat: bool
     scorers: list[Scorer]
     sampling: Sampling
+    search: EvaluationOptions
+    """Its beams and length penalty."""
     samples: int
     seed: int
     device: str
@@ -88,10 +91,14 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     names = [one.name for one in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
+    own = part(run, "evaluation")
+    beams = counted(options, "beams", own.get("beams", 1))
+    penalty = convert(options.pop("length_penalty", own.get("length_penalty", 1.0)), float, "length_penalty")
+    search = EvaluationOptions(samples=samples, beams=beams, length_penalty=penalty)
     sampling = compose({"": Sampling}, {**part(run, "sampling"), **options})[""]
     for one in scorers:
         rewards.check(one.reward)
-    evaluated = part(part(run, "evaluation"), "sampling")
+    evaluated = part(own, "sampling")
     kept = {name: value for name, value in evaluated.items() if name not in options}
     return Plan(
         models=list(words),
@@ -101,6 +108,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         chat=chat,
         scorers=scorers,
         sampling=from_generation_kwargs(sampling, kept),
+        search=search,
         samples=samples,
         seed=seed,
         device=device,
@@ -129,6 +137,7 @@ def answered(plan: Plan) -> Compared:
         policy, engine = load(name) if loaded is None else loaded
         policy, loaded = policy.to(find_device(plan.device)), None  # one model at a time is in memory
         found.append([])
+        engine = beam_search(policy, plan.search) or engine
         mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
         for _, replies in judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers):
             found[-1].append(replies)
@@ -142,6 +151,7 @@ def describe(plan: Plan, count: int) -> str:
     settings, defaults = asdict(plan.sampling), asdict(Sampling())
     named = {name: x for name, x in settings.items() if x != defaults[name] or name in ("temperature", "max_tokens")}
     sampling = ", ".join(f"{name} {as_typed(x)}" for name, x in named.items())
+    sampling += f", beams {plan.search.beams}" if plan.search.beams > 1 else ""
     each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
     return f"{count:,} tasks of {plan.source}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 

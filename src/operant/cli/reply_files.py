@@ -18,6 +18,7 @@ from operant.data import DataOptions, load_tasks, read
 from operant.data.forms import Form
 from operant.objectives.kl import best_of_bound
 from operant.options import compose, convert
+from operant.options import read as read_option
 from operant.runs import named_parts
 from operant.runs.folder import as_parquet
 from operant.runs.judged_replies import JudgedReply, Kept, Scorer, as_spec, best_of, judged, scorer
@@ -140,10 +141,7 @@ def first_row(source: Any) -> Any:
 
 def take_form(options: dict[str, Any]) -> dict[str, Any]:
     """Take the row form and its options out of the options."""
-    named = named_parts.flattened({name: options[name] for name in named_parts.only(options, "form")})
-    for name in named_parts.only(options, "form"):
-        del options[name]
-    return named
+    return named_parts.flattened({name: read_option(options.pop(name)) for name in named_parts.only(options, "form")})
 
 
 def take(options: dict[str, Any], made: type) -> dict[str, Any]:

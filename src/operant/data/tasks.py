@@ -281,9 +281,7 @@ def _encoded(
             if span and isinstance(prompt, list) and isinstance(prompt[0], int):
                 prompt = _query(prompt, span, special, counter(seed, "query", task.id))
             if most and len(prompt) > most and isinstance(prompt, list) and isinstance(prompt[0], int):
-                kept = [
-                    list(_encode([part], tokenizer, add_special_tokens=False)[0]) if part else [] for part in around
-                ]
+                kept = [tokenizer.encode(part, add_special_tokens=False) if part else [] for part in around]
                 prompt = shortened(prompt, most, options.prompt_keeps, kept, special)
             elif task.replies:
                 prompt = task.prompt

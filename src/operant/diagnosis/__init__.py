@@ -52,6 +52,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     rewards.flat,
     rewards.saturated,
     sampling.declared_otherwise,
+    sampling.evaluated_otherwise,
     updates.overfits,
     updates.guesses,
 )

@@ -253,6 +253,11 @@ def _check_together(config: Config) -> None:
         why = "the environment has tasks of its own" if train.tasks is None else "its rows are labelled replies"
         raise OperantError(f"form={shown(train.form)} with algorithm={train.algorithm}: {why}; leave it out")
     config.data.check_beside(train.form)
+    sampling, beams = config.learner["sampling"], config.evaluation.beams
+    for name, given in (("engine", train.engine), *((n, getattr(sampling, n)) for n in ("stop_strings", "guidance"))):
+        if beams > 1 and given:
+            full = name if name == "engine" else f"sampling.{name}"
+            raise OperantError(f"evaluation.beams={beams} with {full}={shown(given)}: beam search cannot heed it")
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
     if train.reward is not None and algorithm.needs.text_scores:
