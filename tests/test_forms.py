@@ -44,7 +44,7 @@ EXPECTED = {
     "translate": ("translate German to English: Ein Hund rennt.\nEnglish:\n", ("A dog runs.",), None),
     "commongen": ("generate a sentence with: dog run.\n", ("A dog runs home.", "The dog can run."), ["dog", "run"]),
     "narrativeqa": ("question: Who left? context: Ann left home.\nanswer:\n", ("Ann", "Ann did"), None),
-    "dialog": ("Hi . <EOU>", ("Hello !",), 2),
+    "dialog": ("Hi . <EOU>", ("Hello !",), "question"),
     "extract": ("A dog ran. It fell. It swam.\nTL;DR:\n", ("A dog swam.",), ["A dog ran.", "It fell.", "It swam."]),
 }
 
@@ -101,10 +101,10 @@ def test_a_table_is_the_target_with_its_overlap():
 def test_a_dialogue_makes_a_task_of_each_utterance():
     tasks = made("dialog", turns=2)
     assert [(t.id, t.prompt, t.target) for t in tasks] == [
-        ("tasks/0.0", "Hi . <EOU>", 2),
-        ("tasks/0.1", "Hi . <EOU> Hello ! <EOU>", 3),
-        ("tasks/0.2", "Hello ! <EOU> Tea ? <EOU>", 4),
-        ("tasks/1.0", "Bye . <EOU>", 1),
+        ("tasks/0.0", "Hi . <EOU>", "question"),
+        ("tasks/0.1", "Hi . <EOU> Hello ! <EOU>", "directive"),
+        ("tasks/0.2", "Hello ! <EOU> Tea ? <EOU>", "commissive"),
+        ("tasks/1.0", "Bye . <EOU>", "inform"),
     ]
     assert [t.prompt for t in made("dialog", turns=2, least=2)] == [t.prompt for t in tasks[1:3]]
     assert [t.target for t in made("dialog", target="emotion")] == [0, 0, 4, 0]

@@ -304,14 +304,18 @@ def plain(value: Any) -> Any:
     return value["text"] if isinstance(value, Mapping) and "text" in value else value
 
 
+ACTS = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
+"""The dialogue acts of DailyDialog."""
+
+
 def dialog(
     row: Row, *, turns: int = 5, least: int = 1, marker: str = " <EOU> ", target: str | None = None
 ) -> list[dict[str, Any]]:
     """DailyDialog: for each utterance, the `turns` before it are the prompt, each followed by `marker`.
 
-    The utterance is the reference; its dialogue act (act) is the target, or the topic of a set without acts. target:
-    another field, such as emotion, with one value for the dialogue or one for each utterance. least: fewest utterances
-    before the reply (RL4LMs asks for as many as `turns`).
+    The utterance is the reference; its dialogue act (inform, question, directive, commissive) is the target, or the
+    topic of a set without acts. target: another field, such as emotion, with one value for the dialogue or one for each
+    utterance. least: fewest utterances before the reply (RL4LMs asks for as many as `turns`).
     """
     said = found_in(row, ("dialog", "turns", "dialogue", "utterances"))
     if not isinstance(said, (list, tuple)) or not all(isinstance(one, str) for one in said):
@@ -328,7 +332,7 @@ def dialog(
         {
             "prompt": "".join(one.strip() + marker for one in before).rstrip(" "),
             "references": said[i].strip(),
-            "target": each[i],
+            "target": ACTS.get(each[i], each[i]) if named == "act" else each[i],
         }
         for i, before in enumerate(asked)
         if i >= least
