@@ -211,7 +211,7 @@ def evaluated_otherwise(history: History) -> Finding | None:
     other = {name: value for name, value in given.items() if value != own[name]}
     parts = [f"{name} {value} (training {own[name]})" for name, value in other.items()]
     parts += [f"{beams} beams (training draws)"] * (beams > 1)
-    if not parts or not (history.evaluation or history.values("evaluate/reward")):
+    if not parts or (history.option("evaluate") is None and not history.evaluation):
         return None
     undo = ["--evaluation.sampling none"] * bool(other) + ["--evaluation.beams 1"] * (beams > 1)
     return Finding(

@@ -61,10 +61,8 @@ class EvaluationOptions:
         if self.beams > 1:
             drawing = {"temperature", "top_k", "top_p", "min_p", "do_sample"} & {*(self.sampling or {})}
             idle = ["samples"] * (self.samples > 1) + ["seeds"] * (len(self.seeds) > 1)
-            if idle := [*idle, *(f"sampling has {name}" for name in sorted(drawing))]:
-                raise OperantError(
-                    f"evaluation.beams={self.beams} draws nothing; leave it out, or evaluation.{idle[0]}"
-                )
+            if idle := [*idle, *(f"sampling.{name}" for name in sorted(drawing))]:
+                raise OperantError(f"evaluation.beams={self.beams} draws nothing: leave it or evaluation.{idle[0]} out")
         metric_names(self.metrics)
 
 
