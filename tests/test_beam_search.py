@@ -92,9 +92,7 @@ def test_an_evaluation_with_beams_says_so_and_changes_no_training(place, tmp_pat
     assert [m["reward/mean"] for m in searched.metrics] == [m["reward/mean"] for m in drawn.metrics]
     for source in (searched, read_history(searched.path)):
         (found,) = [finding for finding in diagnose(source) if finding.name == "evaluated_otherwise"]
-        assert (
-            found.level == "note" and found.message == "Held-out replies are made with 3 beams (training draws them)."
-        )
+        assert found.level == "note" and found.message == "Held-out replies are made with 3 beams (training draws)."
         assert found.remedy.endswith("`--evaluation.beams 1`")
     assert "evaluated_otherwise" not in [finding.name for finding in diagnose(drawn)]
 
