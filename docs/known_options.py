@@ -16,6 +16,8 @@ from typing import Any
 from operant.algorithms import ALGORITHMS, PRESETS
 from operant.cli.commands import COMMANDS
 from operant.cli.parser import sentences
+from operant.data.forms import ROW_FORMS
+from operant.data.sources import SOURCES
 from operant.engines import ENGINES
 from operant.envs import ENVS
 from operant.import_by_name import find
@@ -62,7 +64,8 @@ def known_options() -> str:
 def _parts() -> dict[str, dict[str, Any]]:
     """The options of the built-in parts, by kind and name."""
     named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", "minus_query", "per_token")]
-    named += [("env", name, name) for name in ENVS.built_in] + [("engine", name, name) for name in ENGINES.built_in]
+    tables = {"env": ENVS, "engine": ENGINES, "form": ROW_FORMS, "tasks": SOURCES}
+    named += [(kind, name, name) for kind, table in tables.items() for name in table.built_in]
     found = {}
     for kind, name, value in named:
         made = groups({kind: value})

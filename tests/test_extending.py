@@ -91,7 +91,7 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: feedback, guess, gym"),
+        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: extract, feedback, guess, gym"),
         ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
         ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
         ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),
@@ -184,7 +184,7 @@ def test_the_commands_and_the_snippet_of_the_page_run(as_user, capsys):
 
 def test_the_commands_for_each_kind_are_understood(as_user):
     found = [shlex.split(line)[2:] for line in re.findall(r"^    (operant train .*)$", PAGE, flags=re.MULTILINE)]
-    assert len(found) == 10
+    assert len(found) == 11
     for words in found:
         recipe, options = parse(words)
         assert configure(options, recipe[0]).train.steps == 2

@@ -20,6 +20,11 @@ class DataKeywords(TypedDict, total=False):
     """Leave out texts with more characters."""
     query_tokens: int | str | None
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
+    prompt_tokens: int | None
+    """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are
+    kept."""
+    prompt_keeps: str
+    """The side of such a prompt that is kept: start or end."""
     template: str | None
     """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
     limit: int | None
@@ -50,6 +55,10 @@ class EvaluationKeywords(TypedDict, total=False):
     """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
     sampling: Any
     """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
+    beams: int
+    """Above 1: replies are searched for by transformers' beam search with so many beams, and not drawn."""
+    length_penalty: float
+    """Of beam search: the score of a reply of n tokens is their summed log-probs over n ** length_penalty."""
     metrics: Any
     """Further metrics of the replies: bleu,rouge, or with options {bleu: {max_n: 2}}. A name is one that
     docs/evaluation.md lists, module:function, or one that an installed package adds."""
@@ -673,6 +682,10 @@ class TrainArguments(LearnerArguments, total=False):
     """With `resume`: load only the weights, and start with a new optimizer."""
     optimizer: OptimizerKeywords | Any
     """Its options; or an optimizer of your own, or what makes one."""
+    form: Any
+    """Makes tasks of rows as a data set publishes them: summarize, translate, commongen, totto, narrativeqa,
+    dialog, imdb, extract, or module:function; from Python also a function. None: the options `data.*` name the
+    fields."""
     env: Any
     """The environment: a name, or module:object; from Python also an object, class or function. None: the
     policy replies once to each prompt."""
@@ -735,6 +748,11 @@ class TrainArguments(LearnerArguments, total=False):
     """Leave out texts with more characters."""
     query_tokens: int | str | None
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
+    prompt_tokens: int | None
+    """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are
+    kept."""
+    prompt_keeps: str
+    """The side of such a prompt that is kept: start or end."""
     limit: int | None
     """Maximal number of tasks."""
     shuffle: bool
@@ -755,6 +773,10 @@ class TrainArguments(LearnerArguments, total=False):
     evaluation: EvaluationKeywords
     seeds: Sequence[int] | str
     """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
+    beams: int
+    """Above 1: replies are searched for by transformers' beam search with so many beams, and not drawn."""
+    length_penalty: float
+    """Of beam search: the score of a reply of n tokens is their summed log-probs over n ** length_penalty."""
     metrics: Any
     """Further metrics of the replies: bleu,rouge, or with options {bleu: {max_n: 2}}. A name is one that
     docs/evaluation.md lists, module:function, or one that an installed package adds."""

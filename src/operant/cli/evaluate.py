@@ -11,11 +11,14 @@ from operant import rewards
 from operant.cli.arguments import new_file
 from operant.cli.parser import as_typed
 from operant.cli.play import aligned
-from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take
+from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form
 from operant.data import DataOptions
+from operant.data.forms import Form
 from operant.options import compose, convert
 from operant.report.models import Compared
 from operant.rollouts.generation_kwargs import from_generation_kwargs
+from operant.runs import named_parts
+from operant.runs.evaluate import EvaluationOptions, beam_search
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
 from operant.runs.named_models import load, run_options
 from operant.sampling import Sampling
@@ -35,9 +38,12 @@ class Plan:
     models: list[str]
     source: Any
     data: DataOptions
+    form: Form | None
     chat: bool
     scorers: list[Scorer]
     sampling: Sampling
+    search: EvaluationOptions
+    """Its beams and length penalty."""
     samples: int
     seed: int
     device: str
@@ -75,26 +81,34 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     find_device(device)
     seed = convert(options.pop("seed", part(run, "learner").get("seed", 0)), int, "seed")
     chat = convert(options.pop("chat", False), bool, "chat")
-    source, given = options.pop("tasks", None), take(options, DataOptions)
+    source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
     if source is None:
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
+        named = named or named_parts.only(run, "form")
+    form = named_parts.stored_form(named)
     specs = [as_spec(spec) for spec in options.pop("reward", [True])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
     names = [one.name for one in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
+    own = part(run, "evaluation")
+    beams = counted(options, "beams", own.get("beams", 1))
+    penalty = convert(options.pop("length_penalty", own.get("length_penalty", 1.0)), float, "length_penalty")
+    search = EvaluationOptions(samples=samples, beams=beams, length_penalty=penalty)
     sampling = compose({"": Sampling}, {**part(run, "sampling"), **options})[""]
     for one in scorers:
         rewards.check(one.reward)
-    evaluated = part(part(run, "evaluation"), "sampling")
+    evaluated = part(own, "sampling")
     kept = {name: value for name, value in evaluated.items() if name not in options}
     return Plan(
         models=list(words),
         source=source,
-        data=data_options(source, given),
+        data=data_options(source, given) if form is None else compose({"": DataOptions}, given)[""],
+        form=form,
         chat=chat,
         scorers=scorers,
         sampling=from_generation_kwargs(sampling, kept),
+        search=search,
         samples=samples,
         seed=seed,
         device=device,
@@ -117,7 +131,7 @@ def answered(plan: Plan) -> Compared:
     Raises: OperantError for tasks or a model that cannot be loaded, or a prompt that is too long.
     """
     found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
-    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, tokenizer=loaded[0].tokenizer)
+    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0], form=plan.form)
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
@@ -125,6 +139,7 @@ def answered(plan: Plan) -> Compared:
         policy, engine = load(name) if loaded is None else loaded
         policy, loaded = policy.to(find_device(plan.device)), None  # one model at a time is in memory
         found.append([])
+        engine = beam_search(policy, plan.search) or engine
         mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
         for _, replies in judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers):
             found[-1].append(replies)
@@ -138,6 +153,7 @@ def describe(plan: Plan, count: int) -> str:
     settings, defaults = asdict(plan.sampling), asdict(Sampling())
     named = {name: x for name, x in settings.items() if x != defaults[name] or name in ("temperature", "max_tokens")}
     sampling = ", ".join(f"{name} {as_typed(x)}" for name, x in named.items())
+    sampling += f", beams {plan.search.beams}" if plan.search.beams > 1 else ""
     each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
     return f"{count:,} tasks of {plan.source}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 

@@ -119,7 +119,8 @@ def _first_task(config: Mapping[str, Any]) -> Task | None:
         data = compose({"": DataOptions}, config.get("data") or {})[""]
         rows = named_parts.source(source, named_parts.stored_options("tasks", config))
         one = replace(data, limit=1, shuffle=False, query_tokens=None)
-        return load_tasks(rows, None, one, **find(config.get("algorithm", "ppo")).rows)[0]
+        form = named_parts.stored_form(config)
+        return load_tasks(rows, None, one, form=form, **find(config.get("algorithm", "ppo")).rows)[0]
     return None
 
 

@@ -138,7 +138,9 @@ def _schema(method: str, named: Mapping[str, Any]) -> dict[str, Any]:
     for full, value in known()["methods"][method]["values"].items():
         group, _, name = full.rpartition(".")
         groups.setdefault(group, {})[name] = value
-    for kind in ("reward", "env", "engine"):
+    if f"tasks:{named.get('tasks')}" in known()["parts"]:
+        groups["tasks"] = known()["parts"][f"tasks:{named['tasks']}"]
+    for kind in ("reward", "env", "engine", "form"):
         if isinstance(value := named.get(kind), str) and not options.is_none(value):
             groups[kind] = known()["parts"][f"{kind}:{value.strip().partition(':')[0]}"]
         elif value is not None and not (kind == "reward" and isinstance(value, Mapping) and "name" not in value):

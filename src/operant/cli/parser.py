@@ -116,6 +116,7 @@ class Parser(argparse.ArgumentParser):
         flags = [name for name, action in own.items() if action.nargs == 0]
         several = [name for name, action in own.items() if type(action).__name__ == "_AppendAction"]
         plain, options = parse_text(words, flags, several)
+        of_form = {name: options.pop(name) for name in [*options] if "form" in own and name.startswith("form.")}
         rest = {name: options.pop(name) for name in [*options] if name not in own}
         if rest and not more:
             name = next(iter(rest))
@@ -126,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         given = [(own[n].option_strings[-1], x) for n, o in options.items() for x in (o if n in several else [o])]
         typed = [name + ("" if value is True else f"={value}") for name, value in given]
         found = vars(self.parse_args([*typed, "--", *plain]))
-        return found.pop("operands", []), found, rest
+        return found.pop("operands", []), found | of_form, rest
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -15,8 +15,11 @@ from typing import Any
 from operant import rewards
 from operant.cli.arguments import new_file
 from operant.data import DataOptions, load_tasks, read
+from operant.data.forms import Form
 from operant.objectives.kl import best_of_bound
 from operant.options import compose, convert
+from operant.options import read as read_option
+from operant.runs import named_parts
 from operant.runs.folder import as_parquet
 from operant.runs.judged_replies import JudgedReply, Kept, Scorer, as_spec, best_of, judged, scorer
 from operant.runs.named_models import divided, load, run_options
@@ -44,15 +47,28 @@ class Source:
 class TaskSet:
     """The tasks of a file or name, for models with tokenizers of their own."""
 
-    def __init__(self, source: Any, options: DataOptions, seed: int, *, chat: bool = False, tokenizer: Any = None):
-        """chat: texts become messages of a user. tokenizer: cuts queries, where the options ask for that.
+    def __init__(
+        self,
+        source: Any,
+        options: DataOptions,
+        seed: int,
+        *,
+        chat: bool = False,
+        policy: Any = None,
+        form: Form | None = None,
+    ):
+        """chat: texts become messages of a user. policy: its tokenizer cuts prompts, where the options ask for that,
+        and it decides whether a form's cue is read. form: makes tasks of published rows.
 
         Raises: OperantError as `load_tasks`.
         """
-        cuts, row = options.query_range() is not None, first_row(source)
-        talks = isinstance(row, Mapping) and options.text_field not in row and answered(row)
-        self.tokenizer = tokenizer
-        self.tasks = load_tasks(source, tokenizer if cuts else None, options, seed, with_replies=talks)
+        row = first_row(source)
+        talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
+        self.tokenizer = getattr(policy, "tokenizer", None)
+        made = {"form": form, "cue": not getattr(policy, "encoder_decoder", False)}
+        self.tasks = load_tasks(
+            source, self.tokenizer if cuts(options) else None, options, seed, with_replies=talks, **made
+        )
         if talks:  # the prompt of a conversation is what comes before the first answer
             self.tasks = [replace(task, replies=()) for task in self.tasks]
         if chat:
@@ -72,6 +88,11 @@ class TaskSet:
         tasks = self.tasks if theirs == ours else [replace(task, prompt=self.text(task)) for task in self.tasks]
         bounds = {"context": policy.context, "vocabulary": policy.vocabulary}
         return load_tasks(tasks, policy.tokenizer, max_new=0 if policy.encoder_decoder else most, **bounds)
+
+
+def cuts(options: DataOptions) -> bool:
+    """Whether prompts are cut by their tokens."""
+    return options.query_range() is not None or options.prompt_tokens is not None
 
 
 def as_chat(prompt: Any) -> Any:
@@ -116,6 +137,11 @@ def answered(row: Mapping[str, Any]) -> bool:
 def first_row(source: Any) -> Any:
     """The first row of a source, whose form stands for all; None if there is none. Raises: OperantError as `read`."""
     return next((row for _, row in islice(read(source)[1], 1)), None)
+
+
+def take_form(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the row form and its options out of the options."""
+    return named_parts.flattened({name: read_option(options.pop(name)) for name in named_parts.only(options, "form")})
 
 
 def take(options: dict[str, Any], made: type) -> dict[str, Any]:
@@ -168,11 +194,11 @@ def write_replies(words: Sequence[str], options: dict[str, Any]) -> int:
     if odd := next((name for name in OF_PROMPTS if name in options), None):
         raise OperantError(f"--{odd} is about single prompts, and --tasks gives many: leave one of the two out")
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
-    given = take(options, DataOptions)
-    data = data_options(source, given)
+    given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
+    data = data_options(source, given) if form is None else compose({"": DataOptions}, given)[""]
     asked = what_is_asked(words, options)
-    tokenizer = load(words[0])[0].tokenizer if data.query_range() else None
-    tasks = TaskSet(source, data, asked.seed, chat=chat, tokenizer=tokenizer)
+    policy = load(words[0])[0] if cuts(data) or form is not None else None
+    tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
     if asked.scorer is not None:
         rewards.prepare(asked.scorer.reward, tasks.tasks)
     if asked.best_of > 1:

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,8 +18,12 @@ from operant.types import OperantError, shown
 HELD_OUT = 256
 """Number of lines at the end of built-in tasks that are reserved for evaluation."""
 ALIASES = {"imdb": "stanfordnlp/imdb"}
-SOURCES = Table("task source", "operant.data", {})
-"""Functions that return rows, of other packages; their arguments are the options `tasks.*`."""
+SOURCES = Table(
+    "task source",
+    "operant.data",
+    {"dates": "operant.data.synthetic:dates", "numbers": "operant.data.synthetic:numbers"},
+)
+"""Functions that return rows; their arguments are the options `tasks.*`."""
 
 
 def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
@@ -53,6 +58,8 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     if name.startswith("builtin:"):
         return _builtin(name.removeprefix("builtin:"))
     there = found(name)
+    if not there and len(files := name.split(",")) == 2 and all(map(found, files)):
+        return parallel(*map(Path, files))
     path = there or Path(name)
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if there and there.is_dir():
@@ -61,12 +68,36 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
         raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
     if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
         return path.name.removesuffix(".gz").rsplit(".", 1)[0], _file(path, suffix)
-    of_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", name, re.ASCII)
+    of_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+){0,2}(:[\w.-]+)?", name, re.ASCII)
     if not of_hub or len(name) > 200 or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
         raise OperantError(
             f"tasks: there is no file {shown(name)}, and a data set of the Hub has a name such as owner/name"
         )
     return _hub(name)
+
+
+def parallel(one: Path, other: Path) -> tuple[str, Iterator[tuple[int, Any]]]:
+    """Rows of two files whose lines are translations of each other: {"translation": {"de": ..., "en": ...}}.
+
+    The languages are the endings of the files, or their names where the endings are equal.
+    """
+    bare = [Path(path.name.removesuffix(".gz")) for path in (one, other)]
+    named = [path.suffix[1:] for path in bare]
+    languages = named if len({*named, ""}) == 3 else [path.stem for path in bare]
+    if len(set(languages)) < 2:
+        raise OperantError(f"tasks: {one} and {other} have one name: name two files of texts, such as test.de,test.en")
+
+    def rows() -> Iterator[tuple[int, Any]]:
+        texts = [_explained(path, _txt(path)) for path in (one, other)]
+        for number, pair in enumerate(zip_longest(*texts)):
+            if None in pair:
+                short, more = (one, other) if pair[0] is None else (other, one)
+                raise OperantError(
+                    f"tasks: {short} has {number} lines, and {more} has more: parallel files have as many lines"
+                )
+            yield number, {"translation": dict(zip(languages, (text for _, text in pair)))}
+
+    return bare[0].stem, rows()
 
 
 def _endings() -> str:
@@ -202,8 +233,10 @@ def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
 
 
 def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
-    """Rows of a data set of the Hub; `name:split` chooses a split, by default `train`."""
+    """Rows of a data set of the Hub: `owner/name/part:split`, with one of its parts ("3.0.0", "de-en") if it has
+    several; the split is `train` by default."""
     name, _, split = name.partition(":")
+    name, part = name.rsplit("/", 1) if name.count("/") == 2 else (name, None)
     dataset_name = ALIASES.get(name, name)
     try:
         import datasets
@@ -219,7 +252,7 @@ def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
         unreachable = error
         datasets.config.HF_HUB_OFFLINE = True  # load_dataset then searches only the cache
     try:
-        rows = datasets.load_dataset(dataset_name, split=split or "train")
+        rows = datasets.load_dataset(*filter(None, (dataset_name, part)), split=split or "train")
     except Exception as error:
         failed = unreachable or OperantError(f"tasks: data set {dataset_name!r} cannot be loaded: {error}")
         raise OperantError(f"{failed}{nearest(name[:100], SOURCES.names())}") from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from operant.data.forms import Form, FormedRow, called, formed, names_in
 from operant.data.order import permutation
 from operant.data.preferences import labelled_task
 from operant.data.replies import task_with_reply
@@ -40,6 +41,10 @@ class DataOptions:
     """Leave out texts with more characters."""
     query_tokens: int | str | None = None
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
+    prompt_tokens: int | None = None
+    """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are kept."""
+    prompt_keeps: str = "start"
+    """The side of such a prompt that is kept: start or end."""
     template: str | None = None
     """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
     limit: int | None = None
@@ -65,6 +70,8 @@ class DataOptions:
             ("min_chars", self.min_chars >= 0, "at least 0"),
             ("max_chars", self.max_chars is None or self.max_chars >= max(self.min_chars, 1), "at least min_chars"),
             ("query_tokens", 1 <= low <= high, "a number from 1, or a range such as 2-8"),
+            ("prompt_tokens", self.prompt_tokens is None or self.prompt_tokens >= 2, "at least 2"),
+            ("prompt_keeps", self.prompt_keeps in ("start", "end"), "start or end"),
             ("loss_on", self.loss_on in ("replies", "all"), "replies or all"),
             ("max_length", self.max_length is None or self.max_length >= 2, "at least 2"),
             ("limit", self.limit is None or self.limit >= 1, "at least 1"),
@@ -73,12 +80,22 @@ class DataOptions:
             if not good:
                 raise OperantError(f"data.{name}={shown(getattr(self, name))}: it must be {rule}")
 
+    def check_beside(self, form: Any) -> None:
+        """Raises: OperantError for an option whose work the form does, if there is one."""
+        done = ("text_field", "query_tokens", "template", "reference_field", "reply_field")
+        if form is not None and (changed := [name for name in done if getattr(self, name) != getattr(BARE, name)]):
+            named = form if isinstance(form, str) else called(form)
+            raise OperantError(f"data.{changed[0]} beside form={named}: the form reads the fields itself; leave it out")
+
     def query_range(self) -> tuple[int, int] | None:
         """Fewest and most tokens of a query; None if the whole text is the prompt."""
         if self.query_tokens is None:
             return None
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(self.query_tokens))
         return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+
+
+BARE = DataOptions()
 
 
 def load_tasks(
@@ -91,6 +108,8 @@ def load_tasks(
     vocabulary: int | None = None,
     with_replies: bool = False,
     labelled: bool = False,
+    form: Form | None = None,
+    cue: bool = True,
 ) -> list[Task]:
     """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
 
@@ -99,22 +118,28 @@ def load_tasks(
     tokenizer, prompts become ids; rows that are a `Task` already stay unchanged, unless a query is cut from them.
     `context` and `max_new`, in tokens, bound the prompts, `vocabulary` their ids. A generator without end needs
     `limit`. `with_replies`: the rows are demonstrations (see `data/replies.py`); their texts are not encoded here.
-    `labelled`: these have labels (see `data/preferences.py`).
+    `labelled`: these have labels (see `data/preferences.py`). `form`: makes the rows of tasks of those that a data set
+    publishes (see `data/forms.py`). `cue`: whether the policy continues its prompts, and so reads the form's cue.
 
     Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
     """
-    options = options or DataOptions()
+    options = options or BARE
+    options.check_beside(form)
     if with_replies and options.query_range():
         raise OperantError(f"data.query_tokens={options.query_tokens!r}: demonstrations need their whole prompts")
     if options.query_range() and tokenizer is None:
         raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
     name, rows = read(source)
+    rows = rows if form is None else formed(rows, form, name, skip_empty=options.min_chars > 0)
     if options.shuffle:
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
     passed: Counter[str] = Counter()
-    filtered = _filtered(rows, name, options, passed, with_replies, labelled)
-    encoded = (task for task, _ in filtered) if with_replies else _encoded(filtered, tokenizer, options, seed, passed)
+    filtered = _filtered(rows, name, options, passed, with_replies, labelled, cue)
+    if with_replies and options.prompt_tokens is None:  # prompt and reply are encoded together, later
+        encoded = (task for task, _, _ in filtered)
+    else:
+        encoded = _encoded(filtered, tokenizer, options, seed, passed)
     tasks = list(islice(encoded, options.limit))
     if not tasks:
         raise OperantError(_nothing_left(name, passed, options))
@@ -130,14 +155,16 @@ def load_tasks(
 
 
 def _filtered(
-    rows: Iterable[tuple[int, Any]],
+    rows: Iterable[tuple[int | str, Any]],
     name: str,
     options: DataOptions,
     passed: Counter[str],
     with_replies: bool,
     labelled: bool,
-) -> Iterator[tuple[Task, bool]]:
-    """Tasks that pass the filters, each with whether its row was a task already. `passed` counts them per filter."""
+    cue: bool,
+) -> Iterator[tuple[Task, bool, tuple[str, str]]]:
+    """Tasks that pass the filters, each with whether its row was a task already, and what its form puts before and
+    behind the prompt. `passed` counts them per filter."""
     for number, row in rows:
         passed["read"] += 1
         was_task = isinstance(row, Task)
@@ -158,24 +185,33 @@ def _filtered(
             )
         parts = [task.prompt, *task.replies] if with_replies else [task.prompt]
         text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
+        around = (row.before, row.cue if cue else "") if isinstance(row, FormedRow) else ("", "")
         if not (task.replies or task.prompt if text is None else text.strip()):
             continue
         passed["not empty"] += 1
         if text is not None and not was_task and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
             continue
         passed["length in characters"] += 1
-        yield task, was_task
+        yield replace(task, prompt=around[0] + task.prompt + around[1]) if any(around) else task, was_task, around
 
 
-def _task(row: Any, number: int, name: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
-    where = f"{name}, row {number}"
-    fields = row if isinstance(row, Mapping) else {options.text_field: row}
+def _task(row: Any, number: int | str, name: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
+    where, of_form = f"{name}, row {number}", row if isinstance(row, FormedRow) else None
+    fields = row if isinstance(row, Mapping) else {options.text_field: row} if of_form is None else of_form.published
     task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{number}")
     target = None
     if options.target_field:
         wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
         found = {name.strip(): _field(fields, name.strip(), where, "target_field") for name in wanted}
         target = found if len(wanted) > 1 else next(iter(found.values()))
+    if of_form is not None:
+        if with_replies and not of_form.references:
+            raise OperantError(
+                f"{where}: the form found no reference in the row, so there is no reply to learn from (fields: "
+                f"{names_in(fields)}); form.target names the field where a form has that option"
+            )
+        target, references = of_form.target if target is None else target, of_form.references
+        return Task(task_id, of_form.prompt, target, references if with_replies else (), references=references)
     if labelled:
         task = labelled_task(row, task_id, where)
         return task if target is None else replace(task, target=target)
@@ -224,21 +260,54 @@ def _field(fields: Mapping[str, Any], name: str, where: str, option: str) -> Any
 
 
 def _encoded(
-    tasks: Iterator[tuple[Task, bool]], tokenizer: Any, options: DataOptions, seed: int, passed: Counter[str]
+    tasks: Iterator[tuple[Task, bool, tuple[str, str]]],
+    tokenizer: Any,
+    options: DataOptions,
+    seed: int,
+    passed: Counter[str],
 ) -> Iterator[Task]:
-    """Tasks with prompts as ids, cut to queries if `options` ask for it. Messages stay as they are."""
-    span = options.query_range()
+    """Tasks with prompts as ids, cut to queries or to `prompt_tokens` if `options` ask for it. Messages stay as they
+    are, and so do the prompts of demonstrations that are not cut: their ids are made with those of the replies.
+    """
+    span, most = options.query_range(), options.prompt_tokens
     special: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
     while chunk := list(islice(tasks, CHUNK)):
-        wanted = [isinstance(t.prompt, str) and tokenizer is not None and bool(span or not was) for t, was in chunk]
-        ids = iter(_ids([str(task.prompt) for (task, _), w in zip(chunk, wanted) if w], tokenizer, span))
-        for (task, _), text in zip(chunk, wanted):
+        wanted = [
+            isinstance(t.prompt, str) and tokenizer is not None and bool(span or most or not was) for t, was, _ in chunk
+        ]
+        ids = iter(_ids([str(task.prompt) for (task, _, _), w in zip(chunk, wanted) if w], tokenizer, span))
+        for (task, _, around), text in zip(chunk, wanted):
             prompt: Any = next(ids) if text else task.prompt
             if span and isinstance(prompt, list) and isinstance(prompt[0], int):
                 prompt = _query(prompt, span, special, counter(seed, "query", task.id))
+            if most and len(prompt) > most and isinstance(prompt, list) and isinstance(prompt[0], int):
+                kept = [tokenizer.encode(part, add_special_tokens=False) if part else [] for part in around]
+                prompt = shortened(prompt, most, options.prompt_keeps, kept, special)
+            elif task.replies:
+                prompt = task.prompt
             if prompt:
                 passed["length in tokens"] += 1
                 yield task if prompt is task.prompt else replace(task, prompt=prompt)
+
+
+def shortened(ids: list[int], most: int, keeps: str, around: list[list[int]], special: set[int]) -> list[int]:
+    """The first `most` ids of a longer prompt, or with keeps="end" the last. The special ids at both its ends stay, and
+    so do `around`: the ids of the text before and behind what may be cut.
+
+    shortened([1, 7, 8, 9, 5, 2], 5, "start", [[], [5]], {1, 2}) == [1, 7, 8, 5, 2]
+    Raises: OperantError if these alone are too many.
+    """
+    lead = next((i for i, token in enumerate(ids) if token not in special), 0)
+    last = next((i for i, token in enumerate(reversed(ids)) if token not in special), 0)
+    before, behind = around
+    core, room = ids[lead : len(ids) - last], most - lead - last - len(before) - len(behind)
+    if room < 1:
+        raise OperantError(
+            f"data.prompt_tokens={most}: {most - room} tokens stand around the text of a prompt already; raise it, or "
+            "shorten the prefix or the cue of the form"
+        )
+    core = core[: len(before) + room] + behind if keeps == "start" else before + core[-room - len(behind) :]
+    return ids[:lead] + core + ids[len(ids) - last :]
 
 
 def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list[list[int]]:
@@ -325,5 +394,6 @@ def _check_prompts(
         if context is not None and len(prompt) + max_new > context:
             raise OperantError(
                 f"task {task.id!r}: its prompt of {len(prompt)} tokens and {max_new} new ones are more than "
-                f"the model's context of {context}; shorten it (query_tokens, max_chars) or lower sampling.max_tokens"
+                f"the model's context of {context}; shorten it (prompt_tokens, query_tokens, max_chars) or lower "
+                "sampling.max_tokens"
             )

@@ -53,6 +53,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     rewards.flat,
     rewards.saturated,
     sampling.declared_otherwise,
+    sampling.evaluated_otherwise,
     updates.overfits,
     updates.guesses,
 )

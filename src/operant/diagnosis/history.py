@@ -160,6 +160,7 @@ def latest(source: Any) -> History:
     if learner is source:
         return history
     config |= values(source.config.train)
+    config |= {f"evaluation.{name}": value for name, value in values(source.config.evaluation).items()}
     return replace(history, metrics=source.metrics, reference=source.folder.reference_probes(), config=config)
 
 

@@ -201,3 +201,26 @@ def declared_otherwise(history: History) -> Finding | None:
         ("kl/per_reply",),
         history.step,
     )
+
+
+def evaluated_otherwise(history: History) -> Finding | None:
+    """Held-out tasks are answered with other settings than those that the method trains."""
+    beams, given = history.option("evaluation.beams", 1), history.option("evaluation.sampling") or {}
+    names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
+    own = {name: history.option(f"sampling.{names.get(name, name)}") for name in given} | {"do_sample": True}
+    other = {name: value for name, value in given.items() if value != own[name]}
+    parts = [f"{name} {value} (training {own[name]})" for name, value in other.items()]
+    parts += [f"{beams} beams (training draws)"] * (beams > 1)
+    if not parts or (history.option("evaluate") is None and not history.evaluation):
+        return None
+    undo = ["--evaluation.sampling none"] * bool(other) + ["--evaluation.beams 1"] * (beams > 1)
+    return Finding(
+        "evaluated_otherwise",
+        "note",
+        f"Held-out replies are made with {', '.join(parts)}.",
+        "evaluate/reward and reward/mean are of different distributions, and the method improves the replies that "
+        "training draws; the gain may be smaller, or missing, in the other ones",
+        f"Compare evaluate/reward with itself alone, or use the same settings: `{' '.join(undo)}`",
+        ("evaluate/reward", "reward/mean"),
+        history.step,
+    )

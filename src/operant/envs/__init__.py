@@ -9,6 +9,7 @@ ENVS = Table(
     "environment",
     "operant.envs",
     {
+        "extract": "operant.envs.extract:Extract",
         "feedback": "operant.rewards.feedback:Feedback",
         "gymnasium": "operant.envs.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",

@@ -174,12 +174,13 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
     train, update, seed = config.train, config.learner["update"], config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
-    parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env")}
+    parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env", "form")}
+    whole = bool(getattr(model_config, "is_encoder_decoder", False))
+    forms = forms | {"form": named_parts.form(train.form, parts["form"]), "cue": not whole}
     env = named_parts.make("env", train.env, parts["env"]) if train.tasks is None else None
     source, held_out_source = named_parts.sources(train, parts["tasks"], env)
     tasks = load_tasks(source, tokenizer, limited, seed, max_new=reply, **forms)
     if forms["with_replies"]:
-        whole = bool(getattr(model_config, "is_encoder_decoder", False))
         given = Demonstrations(tokenizer, None, config.data.loss_on == "all", config.data.max_length, whole)
         turns = [turn for rollout in given.rollouts(tasks) for turn in rollout.turns]
         prompt, reply = max(len(turn.prompt) for turn in turns), 1 + max(len(turn.action) for turn in turns)

@@ -62,6 +62,8 @@ class HiddenStates(nn.Module):
         if self.head is None:
             raise OperantError(f"{type(model).__name__} has no output head: a policy needs a language-model head")
         self.vocabulary = int(self.head.weight.shape[0])
+        if self.encoder_decoder:
+            _ = self.start_token
         self.trunk: Trunk | None = None
         self.packing = Packing(model)
         self.virtual = virtual_ids(model, options)
@@ -129,10 +131,15 @@ class HiddenStates(nn.Module):
 
     @property
     def start_token(self) -> int:
-        """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its config has none."""
-        start = self.config.decoder_start_token_id
+        """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
+        configs = (self.config, getattr(self.model, "generation_config", None))
+        named = (getattr(config, "decoder_start_token_id", None) for config in configs)
+        start = next((token for token in named if token is not None), None)
         if start is None:
-            raise OperantError("the encoder-decoder's config has no decoder_start_token_id: set it before training")
+            raise OperantError(
+                f"the encoder-decoder {type(self.model).__name__} has no decoder_start_token_id, with which each reply "
+                "begins: add it to its config.json (of T5 the id of the padding token, of BART that of the end token)"
+            )
         return int(start)
 
     # --- states of a batch --------------------------------------------------------------------------------------------

@@ -58,12 +58,12 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
     source, evaluated = named_parts.sources(train, own["tasks"], env)
-    forms = find(train.algorithm).rows
+    forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
     metrics = resolve(config.evaluation.metrics)
     for rows, measured in ((source, []), (evaluated, metrics)):
         # A wrong path or field shows in the first row, before any model loads.
-        if isinstance(rows, (str, Path)) or ((measured or reward) and isinstance(rows, (list, tuple))):
+        if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
             first = load_tasks(rows, None, one_row, **forms)
             prepared(measured, first, alone=True)
             rewards.prepare(reward, first, alone=True)
@@ -89,6 +89,7 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     # The reply of an encoder-decoder takes no space in the context of the prompt.
     max_new = 0 if policy.encoder_decoder else sampling.max_tokens
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary} | forms
+    bounds["cue"] = not policy.encoder_decoder
     seed = config.learner["learner"].seed
     if policy.tokenizer is None and env is None:
         task = next(iter(load_tasks(source, None, one_row, **forms)))

@@ -38,6 +38,9 @@ class TrainOptions:
     tasks: Any = None
     """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function. None: the
     environment's own, if it has any."""
+    form: Any = None
+    """Makes tasks of rows as a data set publishes them: summarize, translate, commongen, totto, narrativeqa, dialog,
+    imdb, extract, or module:function; from Python also a function. None: the options `data.*` name the fields."""
     reward: Any = None
     """A name (builtin:sentiment, letters:e), module:function, or {name: weight}; from Python also a function."""
     env: Any = None
@@ -206,6 +209,8 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     whole = with_base(composed, own)
+    if whole.get("tasks") is not None and options.is_none(whole.get("evaluate")) and "evaluation.metrics" not in own:
+        whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
@@ -244,6 +249,15 @@ def _check_together(config: Config) -> None:
         raise OperantError(
             "tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train"
         )
+    if train.form is not None and (train.tasks is None or algorithm.rows["labelled"]):
+        why = "the environment has tasks of its own" if train.tasks is None else "its rows are labelled replies"
+        raise OperantError(f"form={shown(train.form)} with algorithm={train.algorithm}: {why}; leave it out")
+    config.data.check_beside(train.form)
+    sampling, beams = config.learner["sampling"], config.evaluation.beams
+    for name, given in (("engine", train.engine), *((n, getattr(sampling, n)) for n in ("stop_strings", "guidance"))):
+        if beams > 1 and given:
+            full = name if name == "engine" else f"sampling.{name}"
+            raise OperantError(f"evaluation.beams={beams} with {full}={shown(given)}: beam search cannot heed it")
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
     if train.reward is not None and algorithm.needs.text_scores:

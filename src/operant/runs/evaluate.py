@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from operant import distributed
+from operant.engines.beam_search import BeamSearch
 from operant.metrics import games, judged_labels
 from operant.metrics.evaluation import (
     NOTHING,
@@ -47,6 +48,10 @@ class EvaluationOptions:
     """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
     sampling: Any = None
     """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
+    beams: int = 1
+    """Above 1: replies are searched for by transformers' beam search with so many beams, and not drawn."""
+    length_penalty: float = 1.0
+    """Of beam search: the score of a reply of n tokens is their summed log-probs over n ** length_penalty."""
     metrics: Any = None
     """Further metrics of the replies: bleu,rouge, or with options {bleu: {max_n: 2}}. A name is one that
     docs/evaluation.md lists, module:function, or one that an installed package adds."""
@@ -56,7 +61,16 @@ class EvaluationOptions:
             raise OperantError(f"evaluation.samples={self.samples}: it must be at least 1")
         if self.sampling is not None and not isinstance(self.sampling, Mapping):
             raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
+        if "num_beams" in (self.sampling or {}):
+            raise OperantError("evaluation.sampling has num_beams: give --evaluation.beams N instead")
         from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
+        if self.beams < 1:
+            raise OperantError(f"evaluation.beams={self.beams}: it must be at least 1, which draws the replies")
+        if self.beams > 1:
+            drawing = {"temperature", "top_k", "top_p", "min_p", "do_sample"} & {*(self.sampling or {})}
+            idle = ["samples"] * (self.samples > 1) + ["seeds"] * (len(self.seeds) > 1)
+            if idle := [*idle, *(f"sampling.{name}" for name in sorted(drawing))]:
+                raise OperantError(f"evaluation.beams={self.beams} draws nothing: leave it or evaluation.{idle[0]} out")
         metric_names(self.metrics)
 
 
@@ -202,6 +216,7 @@ class Evaluator:
         self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
         self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
         self.seeds = options.seeds or (learner.own.seed,)
+        self.engine = beam_search(learner.policy, options)
         self.metrics = resolve(options.metrics) if metrics is None else metrics
         prepared(self.metrics, tasks)
 
@@ -225,7 +240,9 @@ class Evaluator:
         rollouts = [
             rollout
             for seed in self.seeds
-            for rollout in learner.play(sampled, sampling=self.sampling, stream="evaluate", seed=seed)
+            for rollout in learner.play(
+                sampled, sampling=self.sampling, stream="evaluate", seed=seed, engine=self.engine
+            )
         ]
         with learner.timing("evaluate"):
             seen = learner.as_seen(rollouts)
@@ -236,7 +253,7 @@ class Evaluator:
             scores = totals(judged.scores, rollouts)
             kl = None
             played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
-            if learner.reference is not None and played:
+            if learner.reference is not None and played and self.engine is None:  # KL is a mean over drawn replies
                 kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
         tokenizer = learner.policy.tokenizer
         decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
@@ -254,6 +271,13 @@ class Evaluator:
         scores = learner.policy.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in given])
         single = learner.options["loss"]["kind"] == "good"
         return judged_labels.summary(list(judged_labels.judgements(given, scores, single=single)))
+
+
+def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None:
+    """The engine that searches for replies, if the options ask for it. Raises: OperantError as `BeamSearch`."""
+    if options.beams == 1:
+        return None
+    return BeamSearch(policy, beams=options.beams, length_penalty=options.length_penalty)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The parts of a run that a user names: policy, environment, engine, reward, tasks and trackers.
+"""The parts of a run that a user names: policy, environment, engine, reward, tasks, form and trackers.
 
 A part is a name with its options beside it (`env: my_worlds:Maze`, `env.size: 4`), or both in one mapping
 (`env: {name: my_worlds:Maze, size: 4}`). Its options are the arguments of the class or function that has the name. Of
@@ -12,6 +12,7 @@ from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 from operant import rewards
+from operant.data.forms import ROW_FORMS
 from operant.data.sources import SOURCES
 from operant.engines import ENGINES
 from operant.envs import ENVS, own_games
@@ -39,7 +40,7 @@ class Kind(NamedTuple):
 
 def _factory(kind: str, value: Any, skip: int = 0) -> Factory | None:
     """The factory of a name, class or function; it gets `skip` arguments from the run."""
-    thing = found(kind, value) if kind in ("env", "engine") or is_object(kind, value) else value
+    thing = found(kind, value) if kind in ("env", "engine", "form") or is_object(kind, value) else value
     return Factory(thing, skip) if inspect.isclass(thing) or inspect.isroutine(thing) else None
 
 
@@ -54,13 +55,14 @@ KINDS = {
     "engine": Kind("engine", lambda value: _factory("engine", value, 1), ("generate", "sync")),
     "reward": Kind("reward", rewards.factory, several=True),
     "tasks": Kind("task source", lambda value: _factory("tasks", value)),
+    "form": Kind("row form", lambda value: _factory("form", value, 1)),
     "policy": Kind("policy", lambda value: _factory("policy", value)),
     "trackers": Kind("tracker", _tracker, several=True),
 }
 """By option."""
 
 
-TABLES: dict[str, Table] = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES, "policy": POLICIES}
+TABLES: dict[str, Table] = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES, "form": ROW_FORMS, "policy": POLICIES}
 
 
 def is_object(kind: str, value: Any) -> bool:
@@ -96,6 +98,11 @@ def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
 def options_of(options: Mapping[str, Any], kind: str) -> list[str]:
     """The names of the options of the part `kind` among flat options."""
     return [name for name in options if str(name).replace("-", "_").startswith(f"{kind}.")]
+
+
+def only(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The part `kind` and its options among flat options."""
+    return {name: options[name] for name in (kind, *options_of(options, kind)) if name in options}
 
 
 def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,6 +181,23 @@ def source(value: Any, options: Mapping[str, Any]) -> Any:
         return value
     rows = found("tasks", value)
     return rows(**options) if inspect.isclass(rows) else _bound(rows, options)
+
+
+def form(value: Any, options: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The row form of a run with its options, as `load_tasks` takes it. Raises: OperantError for one that is none."""
+    made = None if value is None else found("form", value)
+    if made is not None and (inspect.isclass(made) or not callable(made)):
+        raise OperantError(f"form={shown(value)} is no function: a form is called with a row (docs/extending.md)")
+    return None if made is None else _bound(made, options)
+
+
+def stored_form(config: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The row form that flat options name, as those of a run's config.yaml; None if they name none.
+
+    Raises: OperantError for an unknown form or option.
+    """
+    check_owned({"form": named} if (named := config.get("form")) is not None else {}, only(config, "form"))
+    return None if named is None else form(named, stored_options("form", config))
 
 
 def sources(train: Any, options: Mapping[str, Any], env: Any) -> tuple[Any, Any]:

@@ -1,0 +1,361 @@
+"""Row forms: functions from a row as a data set publishes it to what a task needs. The option `form` names one.
+
+    def headline(row, *, prefix="headline: "):       # a form of your own: form=my_forms:headline, form.prefix="title: "
+        return {"before": prefix, "prompt": row["body"], "cue": "\\n", "references": [row["headline"]]}
+
+A form returns a mapping with these keys, of which only `prompt` must be there, or a list of such mappings for a row
+that makes several tasks or none. Its keyword arguments are the options `form.*`.
+
+prompt      what the policy reads: text, or chat messages
+before      text in front of the prompt, such as "summarize: ", which `data.prompt_tokens` never cuts
+cue         text behind the prompt that says where the reply begins. Only a policy that continues its prompt reads it;
+            an encoder-decoder does not need it. It is never cut either
+references  good replies: a text or a list of texts, of which empty ones are left out. Metrics and rewards compare with
+            them, and supervised training learns them
+target      anything that a reward needs, such as the words to use
+
+Adjacent rows with the same prompt and target are one task with the references of all, because some sets publish one row
+for each reference.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from operant.import_by_name import Table, nearest
+from operant.types import OperantError, Task, shown
+
+ROW_FORMS = Table(
+    "row form",
+    "operant.forms",
+    {
+        "commongen": "operant.data.forms:commongen",
+        "dialog": "operant.data.forms:dialog",
+        "extract": "operant.data.forms:extract",
+        "imdb": "operant.data.forms:imdb",
+        "narrativeqa": "operant.data.forms:narrativeqa",
+        "summarize": "operant.data.forms:summarize",
+        "totto": "operant.data.totto:totto",
+        "translate": "operant.data.forms:translate",
+    },
+)
+"""The forms by name; other packages add theirs as entry points."""
+Form = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FormedRow:
+    """What a form returned: `FormedRow("A long text.", before="summarize: ", references=("A text.",))`."""
+
+    prompt: str | list[dict[str, str]]
+    before: str = ""
+    cue: str = ""
+    references: tuple[str, ...] = ()
+    target: Any = None
+    published: Row = field(default_factory=dict)
+    """The row as the data set publishes it."""
+
+
+KEYS = [f.name for f in fields(FormedRow) if f.name != "published"]
+
+
+def formed(
+    rows: Iterable[tuple[int, Any]], form: Form, source: str, *, skip_empty: bool
+) -> Iterator[tuple[int | str, Any]]:
+    """What `form` makes of each row, with the row's number; of several from one row, 3.0, 3.1 and so on.
+
+    A row that is a `Task` stays one. `source` names the rows in errors. `skip_empty`: leave out empty prompts.
+    Raises: OperantError for a row that the form cannot read, with its number and fields, or for an empty prompt.
+    """
+    last: tuple[int | str, Any] | None = None
+    for number, made in each_formed(rows, form, source):
+        if isinstance(made, FormedRow) and isinstance(made.prompt, str) and not made.prompt.strip():
+            if skip_empty:
+                continue
+            raise OperantError(
+                f"{source}, row {number}: the text that form {called(form)!r} reads is empty; repair the row, or leave "
+                "such rows out: --data.min-chars 1"
+            )
+        if last is not None and isinstance(made, FormedRow) and isinstance(last[1], FormedRow):
+            several = replace(last[1], references=tuple(dict.fromkeys((*last[1].references, *made.references))))
+            if made.references and replace(made, references=several.references, published=several.published) == several:
+                last = last[0], several
+                continue
+        if last is not None:
+            yield last
+        last = number, made
+    if last is not None:
+        yield last
+
+
+def each_formed(rows: Iterable[tuple[int, Any]], form: Form, source: str) -> Iterator[tuple[int | str, Any]]:
+    """Each row as its form makes it, one by one."""
+    for number, row in rows:
+        if isinstance(row, Task):
+            yield number, row
+            continue
+        where = f"{source}, row {number}, form {called(form)!r}"
+        published = row if isinstance(row, Mapping) else {"text": row}
+        try:
+            made = form(published)
+        except OperantError as error:
+            raise OperantError(f"{where}: {error}") from error
+        except Exception as error:  # a form may be the user's own
+            why = f"it raised {type(error).__name__}: {error}"
+            raise OperantError(f"{where}: {why} (fields: {names_in(published)})") from error
+        several = not isinstance(made, Mapping)
+        if several and not isinstance(made, (list, tuple)):
+            raise OperantError(f"{where}: it returned a {type(made).__name__}; it must return a mapping, or a list")
+        for place, one in enumerate(made if several else [made]):
+            yield f"{number}.{place}" if several else number, checked_row(one, published, where)
+
+
+def checked_row(made: Any, published: Row, where: str) -> FormedRow:
+    """One task's row of what a form returned. Raises: OperantError for keys or values that no form may return."""
+    if not isinstance(made, Mapping) or "prompt" not in made:
+        raise OperantError(f"{where}: it returned {shown(made)}; it must be a mapping with a prompt")
+    if odd := [key for key in made if key not in KEYS]:
+        raise OperantError(f"{where}: it returned {shown(odd[0])}; a form returns {', '.join(KEYS)}")
+    references = made.get("references") or ()
+    references = (references,) if isinstance(references, str) else tuple(references)
+    messages = isinstance(made["prompt"], list) and all(isinstance(part, Mapping) for part in made["prompt"])
+    texts = [*references, made.get("before", ""), made.get("cue", ""), "" if messages else made["prompt"]]
+    if odd := [text for text in texts if not isinstance(text, str)]:
+        raise OperantError(f"{where}: it returned {shown(odd[0])} where a text must be")
+    if messages and (made.get("before") or made.get("cue")):
+        raise OperantError(f"{where}: it returned messages with before or cue, which go with a text only")
+    kept = {key: value for key, value in made.items() if value is not None}
+    return FormedRow(**kept | {"references": tuple(text for text in references if text.strip())}, published=published)
+
+
+def called(form: Form) -> str:
+    """The name of a form in errors."""
+    return getattr(form, "__name__", type(form).__name__)
+
+
+# --- reading published rows -------------------------------------------------------------------------------------------
+
+
+def names_in(row: Row) -> str:
+    """The names of a row's fields, for errors."""
+    return shown(", ".join(map(str, row)) or "none", 300)[1:-1]
+
+
+def found_in(row: Row, names: Sequence[str], remedy: str = "") -> Any:
+    """The value of the first of these fields that the row has. Raises: OperantError if it has none of them."""
+    for name in names:
+        if name in row:
+            return row[name]
+    raise OperantError(
+        f"it reads {' or '.join(names)}, and the row has no such field{nearest(names[0], list(map(str, row)))} "
+        f"(fields: {names_in(row)}){remedy}"
+    )
+
+
+def text_of(value: Any, what: str) -> str:
+    """A text; of a list of sentences, all of them. Raises: OperantError for anything else."""
+    if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
+        return " ".join(part.strip() for part in value)
+    if not isinstance(value, str):
+        raise OperantError(f"{what} is {shown(value)}; it must be a text, or a list of sentences")
+    return value
+
+
+def texts_in(row: Row, names: Sequence[str]) -> list[str]:
+    """The references in the first of these fields that is there and not empty; none if there is no such field.
+
+    Raises: OperantError for a value that is neither a text nor a list of texts.
+    """
+    name = next((name for name in names if row.get(name)), None)
+    texts = [] if name is None else [row[name]] if isinstance(row[name], str) else row[name]
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise OperantError(f"{name} is {shown(texts)}; it must be a text, or a list of texts")
+    return list(texts)
+
+
+# --- the forms --------------------------------------------------------------------------------------------------------
+
+
+def imdb(row: Row, *, share: float = 0.5, words: int | None = None, field: str = "text") -> Any:
+    """IMDB continuation: the prompt is the beginning of a review, the reference its rest, the target its label.
+
+    share: of the words, that the prompt has. words: this many instead, and shorter reviews are left out.
+    """
+    if not 0 < share < 1 or (words is not None and words < 1):
+        raise OperantError(f"form.share={share}, form.words={words}: give a share between 0 and 1, at least 1 word")
+    text = text_of(found_in(row, (field,), "; name yours with --form.field FIELD"), field)
+    ends = [word.end() for word in re.finditer(r"\S+", text)]
+    count = int(len(ends) * share) if words is None else words
+    if words is not None and count >= len(ends):
+        return []
+    cut = ends[count - 1] if count else 0
+    return {"prompt": text[:cut], "references": text[cut:], "target": row.get("label")}
+
+
+ARTICLES = ("article", "document", "source")
+SUMMARIES = ("highlights", "summary", "target")
+
+
+def summarize(
+    row: Row,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    prefix: str = "summarize: ",
+    cue: str = "\nTL;DR:\n",
+) -> Any:
+    """Summarisation: CNN/DailyMail (article, highlights), XSum (document, summary), SciTLDR (source, target).
+
+    source, target: other fields of the text and of its summaries; each may be a list, of sentences or of summaries.
+    """
+    text = found_in(row, ARTICLES if source is None else (source,), "; name yours with --form.source FIELD")
+    summaries = texts_in(row, SUMMARIES if target is None else (target,))
+    return {"before": prefix, "prompt": text_of(text, "the source"), "cue": cue, "references": summaries}
+
+
+def extract(
+    row: Row, *, source: str | None = None, target: str | None = None, prompt: str = "text", cue: str = "\nTL;DR:\n"
+) -> Any:
+    """Summarisation by choosing a sentence, for the world `extract`: as `summarize`; the target is the sentences.
+
+    prompt: what the policy reads, the whole `text`, or another field, such as `title`.
+    """
+    value = found_in(row, ARTICLES if source is None else (source,), "; name yours with --form.source FIELD")
+    text = text_of(value, "the source")
+    asked = text if prompt == "text" else text_of(found_in(row, (prompt,), "; or --form.prompt text"), prompt)
+    listed = value if isinstance(value, (list, tuple)) else sentences(text)
+    made = summarize(row, source=source, target=target, prefix="", cue=cue)
+    return made | {"prompt": asked, "target": [one.strip() for one in listed if one.strip()]}
+
+
+LANGUAGES = {
+    "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "et": "Estonian", "fi": "Finnish",
+    "fr": "French", "hi": "Hindi", "it": "Italian", "ja": "Japanese", "ko": "Korean", "lt": "Lithuanian",
+    "lv": "Latvian", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
+    "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese",
+}  # fmt: skip
+
+
+def translate(
+    row: Row, *, source: str = "de", target: str = "en", prefix: str | None = None, cue: str | None = None
+) -> Any:
+    """Translation: {"translation": {"de": ..., "en": ...}} as of WMT and IWSLT, or the languages as fields.
+
+    source, target: the languages. prefix, cue: by default "translate German to English: ", and the target's name.
+    """
+    pair = row.get("translation", row)
+    if not isinstance(pair, Mapping):
+        raise OperantError(f"translation is {shown(pair)}; it must map languages to texts")
+    text = found_in(pair, (source,), "; name the languages with --form.source and --form.target")
+    of, to = (LANGUAGES.get(language, language) for language in (source, target))
+    return {
+        "before": f"translate {of} to {to}: " if prefix is None else prefix,
+        "prompt": text_of(text, source),
+        "cue": f"\n{to}:\n" if cue is None else cue,
+        "references": texts_in(pair, (target,)),
+    }
+
+
+def commongen(
+    row: Row, *, prefix: str = "generate a sentence with: ", separator: str = " ", end: str = ".", cue: str = "\n"
+) -> Any:
+    """CommonGen: a sentence with the given words, which are the target too. A part of speech (`dog_N`) is left out.
+
+    Rows have concepts, as a list or as "dog#run", and target, references or scene.
+    """
+    given = found_in(row, ("concepts", "concept_set"))
+    words = given.split("#") if isinstance(given, str) else given
+    if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) for word in words):
+        raise OperantError(f"concepts is {shown(given)}; it must be a list of words")
+    words = [re.sub(r"_[A-Z]+$", "", word) for word in words]
+    asked = {"before": prefix, "prompt": separator.join(words) + end, "cue": cue, "target": words}
+    return asked | {"references": texts_in(row, ("references", "target", "targets", "scene"))}
+
+
+def narrativeqa(
+    row: Row,
+    *,
+    context: str = "summary",
+    prefix: str = "question: ",
+    between: str = " context: ",
+    cue: str = "\nanswer:\n",
+) -> Any:
+    """NarrativeQA: a question on a story, answers as references.
+
+    context: what is read beside the question, the story's `summary`, its whole `text`, another field, or `none`.
+    """
+    story = row.get("document")
+    story = story if isinstance(story, Mapping) else row
+    question, answers = plain(found_in(row, ("question",))), row.get("answers", row.get("answer"))
+    if answers is None:
+        answers = [row[name] for name in ("answer1", "answer2") if row.get(name)]
+    answers = [plain(answer) for answer in ([answers] if isinstance(answers, (str, Mapping)) else answers)]
+    if context == "none":
+        return {"before": prefix, "prompt": text_of(question, "question"), "cue": cue, "references": answers}
+    read = plain(found_in(story, (context,), "; choose another with --form.context, or none"))
+    before = f"{prefix}{text_of(question, 'question')}{between}"
+    return {"before": before, "prompt": text_of(read, context), "cue": cue, "references": answers}
+
+
+def plain(value: Any) -> Any:
+    """The text of NarrativeQA's {"text": ..., "tokens": ...}; any other value is itself."""
+    return value["text"] if isinstance(value, Mapping) and "text" in value else value
+
+
+ACTS = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
+"""The dialogue acts of DailyDialog."""
+
+
+def dialog(
+    row: Row, *, turns: int = 5, least: int = 1, marker: str = " <EOU> ", target: str | None = None
+) -> list[dict[str, Any]]:
+    """DailyDialog: for each utterance, the `turns` before it are the prompt, each followed by `marker`.
+
+    The utterance is the reference; its dialogue act (inform, question, directive, commissive) is the target, or the
+    topic of a set without acts. target: another field, such as emotion, with one value for the dialogue or one for each
+    utterance. least: fewest utterances before the reply (RL4LMs asks for as many as `turns`).
+    """
+    said = found_in(row, ("dialog", "turns", "dialogue", "utterances"))
+    if not isinstance(said, (list, tuple)) or not all(isinstance(one, str) for one in said):
+        raise OperantError(f"the dialogue is {shown(said)}; it must be a list of utterances")
+    if not 1 <= least <= turns:
+        raise OperantError(f"form.least={least}, form.turns={turns}: least lies between 1 and turns")
+    named = next((name for name in ("act", "topic") if name in row), "topic") if target is None else target
+    known = row.get(named) if target is None else found_in(row, (target,), "; name yours with --form.target FIELD")
+    each = known if isinstance(known, (list, tuple)) else [known] * len(said)
+    if len(each) != len(said):
+        raise OperantError(f"{named} has {len(each)} values, and the dialogue {len(said)} utterances")
+    asked = [said[max(0, i - turns) : i] for i in range(len(said))]
+    return [
+        {
+            "prompt": "".join(one.strip() + marker for one in before).rstrip(" "),
+            "references": said[i].strip(),
+            "target": ACTS.get(each[i], each[i]) if named == "act" else each[i],
+        }
+        for i, before in enumerate(asked)
+        if i >= least
+    ]
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+ABBREVIATIONS = frozenset("al approx cf dr e.g eq eqs etc fig figs i.e mr mrs ms prof resp sec st u.s vs w.r.t".split())
+END = re.compile(r"""[.!?]+["')\]]*\s+(?=["'(\[]*[A-Z0-9])|(?<=\s)[.!?]+["')\]]*\s+""")
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text. One ends at . ! or ? before a space and a capital or a digit, but not behind an
+    abbreviation (`e.g.`, `et al.`, `Fig.`) or a single capital (`J. Smith`). A sign between spaces always ends one, as
+    in tokenised text.
+    """
+    found, begin = list[str](), 0
+    for end in END.finditer(text):
+        word = (text[begin : end.start()].split() or [""])[-1].lstrip("([\"'")
+        spaced = text[end.start() - 1].isspace()
+        if not spaced and end[0].startswith(".") and (word.lower() in ABBREVIATIONS or re.fullmatch("[A-Z]", word)):
+            continue
+        found.append(text[begin : end.end()].strip())
+        begin = end.end()
+    return [one for one in (*found, text[begin:].strip()) if one]

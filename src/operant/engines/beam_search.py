@@ -1,0 +1,98 @@
+"""Beam search for evaluations, by transformers' own `generate`: it finds likely replies, and draws nothing."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from operant.engines.native.engine import NativeEngine
+from operant.models.policy import Policy
+from operant.sampling import Sampling
+from operant.types import Completion, OperantError
+from operant.watchdog import beat
+
+ROWS = 256
+"""Most beams that are decoded at a time."""
+
+
+class BeamSearch(NativeEngine):
+    """An engine whose `generate` returns the best of `beams` hypotheses; a choice among options is drawn as ever.
+
+    length_penalty: a hypothesis of n tokens has the score of their summed log-probs over n ** length_penalty, so larger
+    ones prefer longer replies. Temperature, top-k, top-p and min-p do not apply, and neither does the generation_config
+    of the model: limits, stop tokens and banned tokens are those of `sampling`. Prompts of equal length share a batch,
+    so that no padding changes a number.
+    Raises: OperantError for a policy that is no transformers model.
+    """
+
+    def __init__(self, policy: Policy, *, beams: int = 4, length_penalty: float = 1.0):
+        super().__init__(policy)
+        if not hasattr(policy.model, "generate") or not hasattr(policy.model, "generation_config"):
+            raise OperantError(
+                f"evaluation.beams={beams}: the policy {type(policy.model).__name__} is no transformers model, whose "
+                "beam search this is; leave it out"
+            )
+        self.beams, self.length_penalty = beams, length_penalty
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """The best hypothesis for each prompt, in their order; `keys` are not used, as nothing is random.
+
+        Raises: OperantError as `NativeEngine.generate`, and for stop strings or guidance, which the search cannot heed.
+        """
+        self._check(prompts, sampling)
+        if sampling.stop_strings or sampling.guidance:
+            name = "stop_strings" if sampling.stop_strings else "guidance"
+            raise OperantError(f"evaluation.beams={self.beams} with sampling.{name}: beam search cannot heed it")
+        by_length = defaultdict[int, list[int]](list)
+        for place, prompt in enumerate(prompts):
+            by_length[len(prompt)].append(place)
+        most, made = max(1, ROWS // self.beams), dict[int, Completion]()
+        with self.searching(sampling):
+            for places in by_length.values():
+                for begin in range(0, len(places), most):
+                    some = places[begin : begin + most]
+                    found = self.found([prompts[place] for place in some])
+                    made |= {place: self.ended(ids, sampling) for place, ids in zip(some, found, strict=True)}
+                    beat()
+        return [made[place] for place in range(len(prompts))]
+
+    def found(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """What the model's search returns for prompts of one length, without the prompt."""
+        ids = torch.tensor(prompts, device=self.policy.device)
+        out = self.policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+        return out[:, 1 if self.policy.encoder_decoder else ids.shape[1] :].tolist()
+
+    def ended(self, ids: list[int], sampling: Sampling) -> Completion:
+        """The completion of ids that padding may follow behind a stop token. It has no log-probs: nothing was drawn."""
+        end = next((place for place, token in enumerate(ids) if token in sampling.stops), None)
+        action, logprobs = ids if end is None else ids[: end + 1], None
+        return Completion(action, logprobs, None, "length" if end is None else "stop", self.version)  # pyright: ignore[reportArgumentType]
+
+    @contextmanager
+    def searching(self, sampling: Sampling) -> Iterator[None]:
+        """Inside this context, the model's generation_config is this search and nothing else."""
+        from transformers import GenerationConfig
+
+        stops = sorted(sampling.stops)
+        only: dict[str, Any] = {"eos_token_id": stops} if stops else {}
+        only |= {"suppress_tokens": list(sampling.banned)} if sampling.banned else {}
+        only |= {"decoder_start_token_id": self.policy.start_token} if self.policy.encoder_decoder else {}
+        only |= {"min_new_tokens": sampling.min_tokens} if sampling.min_tokens and stops else {}
+        model = self.policy.model
+        usual, training = model.generation_config, model.training
+        model.generation_config = GenerationConfig(
+            num_beams=self.beams,
+            length_penalty=self.length_penalty,
+            max_new_tokens=sampling.max_tokens,
+            pad_token_id=stops[0] if stops else 0,
+            **only,
+        )
+        try:
+            model.eval()
+            yield
+        finally:
+            model.generation_config = usual
+            model.train(training)

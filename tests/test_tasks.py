@@ -1,0 +1,63 @@
+"""Each task end to end: tests of the road, on a handful of published rows and with tiny random models.
+
+They show that the recipe, its form, the training and the evaluation go together, for a causal policy and for an
+encoder-decoder. They measure nothing.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from published import ROWS, models, write
+
+from operant.cli import main
+from operant.metrics.evaluation import EVALUATION_METRICS, metric_names
+from operant.rewards import INSTALLED, NAMES
+from operant.runs.config import load_recipe
+
+TASKS = [*ROWS, "numbers", "dates"]
+SHORT = (
+    "--steps 5 --batch 4 --update.minibatch 4 --update.epochs 1 --probes 0 --sampling.max-tokens 6 "
+    "--sampling.min-tokens 0 --data.prompt-tokens 80 --reward letters:e"
+)
+"""Small enough for the tiny models, with a reward that every installation has in place of those of the recipes."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the tiny models in `causal` and `t5`, and a file of rows for each form."""
+    folder = tmp_path_factory.mktemp("tasks")
+    models(folder)
+    for name in ROWS:
+        write(folder, name)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["causal", "t5"])
+@pytest.mark.parametrize("name", TASKS)
+def test_the_road_of_a_task(name, kind, place, monkeypatch, capsys):
+    """Five steps of the recipe on its published rows, with held-out tasks and a metric that needs references."""
+    monkeypatch.chdir(place)
+    run, rows = Path(f"runs/{name}-{kind}"), ROWS.get(name, [])
+    held_out = f"--tasks {name}.jsonl --evaluate {name}.jsonl --evaluation.metrics exact_match" if rows else ""
+    code = main(["train", name, "--policy", f"./{kind}", *held_out.split(), *SHORT.split(), "--out", str(run)])
+    assert code == 0, capsys.readouterr().err
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    if rows:
+        after = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["after"]
+        assert len(after["replies"]) == {"commongen": 2, "dialog": 4}.get(name, len(rows))
+        assert 0 <= after["metrics"]["exact_match"] <= 1
+    if name == "extract":
+        assert {reply["reply"] for reply in after["replies"]} <= {one for row in rows for one in row["source"]}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_rewards_and_metrics_of_a_recipe_are_there(name):
+    recipe = load_recipe(name)
+    named = recipe["reward"] if isinstance(recipe["reward"], dict) else [recipe["reward"]]
+    metrics = metric_names((recipe.get("evaluation") or {}).get("metrics"))
+    lacking = [r for r in named if r.partition(":")[0] not in {*NAMES, *INSTALLED.names()}]
+    lacking += [m for m in metrics.values() if m not in EVALUATION_METRICS]
+    if lacking:
+        pytest.skip(f"recipe {name} names {', '.join(dict.fromkeys(lacking))}, which this version does not have yet")
