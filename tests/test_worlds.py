@@ -335,7 +335,7 @@ def test_every_world_that_comes_with_operant_passes_the_check(make):
     env = make()
     own = getattr(env, "games", None)
     for seed in range(1 if isinstance(env, IsolatedEnv) else 3):
-        check_env(env, None if own else [Task(f"t/{i}", "12", target="3") for i in range(5)], seed=seed)
+        check_env(env, None if own else [Task(f"t/{i}", "12", target=["3", "4"]) for i in range(5)], seed=seed)
     if isinstance(env, IsolatedEnv):
         env.close()
 
