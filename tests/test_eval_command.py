@@ -246,4 +246,4 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
         words = [word.replace("@20", "@1") for word in words]
         assert main([command, *words]) == 0, (words, capsys.readouterr())
     made = {"scores.json", "side-by-side.html", "judge.jsonl", "replies.jsonl", "replies.parquet", "best.jsonl"}
-    assert len(found) == 9 and made <= {path.name for path in tmp_path.iterdir()}
+    assert len(found) == 8 and made <= {path.name for path in tmp_path.iterdir()}
