@@ -82,6 +82,7 @@ def pages() -> dict[str, str]:
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
         "rl4lms.md": {"presets": rl4lms_presets(), "comparison": measured.policy_gradients()},
+        "tasks.md": {"extract": measured.extract()},
         "translation.md": {"translation": measured.translation()},
         "text-worlds.md": {"rooms": measured.rooms(), "variants": measured.room_variants()},
         "textworld.md": {

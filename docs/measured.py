@@ -319,6 +319,37 @@ def policy_gradients() -> str:
     return f"{table}\n{note}\n\n{second}\nMade by `{results['command']}`.\n"
 
 
+EXTRACT = {
+    "random": "a random sentence",
+    "first": "the first sentence",
+    "last": "the last sentence",
+    "title": "the sentence with most words of the title",
+    "best": "the best sentence",
+    "ppo": "PPO",
+    "shuffled": "PPO, scores shuffled",
+}
+
+
+def extract() -> str:
+    """One row per player that chooses a sentence, over its seeds."""
+    results: Any = _read("extract.json")
+    if not results:
+        return NOTHING
+    table = "| player | ROUGE-1 before | after | steps | seconds |\n|---|---|---|---|---|\n"
+    rows = results["rows"]
+    for name in sorted({row["player"] for row in rows}, key=[*EXTRACT].index):
+        some = [row for row in rows if row["player"] == name]
+        if "after" not in some[0]:
+            table += f"| {EXTRACT[name]} | {some[0]['rouge1']:.3f} | | | |\n"
+            continue
+        cells = [", ".join(f"{row[when]['rouge1']:.3f}" for row in some) for when in ("before", "after")]
+        cells += [str(len(some[0]["curve"])), ", ".join(f"{row['seconds']:.0f}" for row in some)]
+        table += f"| {EXTRACT[name]} | {' | '.join(cells)} |\n"
+    note = f"{rows[0].get('papers', 0) or rows[0]['after']['papers']} held-out papers; the standard error of a mean is "
+    error = max(row["error"] if "error" in row else row["after"]["error"] for row in rows)
+    return f"{table}\n{note}{error:.3f}; seeds are separated by commas. Made by `{results['command']}`.\n"
+
+
 def sizes() -> str:
     """One row per run: bytes and seconds of each kind of checkpoint, and of the whole policy, reference and Adam."""
     results: Any = _read("checkpoint-size.json")

@@ -71,6 +71,8 @@ def generate() -> ModuleType:
         "textworld.md",
         "text-worlds.md",
         "translation.md",
+        "rl4lms.md",
+        "tasks.md",
         "../src/operant/cli/known_options.json",
         "extending.md",
         "../README.md",

@@ -59,6 +59,8 @@ RUN = {
     "benchmarks/process_rewards.py": ["--quick", "--seeds", "1", "--solutions", "40"],
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
     "benchmarks/translation.py": [*"--only ppo --seeds 1 --minutes 0.01 --sentences 2 --gate 0".split()],
+    "benchmarks/policy_gradients.py": ["--quick", "--one", "trpo", "kl", "1", "1"],
+    "benchmarks/extract.py": ["--data", "{data}", *"--quick --seeds 1 --kinds ppo --at-once 1".split()],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
     "benchmarks/architecture.py": [],
@@ -76,7 +78,10 @@ RUN = {
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }
 """Script: its arguments; each script finds the files of the ones before it."""
-ALONE = {f"benchmarks/{name}.py" for name in ("road", "preference_frontier", "process_rewards", "rooms", "overlap")}
+ALONE = {
+    f"benchmarks/{name}.py"
+    for name in ("road", "preference_frontier", "process_rewards", "rooms", "overlap", "extract")
+}
 """Scripts that need no files of others, so that another worker can run them."""
 
 
@@ -102,6 +107,10 @@ def place(tmp_path_factory):
     for split in ("train", "test"):
         lines = [{"text": " ".join(chance.choices(words, k=40 + i % 30)), "label": i % 2} for i in range(80)]
         with gzip.open(place / "reviews" / f"imdb_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(json.dumps(line) for line in lines))
+        with gzip.open(place / "reviews" / f"scitldr_a_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+            told = [" ".join(chance.choices(words, k=8)) for _ in range(80)]
+            lines = [{"title": "A film", "source": told[i : i + 3], "target": told[i : i + 1]} for i in range(8)]
             file.write("\n".join(json.dumps(line) for line in lines))
     for split in ("train", "val", "test_2016_flickr"):
         for language in ("de", "en"):
