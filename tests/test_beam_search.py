@@ -153,6 +153,12 @@ def test_a_policy_of_ones_own_has_no_beam_search():
         BeamSearch(Own())
 
 
+def test_a_choice_is_no_search(place, tmp_path):
+    given = {"env": "extract", "form": "extract", "evaluation.beams": 2, "evaluate": ROWS["extract"]}
+    with pytest.raises(OperantError, match=r"evaluation\.beams=2: the world offers options, of which one is drawn"):
+        train(str(place / "t5"), ROWS["extract"], "letters:e", steps=1, batch=2, out=tmp_path / "run", **given)
+
+
 def test_an_encoder_decoder_needs_a_start_token(place, tmp_path):
     """In either of its two configs; without one, the folder is refused as it loads."""
     folder = shutil.copytree(place / "t5", tmp_path / "t5")

@@ -20,6 +20,7 @@ from operant.types import OperantError
 COMMON = {
     "policy": ("", "the model: a folder, builtin:NAME, or a name of the Hub"),
     "tasks": ("", "prompts, demonstrations or labels: a file, builtin:NAME, or a data set of the Hub"),
+    "form": ("", "what makes tasks of published rows: summarize, translate, ...: docs/tasks.md"),
     "reward": ("play", "a name, my_file.py:function, or {name: weight}"),
     "algorithm": ("", "ppo, grpo, rejection, sft, dpo, reward-model, ...: docs/algorithms.md has all"),
     "loss.kind": ("labels", "which labels it learns from, and how: docs/algorithms.md"),

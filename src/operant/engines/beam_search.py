@@ -18,7 +18,7 @@ ROWS = 256
 
 
 class BeamSearch(NativeEngine):
-    """An engine whose `generate` returns the best of `beams` hypotheses; a choice among options is drawn as ever.
+    """An engine whose `generate` returns the best of `beams` hypotheses.
 
     length_penalty: a hypothesis of n tokens has the score of their summed log-probs over n ** length_penalty, so larger
     ones prefer longer replies. Temperature, top-k, top-p and min-p do not apply, and neither does the generation_config
@@ -58,6 +58,13 @@ class BeamSearch(NativeEngine):
                     made |= {place: self.ended(ids, sampling) for place, ids in zip(some, found, strict=True)}
                     beat()
         return [made[place] for place in range(len(prompts))]
+
+    def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
+        """Raises: OperantError: a choice among options is drawn, and no search finds it."""
+        raise OperantError(
+            f"evaluation.beams={self.beams}: the world offers options, of which one is drawn: leave it out, or draw "
+            "the likeliest one, with --evaluation.sampling '{temperature: 0.001}'"
+        )
 
     def found(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         """What the model's search returns for prompts of one length, without the prompt."""
