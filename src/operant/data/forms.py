@@ -304,11 +304,7 @@ def plain(value: Any) -> Any:
     return value["text"] if isinstance(value, Mapping) and "text" in value else value
 
 
-<<<<<<< HEAD
 ACTS: Mapping[Any, str] = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
-=======
-ACTS: dict[Any, str] = {1: "inform", 2: "question", 3: "directive", 4: "commissive"}
->>>>>>> tasks
 """The dialogue acts of DailyDialog."""
 
 
