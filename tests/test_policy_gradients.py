@@ -6,6 +6,7 @@ from toys import bare_logprobs, lm
 
 from operant import Learner, OperantError, Policy
 from operant.models.value_head import ValueOptions
+from operant.runs.config import configure, recipes
 from operant.sampling import Sampling
 
 PROMPTS = [[3, 4, 5], [6, 7]] * 8
@@ -66,6 +67,18 @@ def test_reinforce_is_the_hand_calculation(centre):
 def test_a_batch_is_used_once(algorithm):
     with pytest.raises(OperantError, match=r"update.epochs=4: the gradient.*used once.*algorithm=ppo"):
         Learner("no model is loaded", algorithm=algorithm, **{"update.epochs": 4})
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "nlpo", "reinforce", "trpo"])
+def test_every_recipe_of_ppo_can_be_trained_with_the_method(algorithm):
+    """What a recipe says of PPO's update does not stand in the way of a method with one of its own."""
+    named = {"policy": "builtin:reviews-lm", "tasks": "rows.jsonl", "algorithm": algorithm}
+    written = [name for name, path in recipes().items() if "algorithm: ppo" in path.read_text(encoding="utf-8")]
+    assert len(written) > 12
+    for name in written:
+        own = {} if name in ("rooms", "textworld", "numbers", "dates") else named
+        own = own if name not in ("sentiment", "letters", "keyword", "chat") else {"algorithm": algorithm}
+        assert configure({"algorithm": algorithm, **own}, name).train.algorithm == algorithm
 
 
 # --- NLPO -------------------------------------------------------------------------------------------------------------

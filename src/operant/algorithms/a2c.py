@@ -18,6 +18,7 @@ from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
 
 DEFAULTS: dict[str, object] = {
+    "update.epochs": 1,
     "optimizer.kind": "rmsprop",
     "optimizer.alpha": 0.99,
     "optimizer.eps": 1e-5,

@@ -15,7 +15,9 @@ $$\mathcal V_t = \text{top-}p\big(\pi_\psi(\cdot \mid s_t)\big), \qquad
 - **How old**: the copy is equal to the policy at the start, and again after every `mask.every` steps. In the released
   code of RL4LMs the sampler kept the first copy, so that its mask never changed: `--mask.every 0`, or the preset
   `rl4lms-nlpo-as-released`.
-- Evaluation and probes draw with the same mask. The copy takes the memory of the trained weights.
+- Evaluation and probes in the run draw with the same mask. The copy takes the memory of the trained weights. It is in
+  the checkpoints and not in the export, so `operant eval` and `generate` truncate the exported policy's own
+  distribution.
 """
 
 from dataclasses import replace

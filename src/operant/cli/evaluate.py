@@ -42,6 +42,8 @@ class Plan:
     chat: bool
     scorers: list[Scorer]
     sampling: Sampling
+    masked: bool
+    """Whether the run had a mask policy, which is not exported: each model then truncates its own distribution."""
     search: EvaluationOptions
     """Its beams and length penalty."""
     samples: int
@@ -108,6 +110,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         chat=chat,
         scorers=scorers,
         sampling=from_generation_kwargs(sampling, kept),
+        masked=part(run, "mask").get("by", "") == "copy",
         search=search,
         samples=samples,
         seed=seed,
@@ -154,6 +157,7 @@ def describe(plan: Plan, count: int) -> str:
     named = {name: x for name, x in settings.items() if x != defaults[name] or name in ("temperature", "max_tokens")}
     sampling = ", ".join(f"{name} {as_typed(x)}" for name, x in named.items())
     sampling += f", beams {plan.search.beams}" if plan.search.beams > 1 else ""
+    sampling += ", masked by each model itself, because an export has no mask policy" if plan.masked else ""
     each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
     return f"{count:,} tasks of {plan.source}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 

@@ -103,10 +103,19 @@ class MemoryModel:
             "weights": _bytes(self.policy.parameters()) + _bytes(self.policy.buffers()),
             "critic network": _bytes(self.critic.parameters()) if self.critic is not None else 0.0,
             "reference": self._reference(),
+            "other copies": self._copies() * _bytes(p for p in self.policy.model.parameters() if p.requires_grad),
             "optimizer": optimizer.state_bytes(_count(self.trained), _count(low)),
             "kept gradients": _bytes(self.trained) if learner.keep_gradients else 0.0,
             "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
         }
+
+    def _copies(self) -> int:
+        """Number of further copies of the trained weights: mask, target, and TRPO's policy before a step."""
+        learner = self.run.learner
+        names = {name for name in self.algorithm.copies if name != "reference"}
+        if self.algorithm.mask is not None and learner["mask"].by == "policy":
+            names.discard(self.algorithm.mask)
+        return len(names) + (getattr(learner["update"], "kl", None) == "exact")
 
     def _reference(self) -> float:
         """Bytes of the reference: a frozen copy shares every weight that is not trained."""

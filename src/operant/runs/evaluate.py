@@ -57,6 +57,10 @@ class EvaluationOptions:
     docs/evaluation.md lists, module:function, or one that an installed package adds."""
 
     def __post_init__(self) -> None:
+        if self.length_penalty != 1 and self.beams == 1:
+            raise OperantError(
+                f"evaluation.length_penalty={self.length_penalty:g}: it is about beam search; set evaluation.beams, too"
+            )
         if self.samples < 1:
             raise OperantError(f"evaluation.samples={self.samples}: it must be at least 1")
         if self.sampling is not None and not isinstance(self.sampling, Mapping):

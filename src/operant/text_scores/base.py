@@ -66,7 +66,8 @@ def check_references(what: str, task: Task) -> None:
     if not any(text.strip() for text in found):
         raise OperantError(
             f"{what} compares replies with references, and task {task.id!r} has {'blank ones' if found else 'none'}: "
-            "name the field that holds them, --data.reference-field NAME, or give Task(..., references=(...))"
+            "name the field that holds them, --data.reference-field NAME (of a form, --form.target NAME), give "
+            "Task(..., references=(...)), or leave that row out"
         )
 
 

@@ -63,8 +63,8 @@ class BertScore(Score):
     ):
         if not model:
             raise OperantError(
-                "bertscore.model is missing: name the model whose hidden states are compared, a folder or a Hub name "
-                "such as roberta-large (bertscore.layer=17)"
+                "bertscore.model is missing: name the model whose hidden states are compared, a folder or a Hub name, "
+                "as in {bertscore: {model: roberta-large, layer: 17}}"
             )
         if measure not in (None, *MEASURES):
             raise OperantError(f"bertscore: measure={shown(measure)}: it must be f, precision or recall")

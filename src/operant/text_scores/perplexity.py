@@ -25,7 +25,8 @@ class Perplexity:
         if not model:
             raise OperantError(
                 "perplexity.model is missing: name the fixed model that reads the replies, a folder, "
-                "builtin:reviews-lm or a Hub name; that which training begins from is a good one"
+                "builtin:NAME or a Hub name, as in {perplexity: {model: ./start}}; that which training begins from "
+                "is a good one"
             )
         if batch < 1:
             raise OperantError(f"perplexity: batch={batch} must be at least 1")

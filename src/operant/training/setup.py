@@ -76,6 +76,10 @@ def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
     sampling: Sampling = warned(options["sampling"])
     sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
     sampling.check_ids(policy.vocabulary)
+    if policy.context is not None and policy.context < 1:
+        raise OperantError(
+            f"soft_prompt.tokens={options['soft_prompt'].tokens}: it leaves no room in the model's context; use fewer"
+        )
     # The critic evaluates the state after a reply that was cut, for which a decoder needs one more position.
     after = options["learner"].on_length == "bootstrap" and policy.encoder_decoder
     if (why := policy.misfit(1, sampling.max_tokens + after)) is not None:

@@ -97,7 +97,7 @@ class TrustRegion(GradientUpdate):
         if any(p.dtype in (torch.float16, torch.bfloat16) for p in self.moved):
             raise OperantError(
                 "algorithm trpo with 16-bit weights: a step within the bound would be lost in their rounding; load the "
-                "policy in float32 (model.dtype=float32)"
+                "policy in float32 (model.precision=float32)"
             )
         super().__init__(policy, options)
 
