@@ -460,7 +460,7 @@ def test_the_healthy_twin_has_no_such_finding(name):
 def test_every_rule_has_a_run():
     tested = set(CASES) | {"not_finite", "empty", "saturated", "length", "declared_otherwise", "other_sampler"}
     tested |= {"overfits", "guesses"}  # tests/test_supervised.py, tests/test_reward_model.py
-    tested |= {"evaluated_otherwise"}  # tests/test_beam_search.py
+    tested |= {"evaluated_otherwise", "no_step"}  # tests/test_beam_search.py, tests/test_diagnosis.py
     tested |= {"invalid", "copied", "never_won"}  # tests/test_games.py
     assert {rule.__name__ for rule in RULES} == tested  # external replies: tests/test_negative_kl.py
 

@@ -137,6 +137,8 @@ def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every)
             assert all(token in kept for token, kept in zip(turn.action, found, strict=True))
         metrics = learner.step(rollouts, scores(rollouts))
         assert metrics["rollout/logprob_gap"] < 1e-6
+        sizes = [len(ids) for r in rollouts for ids in r.turns[0].allowed]
+        assert metrics["policy/allowed_tokens"] == pytest.approx(sum(sizes) / len(sizes))
     assert (changes > 0) == bool(every)
 
 

@@ -19,6 +19,7 @@ from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, proce
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling
+from operant.text_scores import SCORES
 from operant.training.best import best, only
 from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
@@ -106,6 +107,7 @@ def test_14_a_score_does_not_depend_on_its_neighbours():
     # In processes of their own: tests/test_isolated.py. Of targets and of ends: tests/test_recipes.py
     elsewhere = models | {"isolated", "keyword", "ended"}
     elsewhere |= {"reward_model", "humans"}  # tests/test_reward_model.py, tests/test_humans.py
+    elsewhere |= {*SCORES, "per_token"}  # tests/test_text_scores.py
     assert made.keys() | elsewhere == NAMES.keys(), "a new reward stands here, or says where its test is"
     texts = ["the end", "e", "", "see see see see", "no", "the end"]
     rollouts = [said([3], letters()(t or " ")["input_ids"], group=i) for i, t in enumerate(texts)]

@@ -72,7 +72,7 @@ def test_importance_weights_by_hand(kind, cap, expected):
     found = with_importance(batch.with_(logprobs=now), sampled, kind, cap)
     flat = torch.tensor([w for row in expected for w in row])
     torch.testing.assert_close(found.importance[batch.actions], flat)
-    weights = update._weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
+    weights = update.weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
     torch.testing.assert_close(weights[batch.actions], flat / 5)
     assert torch.equal(token_weights(found)[batch.actions], torch.full((5,), 0.2))
 

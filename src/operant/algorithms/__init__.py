@@ -84,8 +84,9 @@ def preset(name: str | None) -> dict[str, object]:
     chosen: dict[str, object] = {}
     for part in (part.strip() for part in str(name or "").split(",")):
         if part and part not in PRESETS:
+            few = [known for known in PRESETS if known not in rl4lms.PRESETS] + ["rl4lms-TASK-METHOD (docs/rl4lms.md)"]
             raise OperantError(
-                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS]) or '.'} Names: {', '.join(PRESETS)}"
+                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS]) or '.'} Names: {', '.join(few)}"
             )
         chosen |= PRESETS.get(part, {})
     return chosen
