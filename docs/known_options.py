@@ -25,6 +25,7 @@ from operant.options import compose, defaults, kinds, names
 from operant.rewards import NAMES
 from operant.runs.config import OWN, config_schema
 from operant.runs.named_parts import groups
+from operant.training.optimizer import USED, unused
 from operant.training.options import checked_options, option_names
 from operant.types import OperantError
 
@@ -58,6 +59,7 @@ def known_options() -> str:
             f"{spec}.{name}": _about({"": made}, name, sentences(made).get(name, "")) for name in defaults(made)
         }
     whole = {"options": options, "methods": methods, "parts": _parts(), "presets": PRESETS, "declared": declared}
+    whole["unused"] = {kind: sorted(f"optimizer.{name}" for name in unused(kind)) for kind in USED}
     return json.dumps(whole, indent=0, default=list, ensure_ascii=False) + "\n"
 
 

@@ -105,13 +105,16 @@ def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[st
         base = _of_recipe(base, str(method), {**base, **given})
     except (OperantError, KeyError, AttributeError, TypeError):
         return None
-    values = {full: options.defaults(schema[group])[name] for full, (group, name) in options.names(schema).items()}
+    plain = {full: options.defaults(schema[group])[name] for full, (group, name) in options.names(schema).items()}
+    values = dict(plain)
     own_values = {name: about["defaults"] for name, about in known()["methods"].items()}
     values |= own_values[method]
     for source in (below, base, above):  # as `algorithms.applicable_options`
         written_for = source.get("algorithm") or "ppo"
         apart = () if written_for == method else (*own_values[method], *own_values[written_for])
         values |= {name: value for name, value in source.items() if name in values and name not in apart}
+    kind = own.get("optimizer.kind", values.get("optimizer.kind"))
+    values |= {name: plain[name] for name in known()["unused"].get(str(kind), ()) if name in plain}
     values |= own | {"algorithm": method}
     if options.is_none(values["reference"]):
         values |= {name: 0.0 for name in ("kl.coef", "kl.loss_coef") if name in values and name not in own}
