@@ -211,7 +211,7 @@ def test_a_method_ends_where_it_says(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_a_method_ends_there_from_other_seeds(name, seed):
     far = apart(reached(CASES[name], seed), CASES[name].end())
