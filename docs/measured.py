@@ -499,7 +499,7 @@ def translation() -> str:
         cells = [_each(greedy, "bleu"), _each(sampled, "bleu")]
         cells += [_each(found, "reward", 100) for found in (greedy, sampled)]
         cells += [_each(sampled, key) for key in ("kl", "tokens")]
-        cells += ["", ""] if name == "start" else [_each(rows, "rate", digits=4), _each(rows, "steps", digits=0)]
+        cells += ["", ""] if name == "start" else [_each(rows, "rate", digits=5), _each(rows, "steps", digits=0)]
         table += f"| {TRANSLATION[name]} | {' | '.join(cells)} |\n"
     error = max(row["evaluation"][how]["error"] for row in of_test for how in ("sampled", "greedy"))
     return (
