@@ -79,9 +79,9 @@ def players(test: Path) -> list[dict[str, Any]]:
         return set(text.lower().split())
 
     def score(name: str, pick: Any) -> dict[str, Any]:
-        said = [(row, pick(row)) for row in map(json.loads, test.read_text(encoding="utf-8").splitlines())]
-        tasks = [Task(str(i), row["title"], references=tuple(row["good"])) for i, (row, _) in enumerate(said)]
-        rollouts = [Rollout(t, 0, [Turn([1], [1])], [text], "stop") for t, (_, text) in zip(tasks, said)]
+        picked = [(row, pick(row)) for row in map(json.loads, test.read_text(encoding="utf-8").splitlines())]
+        tasks = [Task(str(i), row["title"], references=tuple(row["good"])) for i, (row, _) in enumerate(picked)]
+        rollouts = [Rollout(t, 0, [Turn([1], [1])], [text], "stop") for t, (_, text) in zip(tasks, picked)]
         return {"player": name, **summary([float(s) for s in rouge(rollouts)])}
 
     def best(row: dict[str, Any]) -> str:

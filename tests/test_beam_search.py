@@ -133,8 +133,9 @@ def test_the_diagnosis_names_each_setting_that_differs(given, parts):
         ({"evaluation.sampling": {"num_beams": 4}}, r"evaluation\.sampling has num_beams: give --evaluation\.beams N"),
         (
             {"evaluation.beams": 2, "sampling": {"stop_strings": "."}},
-            r"evaluation\.beams=2 with sampling\.stop_strings=\('\.',\): beam search cannot heed it",
+            r"evaluation\.beams=2 with sampling\.stop_strings=\('\.',\): beam search cannot use it",
         ),
+        ({"evaluation.length_penalty": 0.6}, r"evaluation\.length_penalty=0\.6: it is about beam search"),
         ({"evaluation.beams": 2, "engine": "native"}, r"evaluation\.beams=2 with engine='native': beam search"),
     ],
 )

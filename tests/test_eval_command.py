@@ -125,6 +125,14 @@ def test_a_run_scores_what_its_own_evaluation_found(inside, place, capsys):
     assert "temperature 0.8, max_tokens 6" in capsys.readouterr().out
 
 
+def test_an_evaluation_of_a_run_with_a_mask_says_that_the_mask_is_not_exported(inside, capsys):
+    masked = {"algorithm": "nlpo", "top_p_least": 2, "out": str(inside / "nlpo"), "data.text_field": "prompt"}
+    train("model", "tasks.jsonl", "letters:a", evaluate="tasks.jsonl", **masked, **RUN)
+    assert main(["eval", "run"]) == 0 and "mask" not in capsys.readouterr().out
+    assert main(["eval", str(inside / "nlpo")]) == 0
+    assert "masked by each model itself, because an export has no mask policy" in capsys.readouterr().out
+
+
 def test_rewards_a_page_and_rows_to_judge(inside, tmp_path, capsys):
     (tmp_path / "odd.jsonl").write_text('{"prompt": "<b>ab</b>"}\n{"prompt": "cd"}\n', encoding="utf-8")
     asked = ["--tasks", str(tmp_path / "odd.jsonl"), "--samples", "2", "--max-tokens", "5"]

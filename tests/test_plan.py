@@ -74,6 +74,18 @@ def test_permanent_memory_is_that_of_a_real_learner(folder, options):
         assert estimated.get(name, 0.0) == pytest.approx(size, rel=0.02, abs=200), name
 
 
+@pytest.mark.parametrize("by", ["copy", "policy"])
+def test_a_mask_policy_is_planned_as_it_is_kept(folder, by):
+    options = {"algorithm": "nlpo", "mask.by": by, "top_p_least": 2, "model.train_layers": 2}
+    learner = Learner(four_layers(), **{"max_tokens": 6, "device": "cpu", "watch_every": 0}, **options)
+    shared = {p.data_ptr() for p in learner.policy.parameters()}
+    kept = {p.data_ptr(): p for copy in learner.copies.values() for p in copy.policy.parameters()}
+    size = sum(p.numel() * p.element_size() for place, p in kept.items() if place not in shared)
+    assert (size > 0) is (by == "copy")
+    estimated = planned(folder, device="cpu", **options).permanent
+    assert estimated.get("other copies", 0.0) == pytest.approx(size, rel=0.02, abs=200)
+
+
 def test_with_an_adapter_reference_and_optimizer_are_those_of_the_adapter(folder):
     pytest.importorskip("peft")
     estimated = planned(folder, device="cpu", **{"lora.rank": 4}).permanent

@@ -366,6 +366,7 @@ def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path)
         (SOFT | {"lora.quantise": "4bit"}, "needs a GPU|soft_prompt.tokens=3 with lora"),
         (SOFT | {"model.train_layers": 1}, "model.train_layers=1 with a soft prompt"),
         (SOFT | {"model.train_head": True}, "model.train_head=True with a soft prompt"),
+        ({"soft_prompt.tokens": 64}, "soft_prompt.tokens=64: it leaves no room in the model's context; use fewer"),
         ({"soft_prompt.lenght": 3}, "unknown"),
     ],
     ids=str,

@@ -142,6 +142,20 @@ def test_a_line_search_that_accepts_nothing_leaves_the_weights_as_they_were(scor
     assert torch.equal(flat(learner.rule.moved), before)
 
 
+def test_a_critic_that_is_refused_leaves_the_step_of_the_policy_and_says_so(monkeypatch):
+    def broken(out, batch):
+        return {"loss": out.values * float("nan")}
+
+    monkeypatch.setattr("operant.training.trust_region.critic_loss", broken)
+    learner = Learner(lm(), algorithm="trpo", **{"kl.coef": 0.0})
+    head, before = flat(learner.policy.value_head.parameters()), flat(learner.rule.moved)
+    with pytest.warns(UserWarning):
+        learner.step(QUERIES, REPLIES, SCORES)
+    assert learner.refused is not None and not learner.refused.whole
+    assert torch.equal(flat(learner.policy.value_head.parameters()), head)
+    assert not torch.equal(flat(learner.rule.moved), before)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -317,21 +317,21 @@ def dialog(
     topic of a set without acts. target: another field, such as emotion, with one value for the dialogue or one for each
     utterance. least: fewest utterances before the reply (RL4LMs asks for as many as `turns`).
     """
-    said = found_in(row, ("dialog", "turns", "dialogue", "utterances"))
-    if not isinstance(said, (list, tuple)) or not all(isinstance(one, str) for one in said):
-        raise OperantError(f"the dialogue is {shown(said)}; it must be a list of utterances")
+    utterances = found_in(row, ("dialog", "turns", "dialogue", "utterances"))
+    if not isinstance(utterances, (list, tuple)) or not all(isinstance(one, str) for one in utterances):
+        raise OperantError(f"the dialogue is {shown(utterances)}; it must be a list of utterances")
     if not 1 <= least <= turns:
         raise OperantError(f"form.least={least}, form.turns={turns}: least lies between 1 and turns")
     named = next((name for name in ("act", "topic") if name in row), "topic") if target is None else target
     known = row.get(named) if target is None else found_in(row, (target,), "; name yours with --form.target FIELD")
-    each = known if isinstance(known, (list, tuple)) else [known] * len(said)
-    if len(each) != len(said):
-        raise OperantError(f"{named} has {len(each)} values, and the dialogue {len(said)} utterances")
-    asked = [said[max(0, i - turns) : i] for i in range(len(said))]
+    each = known if isinstance(known, (list, tuple)) else [known] * len(utterances)
+    if len(each) != len(utterances):
+        raise OperantError(f"{named} has {len(each)} values, and the dialogue {len(utterances)} utterances")
+    asked = [utterances[max(0, i - turns) : i] for i in range(len(utterances))]
     return [
         {
             "prompt": "".join(one.strip() + marker for one in before).rstrip(" "),
-            "references": said[i].strip(),
+            "references": utterances[i].strip(),
             "target": ACTS.get(each[i], each[i]) if named == "act" else each[i],
         }
         for i, before in enumerate(asked)

@@ -40,12 +40,12 @@ class BeamSearch(NativeEngine):
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
         """The best hypothesis for each prompt, in their order; `keys` are not used, as nothing is random.
 
-        Raises: OperantError as `NativeEngine.generate`, and for stop strings or guidance, which the search cannot heed.
+        Raises: OperantError as `NativeEngine.generate`, and for stop strings or guidance, which the search cannot use.
         """
         self._check(prompts, sampling)
         if sampling.stop_strings or sampling.guidance:
             name = "stop_strings" if sampling.stop_strings else "guidance"
-            raise OperantError(f"evaluation.beams={self.beams} with sampling.{name}: beam search cannot heed it")
+            raise OperantError(f"evaluation.beams={self.beams} with sampling.{name}: beam search cannot use it")
         by_length = defaultdict[int, list[int]](list)
         for place, prompt in enumerate(prompts):
             by_length[len(prompt)].append(place)

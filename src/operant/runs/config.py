@@ -257,7 +257,7 @@ def _check_together(config: Config) -> None:
     for name, given in (("engine", train.engine), *((n, getattr(sampling, n)) for n in ("stop_strings", "guidance"))):
         if beams > 1 and given:
             full = name if name == "engine" else f"sampling.{name}"
-            raise OperantError(f"evaluation.beams={beams} with {full}={shown(given)}: beam search cannot heed it")
+            raise OperantError(f"evaluation.beams={beams} with {full}={shown(given)}: beam search cannot use it")
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
     if train.reward is not None and algorithm.needs.text_scores:

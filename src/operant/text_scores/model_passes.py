@@ -33,12 +33,12 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
     """
     from transformers.utils import logging
 
-    folder, said = find_model(name), logging.get_verbosity()
+    folder, verbosity = find_model(name), logging.get_verbosity()
     logging.set_verbosity_error()  # it warns of weights of another head, and of missing ones, which callers judge
     try:
         model, found = load_any(auto, folder, what, dtype=torch.float32)
     finally:
-        logging.set_verbosity(said)
+        logging.set_verbosity(verbosity)
     tokenizer = load_tokenizer(folder, truncation_side=truncation_side, padding_side="right")
     if tokenizer is None:
         raise OperantError(f"{what}: {folder} has no tokenizer, which it needs to read text")

@@ -151,7 +151,8 @@ class TrustRegion(GradientUpdate):
         for name, (total, count) in of_critic.tally.sums.items():
             if name.startswith("value/"):
                 result.tally.add(name, total, count)
-        return UpdateResult(result.tally, of_critic.refused)
+        refused = of_critic.refused  # the policy has moved, even if the critic has not
+        return UpdateResult(result.tally, refused and replace(refused, first=False))
 
     def _move(self, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, found: Tally) -> None:
         """Take the step along the natural gradient that the line search accepts; the gradients are in place."""
