@@ -184,7 +184,10 @@ def source(value: Any, options: Mapping[str, Any]) -> Any:
 
 
 def form(value: Any, options: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """The row form of a run with its options, as `load_tasks` takes it. Raises: OperantError for an object that is no row form."""
+    """The row form of a run with its options, as `load_tasks` takes it.
+
+    Raises: OperantError for an object that is no row form.
+    """
     made = None if value is None else found("form", value)
     if made is not None and (inspect.isclass(made) or not callable(made)):
         raise OperantError(f"form={shown(value)} is no function: a form is called with a row (docs/extending.md)")
