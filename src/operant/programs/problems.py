@@ -1,0 +1,60 @@
+"""The tests of a programming problem, which are the `target` of its task, and the program in a reply to it.
+
+{"prompt": "Return twice x.", "target": {"tests": ["assert f(2) == 4"], "examples": ["assert f(0) == 0"]}}
+{"prompt": "Print twice the input.", "target": {"tests": [{"stdin": "2\\n", "stdout": "4\\n"}]}}
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from operant.sandbox.jail import Code, Program, Stdin, Test
+from operant.types import OperantError, Task, shown
+
+FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tests of a problem."""
+
+    tests: tuple[Test, ...]
+    """Those that decide. The policy never reads them."""
+    examples: tuple[Test, ...] = ()
+    """Those that the statement gives away: candidates are filtered by them, and repaired after their message."""
+    setup: str = ""
+    """Code that runs before the tests, beside them."""
+    before: str = ""
+    """What stands in front of the reply in the program, such as the head of a function that the prompt ends with."""
+
+    def program(self, reply: str, *, examples: bool = False) -> Program:
+        """The program of a reply, with all tests or the examples alone."""
+        return Program(self.before + program_in(reply), self.examples if examples else self.tests, self.setup)
+
+
+def program_in(reply: str) -> str:
+    """The program in a reply: its first fenced block of code, or the whole reply if there is none."""
+    fenced = FENCED.search(reply)
+    return fenced.group(1) if fenced else reply
+
+
+def problem_of(task: Task) -> Problem:
+    """The tests of a task. Raises: OperantError for a target that has none, with the task's name."""
+    target = task.target
+    if isinstance(target, Mapping) and target.get("tests"):
+        tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
+        return Problem(tests, examples, target.get("setup") or "", target.get("before") or "")
+    raise OperantError(
+        f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or name "
+        "the form of a published file, as in --form mbpp"
+    )
+
+
+def test(given: Any) -> Test:
+    """A test as a row has it: code, or {"stdin", "stdout"}. Raises: OperantError for anything else."""
+    if isinstance(given, str):
+        return Code(given)
+    if isinstance(given, Mapping) and set(given) == {"stdin", "stdout"}:
+        return Stdin(str(given["stdin"]), str(given["stdout"]))
+    raise OperantError(f"test {shown(given)} is neither code nor {{'stdin', 'stdout'}}")
