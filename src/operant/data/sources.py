@@ -21,7 +21,12 @@ ALIASES = {"imdb": "stanfordnlp/imdb"}
 SOURCES = Table(
     "task source",
     "operant.data",
-    {"dates": "operant.data.synthetic:dates", "numbers": "operant.data.synthetic:numbers"},
+    {
+        "dates": "operant.data.synthetic:dates",
+        "numbers": "operant.data.synthetic:numbers",
+        "programs": "operant.programs.generated:programs",
+        "programs/held-out": "operant.programs.generated:held_out",
+    },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""
 

@@ -41,6 +41,7 @@ from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, ch
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.reward_model import RewardModelScore
+from operant.rewards.tests import Tests
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
@@ -59,12 +60,14 @@ __all__ = [
     "PrefixGain",
     "RewardModelScore",
     "SampleResult",
+    "Tests",
     "Vader",
     "check",
     "every_part",
     "isolated",
     "isolated_parts",
     "judge",
+    "keep_in",
     "minus_query",
     "name_of",
     "parts_of",
@@ -74,6 +77,7 @@ __all__ = [
     "reward_metrics",
     "totals",
     "under",
+    "usable",
     "weighted",
 ]
 
@@ -148,6 +152,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
+    "tests": (Tests, ""),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
@@ -170,6 +175,8 @@ def factory(spec: Any) -> Factory | None:
             return factory(argument) if argument else None
         if name in OF_TEXTS:
             return Factory(OF_TEXTS[name])
+        if name == "tests":
+            return Factory(Tests)
         if name == "humans":
             return Factory(_humans(), 1)
         if name == "reward_model" or _is_run(spec):
@@ -273,6 +280,22 @@ def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
 def parts_of(reward: Any, kind: type) -> list[Any]:
     """The rewards of a class among its parts."""
     return [part for part in every_part(reward) if isinstance(part, kind)]
+
+
+def keep_in(reward: RewardFn | None, folder: Path) -> None:
+    """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there."""
+    for part in every_part(reward):
+        if callable(keep := getattr(part, "keep_in", None)):
+            keep(folder)
+
+
+def usable(reward: RewardFn | None, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that all parts of the reward can use, once `prepare` has looked at them."""
+    left = list(tasks)
+    for part in every_part(reward):
+        if callable(keeps := getattr(part, "usable", None)):
+            left = keeps(left)
+    return left
 
 
 def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> None:
