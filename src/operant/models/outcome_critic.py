@@ -158,9 +158,7 @@ class OutcomeCritic(PolicyBase):
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
         """Raises: OperantError, because a critic generates nothing."""
-        raise OperantError(
-            "a critic judges replies and generates none: train it with algorithm=outcome-critic"
-        )
+        raise OperantError("a critic judges replies and generates none: train it with algorithm=outcome-critic")
 
 
 def is_critic(folder: Path) -> bool:
