@@ -30,6 +30,9 @@ End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed",
 `raised`, `crashed`, `timeout`: the world failed (`Failure`), and the episode is not trained on.
 """
 
+OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
+"""What may become of a program, from worst to best."""
+
 
 class OperantError(ValueError):
     """A mistake that the user can correct: the message names the value, the reason and the remedy."""
@@ -444,6 +447,8 @@ A reward may also have these attributes, all of them optional:
   of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
 - `needs_references`: whether it compares with the references of tasks; `check_task(task)`: raises `OperantError` for a
   task that it cannot judge; `read_tasks(tasks)`: gets all tasks of the training, once before it.
+- `see_greedy(rollouts)`, with an attribute `wants_greedy` that is True: before each call in a run it gets the policy's
+  greedy reply to each prompt of the call.
 - `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
   on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
 """
@@ -642,6 +647,8 @@ class Outputs:
     q: dict[str, Tensor] | None = None
     """Of a policy with Q values: `one` and `two`, both estimates of the value of each action, and `one_nll` and
     `two_nll`, the negative log-prob of the action under softmax(Q)."""
+    outcomes: Tensor | None = None
+    """[B, T, C] of an outcome critic: the logit of each outcome for what of the reply stands before each action."""
     kl: dict[str, Tensor] | None = None
     """Exact divergences from another policy q: `reverse` is KL(policy || q), `forward` is KL(q || policy)."""
 

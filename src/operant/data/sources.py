@@ -26,6 +26,7 @@ SOURCES = Table(
         "numbers": "operant.data.synthetic:numbers",
         "programs": "operant.programs.generated:programs",
         "programs/held-out": "operant.programs.generated:held_out",
+        "outcomes": "operant.data.outcomes:outcomes",
     },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""

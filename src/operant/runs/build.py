@@ -123,10 +123,11 @@ def build(
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
     evaluator = None
     if held_out:
-        evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations, metrics)
-    probed = (held_out or tasks)[: 0 if learner.algorithm.needs.text_scores else train.probes]
+        evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
+    silent = learner.algorithm.needs.text_scores or learner.algorithm.needs.outcomes
+    probed = (held_out or tasks)[: 0 if silent else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
-    probes = Probes(learner, probed, reward) if probed else None
+    probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     return RunParts(
         learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations, left_out
     )

@@ -173,7 +173,9 @@ class Run:
         last = self.learner.last_step
         assert last is not None  # set by `learn`
         pieces = partial(token_pieces, self.policy.tokenizer)
-        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks)
+        mine = rows(
+            rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks, judged.passing
+        )
         self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, self.learner.distributions)
 
