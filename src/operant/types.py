@@ -30,6 +30,9 @@ End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed",
 `raised`, `crashed`, `timeout`: the world failed (`Failure`), and the episode is not trained on.
 """
 
+OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
+"""What may become of a program, from worst to best."""
+
 
 class OperantError(ValueError):
     """A mistake that the user can correct: the message names the value, the reason and the remedy."""
@@ -642,6 +645,8 @@ class Outputs:
     q: dict[str, Tensor] | None = None
     """Of a policy with Q values: `one` and `two`, both estimates of the value of each action, and `one_nll` and
     `two_nll`, the negative log-prob of the action under softmax(Q)."""
+    outcomes: Tensor | None = None
+    """[B, T, C] of an outcome critic: the logit of each outcome for what of the reply stands before each action."""
     kl: dict[str, Tensor] | None = None
     """Exact divergences from another policy q: `reverse` is KL(policy || q), `forward` is KL(q || policy)."""
 

@@ -26,6 +26,8 @@ class Needs:
     """Whether it learns from labelled replies: a demonstration is then paid its label (`Task.scores`)."""
     text_scores: bool = False
     """Whether it needs a policy that scores whole texts (`models.reward_model`), and generates nothing."""
+    outcomes: bool = False
+    """Whether it needs a policy that predicts outcomes of programs (`models.outcome_critic`), and generates nothing."""
     keys: bool = False
     """Whether it compares turns that begin in the same state (`Step.key`)."""
     selection: bool = False

@@ -7,6 +7,8 @@
 {"prompt": "...", "replies": [...], "good": [true, false, null]}
 {"prompt": "...", "completion": "...", "label": true}                    # good or bad, one reply
 {"prompt": "...", "completions": ["...", "..."], "labels": [true, false]}  # good or bad, each step of one reply
+{"prompt": "...", "completion": "...", "outcome": "passed"}              # what became of a program, or its number
+{"prompt": "...", "completions": ["...", "..."], "outcomes": ["failed test", 3]}
 
 Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with.
 """
@@ -16,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from operant.data.replies import part
-from operant.types import OperantError, Task, shown
+from operant.types import OUTCOMES, OperantError, Task, shown
 
 FORMS = (
     "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; `prompt`, `completion` and `label`; "
-    "or steps in `completions` with `labels`"
+    "or steps in `completions` with `labels`; or programs in `completion` with `outcome`, or `completions` with `outcomes`"
 )
 KINDS = ("ranks", "best", "ratings", "good")
 
@@ -44,6 +46,8 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
     elif "completion" in fields and "label" in fields:
         prompt, replies = fields.get("prompt", ""), [fields["completion"]]
         given = scores_of({"good": [fields["label"]]}, 1, where)
+    elif "outcomes" in fields or "outcome" in fields:
+        prompt, replies, given = _with_outcomes(fields, where)
     elif "completions" in fields and "labels" in fields:
         prompt, replies = fields.get("prompt", ""), until_each_step(fields["completions"], where)
         labels = fields["labels"]
@@ -62,6 +66,25 @@ def labelled_task(row: Any, task_id: str, where: str) -> Task:
     kept = [(reply, score) for reply, score in zip(replies, given, strict=True) if score is not None]
     target = fields.get("labeller")
     return Task(task_id, prompt, target, tuple(r for r, _ in kept), tuple(s for _, s in kept))
+
+
+def _with_outcomes(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any], list[float | None]]:
+    """The prompt, the programs and the number of the outcome of each; null leaves a program out."""
+    if "outcomes" in fields:
+        replies, found = fields.get("completions", fields.get("replies")), fields["outcomes"]
+        lists = [isinstance(x, Sequence) and not isinstance(x, str) for x in (replies, found)]
+        if not all(lists) or len(replies) != len(found):
+            raise OperantError(f"{where}: outcomes={shown(found)}; it must be a list, one for each of `completions`")
+    else:
+        replies, found = [fields.get("completion", fields.get("reply"))], [fields["outcome"]]
+    known = {name: float(i) for i, name in enumerate(OUTCOMES)} | {i: float(i) for i in range(len(OUTCOMES))}
+    for one in found:
+        if one is not None and (isinstance(one, bool) or not isinstance(one, (str, int)) or one not in known):
+            raise OperantError(
+                f"{where}: the outcome {shown(one)} must be one of {', '.join(OUTCOMES)}, or its number from 0 to "
+                f"{len(OUTCOMES) - 1}"
+            )
+    return fields.get("prompt", ""), list(replies), [None if one is None else known[one] for one in found]
 
 
 def until_each_step(steps: Any, where: str) -> list[str]:

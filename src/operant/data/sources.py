@@ -21,7 +21,11 @@ ALIASES = {"imdb": "stanfordnlp/imdb"}
 SOURCES = Table(
     "task source",
     "operant.data",
-    {"dates": "operant.data.synthetic:dates", "numbers": "operant.data.synthetic:numbers"},
+    {
+        "dates": "operant.data.synthetic:dates",
+        "numbers": "operant.data.synthetic:numbers",
+        "outcomes": "operant.data.outcomes:outcomes",
+    },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""
 

@@ -206,6 +206,17 @@ preference/longer_is_better | share | below the accuracy | | share of the pairs 
 preference/prefers_longer | share | near longer_is_better | | share of the pairs in which the score prefers the longer
     reply
 preference/score | score | | | score of a reply, mean over prompts
+# Outcome critics
+critic/loss | nats | falls | | cross-entropy of the predicted outcomes with the true ones, mean over programs
+critic/accuracy | share | above critic/majority | | share of the programs whose most probable outcome is the true one
+critic/confidence | share | as critic/accuracy | | mean probability of the predicted outcome: above the accuracy, the
+    critic is too sure
+evaluate/critic/majority | share | | | share of the most frequent outcome among the held-out programs: what a constant
+    prediction reaches
+evaluate/critic/calibration_error | share | ..0.1 | | expected calibration error on held-out programs: the distance of
+    confidence and accuracy, mean over ten intervals of confidence
+evaluate/critic/auc_<share> | share | 0.5.. | | area under the ROC curve of the probability that a held-out program
+    passes, read from this percentage of its tokens: 0.5 tells nothing, 1 orders all
 # Distillation and Q-learning
 distill/divergence | nats | falls | | divergence of the policy from the teacher who reads the hint, before each token,
     over the whole vocabulary; mean over tokens. About 0 from the beginning: the hint tells the teacher nothing

@@ -21,7 +21,14 @@ from operant.models.options import ModelOptions
 from operant.sampling import Sampling
 from operant.types import Batch, Completion, OperantError, Outputs
 
-POLICIES = Table("policy", "operant.policies", {"reward_model": "operant.models.reward_model:RewardModel"})
+POLICIES = Table(
+    "policy",
+    "operant.policies",
+    {
+        "outcome_critic": "operant.models.outcome_critic:OutcomeCritic",
+        "reward_model": "operant.models.reward_model:RewardModel",
+    },
+)
 """The class or function that makes each policy; its arguments are the options `policy.*`."""
 
 

@@ -204,6 +204,8 @@ def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None
         _save_plain(policy.model, folder)
     else:
         _save_own(policy, folder, made_by)
+    if isinstance(policy, PolicyBase):
+        policy.export(folder)
     if adapters.adapted(policy.model):
         adapters.save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
@@ -222,8 +224,6 @@ def _save_own(policy: Any, folder: Path, made_by: Mapping[str, Any] | None) -> N
     with atomic_io.operation("write", folder / WEIGHTS):
         save_file({name: p.detach().contiguous() for name, p in _own_weights(policy.model).items()}, folder / WEIGHTS)
     atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
-    if isinstance(policy, PolicyBase):
-        policy.export(folder)
 
 
 def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

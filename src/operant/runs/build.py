@@ -111,7 +111,8 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     evaluator = None
     if held_out:
         evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations, metrics)
-    probed = (held_out or tasks)[: 0 if learner.algorithm.needs.text_scores else train.probes]
+    silent = learner.algorithm.needs.text_scores or learner.algorithm.needs.outcomes
+    probed = (held_out or tasks)[: 0 if silent else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, reward) if probed else None
     return RunParts(

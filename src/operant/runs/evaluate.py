@@ -10,7 +10,7 @@ import torch
 
 from operant import distributed
 from operant.engines.beam_search import BeamSearch
-from operant.metrics import games, judged_labels
+from operant.metrics import games, judged_labels, judged_outcomes
 from operant.metrics.evaluation import (
     NOTHING,
     EvaluationMetric,
@@ -20,6 +20,7 @@ from operant.metrics.evaluation import (
     prepared,
     resolve,
 )
+from operant.models.outcome_critic import OutcomeCritic
 from operant.models.policy import PURE, Policy
 from operant.models.reward_model import RewardModel
 from operant.objectives.kl import estimate
@@ -236,6 +237,8 @@ class Evaluator:
                 given = self.demonstrations.rollouts(tasks)
                 if learner.algorithm.needs.labels:
                     of_loss = learner.measure(given)
+                    if isinstance(learner.policy, OutcomeCritic):
+                        of_loss |= judged_outcomes.metrics(learner.policy, given)
                 else:
                     losses = reply_losses(given, learner.policy)
             generates = self.reward is not None or bool(self.metrics)

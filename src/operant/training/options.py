@@ -26,7 +26,7 @@ from operant.training import best
 from operant.training.optimizer import OWN, RateOptions, without_unused
 from operant.training.staleness import WEIGHTS
 from operant.training.update_rules import find_rule
-from operant.types import Batch, OperantError, Outputs, shown
+from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,8 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
     out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl={"reverse": zeros, "forward": zeros})
     if algorithm.needs.action_values:
         out = replace(out, q=dict.fromkeys(("one", "two", "one_nll", "two_nll"), zeros))
+    if algorithm.needs.outcomes:
+        out = replace(out, outcomes=zeros[..., None].expand(-1, -1, len(OUTCOMES)))
     if algorithm.source == "both":
         batch = batch.with_(demonstrated=torch.tensor([False, False, True, True]))
     if algorithm.look is not None:

@@ -49,6 +49,11 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
             f"algorithm {algorithm!r} trains a model that scores texts: use policy=reward_model with "
             "policy.trunk=MODEL, as `operant reward-model --trunk MODEL` does, or RewardModel(MODEL) in Python"
         )
+    if find(algorithm).needs.outcomes and not getattr(loaded, "predicts_outcomes", False):
+        raise OperantError(
+            f"algorithm {algorithm!r} trains a critic that predicts outcomes: use policy=outcome_critic with "
+            "policy.trunk=MODEL, as `operant train outcome-critic --trunk MODEL` does, or OutcomeCritic(MODEL) in Python"
+        )
     distributed.align(loaded.trainable())
     return loaded
 

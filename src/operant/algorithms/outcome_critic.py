@@ -1,0 +1,65 @@
+r"""Outcome critic: predicts from a problem and a program whether it compiles, runs, fails a test or passes.
+
+```
+operant train outcome-critic --trunk runs/sft --tasks samples.jsonl --evaluate held-out.jsonl --out runs/critic
+operant train code --algorithm coderl --reward critic:runs/critic
+```
+
+The critic of CodeRL ([Le et al. 2022](https://arxiv.org/abs/2207.01780)). The trunk is a language model, causal or
+encoder-decoder; the encoder reads the problem and the decoder the program, a causal model reads both as one text. With
+the state $s_t$ behind the first $t$ of a program's $T$ tokens and a head of two layers $h$, the prediction for the
+program is
+
+$$p = \mathrm{softmax}\big(\max_{0 \le t \le T} h(s_t)\big), \qquad \text{loss} = -\log p_{y}$$
+
+with the maximum taken for each outcome by itself, and the mean over programs. The maximum is over the program's own
+positions. CodeRL's code took it over the padding behind the program too, where most maxima lay;
+`--policy.pool-padding 512` does the same, for comparison.
+
+A row is `{"prompt", "completion", "outcome"}`, or `{"prompt", "completions": [...], "outcomes": [...]}`. An outcome is
+`compile error`, `runtime error`, `failed test` or `passed`, or its number from 0 to 3. `--tasks outcomes --tasks.run
+runs/code` reads all replies that a run has stored with their outcomes: the policy's own samples. Right programs that
+people wrote are rows with the outcome `passed`.
+
+- `critic/accuracy` is the share of right predictions, and stands beside `critic/majority` on held-out rows: the share
+  of the most frequent outcome. `critic/calibration_error` and `critic/auc_25` to `critic/auc_100` are measured on
+  held-out rows as well ([metrics](metrics.md)).
+- The export is a plain transformers folder of the trunk, with the head in `outcome_head.safetensors` beside it.
+- [critic.md](critic.md) shows the rewards that it makes, and how it is trained further during a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from operant.algorithms.base import Algorithm, Needs
+from operant.objectives.outcomes import outcome
+from operant.types import OUTCOMES, OperantError
+
+
+def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
+    """All are. Raises: OperantError for a label that is no outcome's number, or if all data have one outcome."""
+    found = {label for of_prompt in labels for label in of_prompt}
+    if odd := found - {float(i) for i in range(len(OUTCOMES))}:
+        raise OperantError(
+            f"the label {min(odd):g} is no outcome: give rows with `outcome`, which is one of {', '.join(OUTCOMES)}, "
+            f"or its number from 0 to {len(OUTCOMES) - 1}"
+        )
+    if whole and len(found) == 1:
+        raise OperantError(
+            f"all programs have the outcome {OUTCOMES[int(found.pop())]!r}: there is nothing to learn from them"
+        )
+    return [True] * len(labels)
+
+
+DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
+
+ALGORITHM = Algorithm(
+    outcome,
+    source="data",
+    per="episode",
+    usable=usable,
+    needs=Needs(reward=False, labels=True, outcomes=True),
+    defaults=DEFAULTS,
+)
+
+PRESETS: dict[str, dict[str, object]] = {}
