@@ -35,6 +35,7 @@ ROW_FORMS = Table(
         "extract": "operant.data.forms:extract",
         "imdb": "operant.data.forms:imdb",
         "narrativeqa": "operant.data.forms:narrativeqa",
+        "repair": "operant.programs.repair:repair",
         "summarize": "operant.data.forms:summarize",
         "totto": "operant.data.totto:totto",
         "translate": "operant.data.forms:translate",

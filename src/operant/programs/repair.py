@@ -1,7 +1,7 @@
 """The prompt of a model that repairs programs, and the row form `repair`, by which one is trained.
 
-    operant generate runs/code --tasks problems.jsonl --tests --all --samples 16 --out candidates.jsonl
-    operant train sft --policy runs/code --tasks candidates.jsonl --form repair
+operant generate runs/code --tasks problems.jsonl --tests --all --samples 16 --out candidates.jsonl
+operant train sft --policy runs/code --tasks candidates.jsonl --form repair
 """
 
 import re
@@ -22,9 +22,8 @@ FIELDS = ("prompt", "program", "outcome", "message")
 def check_template(template: str) -> str:
     """Return the template. Raises: OperantError for one that shows the model no problem or no program."""
     if missing := next((name for name in FIELDS[:2] if f"{{{name}}}" not in template), None):
-        raise OperantError(
-            f"the repair template {shown(template)} has no {{{missing}}}: it may hold {', '.join(map('{{{}}}'.format, FIELDS))}"
-        )
+        known = ", ".join(f"{{{name}}}" for name in FIELDS)
+        raise OperantError(f"the repair template {shown(template)} has no {{{missing}}}: it may hold {known}")
     return template
 
 

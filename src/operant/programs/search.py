@@ -184,7 +184,7 @@ class Search:
         newest = max((c.round for _, c in known), default=0)
         parents, prompts = [], []
         for i, c in _different([(i, c) for i, c in known if c.round == newest]) if options.repair else ():
-            given = (tasks[place].prompt, c.text, c.verdict.outcome, c.verdict.message)
+            given = (self._problem(tasks[place]), c.text, c.verdict.outcome, c.verdict.message)
             ids = encode_prompt(self.writers[1].tokenizer, repair_prompt(*given, self.template))
             if not self.writers[1].fits(len(ids)):
                 self.unread += 1
@@ -197,6 +197,11 @@ class Search:
             _Draft(place, s, prompts[s % len(parents)], "repaired", (), parents[s % len(parents)], 1)
             for s in range(count if parents else 0)
         ]
+
+    def _problem(self, task: Task) -> Any:
+        """The prompt of a task as text or messages."""
+        ids = [token for token in task.prompt if isinstance(token, int)]
+        return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 
     def _length(self, candidate: Candidate) -> int:
         """The number of tokens after which the text of a candidate is complete."""
@@ -224,7 +229,8 @@ class Search:
         for w, writer in enumerate(self.writers):
             own = [i for i, draft in enumerate(drafts) if draft.writer == w]
             prompts, begun = [drafts[i].prompt for i in own], [drafts[i].begun for i in own]
-            keys = [task_key(self.seed, "probe", 0, tasks[d.place].id, d.sample, number) for d in (drafts[i] for i in own)]
+            named = [(tasks[drafts[i].place].id, drafts[i].sample) for i in own]
+            keys = [task_key(self.seed, "probe", 0, task, sample, number) for task, sample in named]
             if any(begun):
                 made = writer.engine.continued(prompts, begun, writer.sampling, keys)  # type: ignore[attr-defined]
             else:
@@ -236,7 +242,9 @@ class Search:
         ]
         for i, (draft, verdict) in enumerate(zip(drafts, self.verdicts(programs), strict=True)):
             task, writer = tasks[draft.place], self.writers[draft.writer]
-            scores = () if self.critic is None else self.critic.prefixes(task.prompt, written[i], writer.tokenizer)
+            scores = (
+                () if self.critic is None else self.critic.prefixes(self._problem(task), written[i], writer.tokenizer)
+            )
             made = (draft.how, number, draft.sample, tuple(scores), draft.parent, len(draft.begun))
             found[draft.place].append(
                 Candidate(texts[i], written[i], verdict, *made, tuple(draft.prompt), draft.writer)
@@ -259,8 +267,10 @@ def chosen(candidates: Sequence[Candidate], n: int) -> list[Candidate]:
 
 def _different(candidates: Sequence[tuple[int, Candidate]]) -> list[tuple[int, Candidate]]:
     """The candidates with different texts, the best first."""
-    ranked = sorted(candidates, key=lambda one: one[1].rank, reverse=True)
-    return list({c.text: (i, c) for i, c in reversed(ranked)}.values())[::-1]
+    found: dict[str, tuple[int, Candidate]] = {}
+    for i, c in sorted(candidates, key=lambda one: one[1].rank, reverse=True):
+        found.setdefault(c.text, (i, c))
+    return [*found.values()]
 
 
 def _text(writer: Writer, prompt: Sequence[int], ids: Sequence[int]) -> str:
