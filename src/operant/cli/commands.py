@@ -335,7 +335,9 @@ All other options are those of `operant train`. The same command resumes a sweep
                                                      the reply of eight that the reward likes best
   operant generate runs/x runs/x@120 ./my-model --tasks prompts.jsonl --samples 4 --out replies.jsonl
                                                      replies to compare, also of a checkpoint; the same command goes on
-                                                     after an interruption""",
+                                                     after an interruption
+  operant generate runs/code --tasks problems.jsonl --tests --samples 32 --refine --repair policy --out programs.jsonl
+                                                     programs that pass the example tests of their problem""",
         "runs/x ...",
         {
             "tasks": {
@@ -350,6 +352,36 @@ All other options are those of `operant train`. The same command resumes a sweep
             "samples": {"metavar": "N", "help": "replies of each model to each task [1]"},
             "temperatures": {"metavar": "VALUES", "help": "several temperatures, as in 0.7,1.0, in place of one"},
             "distinct": {"action": "store_true", "help": "leave out replies that equal another one to the same task"},
+            "tests": {
+                "action": "store_true",
+                "help": "the replies are programs: choose those that pass the tasks' example tests (docs/code.md)",
+            },
+            "submit": {"metavar": "N", "help": "with --tests: programs that are chosen for each task [1]"},
+            "refine": {
+                "action": "store_true",
+                "help": "with --tests: cut programs that pass, and write their rest anew",
+            },
+            "cut": {
+                "metavar": "WHERE",
+                "help": "where: critic, line or random [critic if there is one, else line]",
+            },
+            "repair": {
+                "metavar": "MODEL",
+                "help": "with --tests: if none passes, rewrite the best failures by this model, or by `policy`",
+            },
+            "repairs": {"metavar": "M", "help": "failures of a round that are repaired [1]"},
+            "repair-template": {
+                "metavar": "TEXT",
+                "help": "what the repair model reads, with {prompt}, {program}, {outcome} and {message}",
+            },
+            "rounds": {"metavar": "N", "help": "rounds of refining and repairing, of --samples programs each [1]"},
+            "budget": {"metavar": "N", "help": "most programs of a task in all rounds [no limit]"},
+            "critic": {
+                "metavar": "MODEL",
+                "help": "with --tests: an outcome critic, which ranks programs and says where they are cut",
+            },
+            "all": {"action": "store_true", "help": "with --tests: write every program with its outcome, one a line"},
+            "jail": {"metavar": "OPTIONS", "help": "with --tests: limits of the programs, as in {seconds: 2}"},
             "best-of": {
                 "metavar": "N",
                 "help": "draw N replies and keep the one with the highest reward [1]",

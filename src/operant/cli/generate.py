@@ -9,6 +9,7 @@ from typing import Any
 
 from operant import rewards
 from operant.algorithms import find
+from operant.cli.program_files import OF_TESTS, write_programs
 from operant.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.data import DataOptions, load_tasks
 from operant.options import compose, convert
@@ -38,6 +39,12 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
     if not words:
         raise OperantError("expected a run folder or model: operant generate runs/sentiment")
+    if options.pop("tests", False):
+        if "tasks" not in options:
+            raise OperantError("--tests is about the programs for the tasks of a file: give --tasks FILE too")
+        return write_programs(words, options)
+    if odd := next((name for name in OF_TESTS if name in options), None):
+        raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
     if "tasks" in options:
         return write_replies(words, options)
     if len(words) > 1:

@@ -39,6 +39,7 @@ ROW_FORMS = Table(
         "imdb": "operant.data.forms:imdb",
         "mbpp": "operant.data.code:mbpp",
         "narrativeqa": "operant.data.forms:narrativeqa",
+        "repair": "operant.programs.repair:repair",
         "summarize": "operant.data.forms:summarize",
         "totto": "operant.data.totto:totto",
         "translate": "operant.data.forms:translate",

@@ -8,7 +8,7 @@ for task, replies in judged(tasks, policy, engine, sampling, scorers, samples=4)
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -171,10 +171,10 @@ class Kept:
     asked: what the replies depend on. A file that was begun for something else is refused.
     """
 
-    def __init__(self, out: Path, asked: Mapping[str, Any]):
-        """Raises: OperantError for a file of another command."""
+    def __init__(self, out: Path, asked: Mapping[str, Any], made: Callable[..., Any] = JudgedReply):
+        """made: what a reply becomes of its fields. Raises: OperantError for a file of another command."""
         self.path = out.with_name(f".{out.name}.unfinished")
-        self.done: dict[tuple[int, str], list[JudgedReply]] = {}
+        self.done: dict[tuple[int, str], list[Any]] = {}
         """By the place of the source, and the task's id."""
         asked = json.loads(json.dumps(asked, default=str))  # as a file gives it back
         begun, *lines = atomic_io.records(self.path) or [asked]
@@ -185,14 +185,18 @@ class Kept:
                 f"({shown(begun.get(changed))}): give that command again, or delete this file"
             )
         for line in lines:
-            self.done[line["source"], line["task"]] = [JudgedReply(**reply) for reply in line["replies"]]
+            self.done[line["source"], line["task"]] = [made(**reply) for reply in line["replies"]]
         # Written anew, so that a line that was cut off by a kill is not continued.
         atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (asked, *lines)))
 
-    def add(self, source: int, task: Task, replies: Sequence[JudgedReply]) -> None:
+    def add(self, source: int, task: Task, replies: Sequence[Any]) -> None:
         """Append the replies of a source to a task. Raises: OperantError if the disk refuses."""
         self.done[source, task.id] = list(replies)
-        line = {"source": source, "task": task.id, "replies": [asdict(reply) for reply in replies]}
+        line = {
+            "source": source,
+            "task": task.id,
+            "replies": [dict(reply) if isinstance(reply, dict) else asdict(reply) for reply in replies],
+        }
         atomic_io.append_text(self.path, json.dumps(line) + "\n")
 
     def remove(self) -> None:

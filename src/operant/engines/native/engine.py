@@ -78,11 +78,30 @@ class NativeEngine:
 
         Raises: OperantError for an empty prompt, or one that leaves no room for `max_tokens` in the model's context.
         """
+        return self.continued(prompts, [], sampling, keys)
+
+    @torch.no_grad()
+    def continued(
+        self, prompts: Sequence[list[int]], begun: Sequence[Sequence[int]], sampling: Sampling, keys: Sequence[int]
+    ) -> list[Completion]:
+        """As `generate`, of replies whose first tokens are given; each completion has them in front, with log-probs.
+
+        begun: [N] the first tokens of each reply, none of which ends it; empty: all replies begin anew. A given token
+        takes the place of the one that is drawn there, so limits, masks and random numbers are those of a whole reply.
+        Raises: OperantError as `generate`, and for as many given tokens as a reply may have.
+        """
         self._check(prompts, sampling)
+        longest = max(map(len, begun), default=0)
+        if longest >= sampling.max_tokens:
+            raise OperantError(f"{longest} tokens of a reply are given, and sampling.max_tokens={sampling.max_tokens}")
         if not prompts:
             return []
         record = Record(self.policy, prompts, sampling, self.version)
-        for _ in _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept).steps():
+        call = _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept)
+        if longest:
+            given = [[*ids, *[-1] * (longest - len(ids))] for ids in begun]
+            call.given = torch.tensor(given, device=self.policy.device)
+        for _ in call.steps():
             pass
         completions = record.completions()
         if self.kept is not None and record.read:
@@ -170,6 +189,8 @@ class _GenerateCall:
         self.kept = kept if kept is not None and continues(self.policy) else None
         self.decodings[0].kept = self.kept
         self.waiting = reading_order(prompts)
+        self.given: Tensor | None = None
+        """[N, L] the first tokens of each reply, if they are not drawn; -1 behind them."""
         device = self.policy.device
         self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=self.policy.numbers, device=device)
         self.ahead_by = check_every(device)
@@ -223,6 +244,11 @@ class _GenerateCall:
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
         ids, logprobs = sampling.draw(scores, self._next_uniforms(), self.work[: len(scores)])
+        if self.given is not None:
+            own = self.given[live, places.clamp(max=self.given.shape[1] - 1)]
+            instead = (own >= 0) & (places < self.given.shape[1])
+            ids = torch.where(instead, own, ids)
+            logprobs = torch.where(instead, scores.log_softmax(-1).gather(1, ids[:, None])[:, 0], logprobs)
         values = policy.value_head(states) if policy.value_head is not None else None
         self.record.write(live, places, ids, logprobs, values, allowed)
         return ids

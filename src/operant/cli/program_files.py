@@ -1,0 +1,336 @@
+"""`operant generate MODEL --tasks FILE --tests`: programs chosen by their example tests, refined and repaired.
+
+{"id": "p/0", "prompt": "Twice x.", "replies": ["def f(x): ..."], "programs": [{"outcome": "passed", ...}]}
+
+With --all every candidate is a row: for a critic of outcomes, and with `--form repair` for a model that repairs.
+"""
+
+import difflib
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from operant.cli.arguments import new_file
+from operant.cli.reply_files import (
+    OF_PROMPTS,
+    ReplyProgress,
+    TaskSet,
+    counted,
+    cuts,
+    data_options,
+    first_row,
+    stamp,
+    take,
+    take_form,
+)
+from operant.data import DataOptions
+from operant.diagnosis.intervals import wilson
+from operant.import_by_name import Table, names_object
+from operant.options import compose, convert
+from operant.options import read as read_option
+from operant.programs.passes import n_at_k, pass_at_k
+from operant.programs.problems import problem_of
+from operant.programs.repair import TEMPLATE, check_template
+from operant.programs.search import Candidate, Search, SearchOptions, Writer, chosen
+from operant.programs.verdicts import Verdicts, shared
+from operant.runs import named_parts
+from operant.runs.judged_replies import AT_ONCE, Kept
+from operant.runs.named_models import load
+from operant.sampling import Sampling
+from operant.sandbox.jail import OUTCOMES, JailOptions, Verdict
+from operant.storage import atomic_io
+from operant.text_scores.outcome_critic import CriticScore
+from operant.trackers.console import emit
+from operant.training.options import find_device
+from operant.types import OperantError, Task, shown
+
+OF_TESTS = (
+    "refine",
+    "cut",
+    "repair",
+    "repairs",
+    "repair_template",
+    "rounds",
+    "budget",
+    "critic",
+    "submit",
+    "all",
+    "jail",
+)
+"""Options that only apply to programs with tests."""
+OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
+"""Options of replies to a file that do not apply to them."""
+CRITICS = Table("critic", "operant.critics", {})
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What the command line asks for."""
+
+    model: str
+    sampling: Sampling
+    search: SearchOptions
+    submit: int
+    repairer: str | None
+    """None: the policy itself."""
+    template: str
+    critic: str | None
+    jail: JailOptions
+    seed: int
+    device: str
+    out: Path | None
+    all: bool
+
+    def made_by(self, tasks: TaskSet) -> dict[str, Any]:
+        """What the candidates depend on."""
+        known = {name: x for name, x in asdict(self).items() if name not in ("out", "all", "submit", "device")}
+        stamps = [stamp(name) for name in (self.model, self.repairer, self.critic) if name is not None]
+        return known | {"weights": stamps, "tasks": [[t.id, t.prompt, t.target] for t in tasks.tasks]}
+
+
+def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Search for programs that solve the tasks, and write the chosen ones to `--out`, or print them."""
+    source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
+    given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
+    asked = what_is_asked(words, options)
+    if form is None:
+        row = first_row(source)
+        given = ({"target_field": "target"} if isinstance(row, Mapping) and "target" in row else {}) | given
+    data = data_options(source, given) if form is None else compose({"": DataOptions}, given)[""]
+    policy = load(asked.model)[0] if cuts(data) or form is not None else None
+    tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
+    tasks.tasks, hidden = with_examples(tasks.tasks)
+    critic = None if asked.critic is None else critic_of(asked.critic)
+    verdicts = shared(asked.jail)
+    print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
+    kept = None if asked.out is None else Kept(asked.out, asked.made_by(tasks), dict)
+    if kept is not None and kept.done:
+        print(f"the programs of {len(kept.done)} tasks were made before, and are kept", file=sys.stderr)
+    done = {} if kept is None else {task: rows for (_, task), rows in kept.done.items()}
+    try:
+        search_on(asked, tasks, hidden, critic, verdicts, done, kept)
+    except KeyboardInterrupt:
+        if kept is not None:
+            print(f"\noperant: interrupted; {kept.path} has {len(kept.done)} tasks, and the same command goes on from "
+                  "there", file=sys.stderr)  # fmt: skip
+        raise
+    finish(asked, tasks, [done[task.id] for task in tasks.tasks], hidden, kept)
+    return 0
+
+
+def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Programs:
+    """Read the options, of which those of sampling are left. Raises: OperantError for one that is not valid."""
+    if odd := next((name for name in (*OF_PROMPTS, *OF_OTHERS) if name in options), None):
+        raise OperantError(
+            f"--{odd.replace('_', '-')} beside --tests: programs are chosen by their tests; leave one of the two out"
+        )
+    if len(words) > 1:
+        raise OperantError(f"--tests takes one model, and {words[1]!r} is a second: `operant eval` compares models")
+    refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
+    repairer, critic = options.pop("repair", None), options.pop("critic", None)
+    if cut is not None and not refine:
+        raise OperantError(f"--cut {cut} says where programs are cut to be refined: give --refine too")
+    if cut == "critic" and critic is None:
+        raise OperantError("--cut critic needs a critic: name it, as in --critic runs/critic")
+    if idle := next((name for name in ("repairs", "repair_template") if name in options and repairer is None), None):
+        raise OperantError(f"--{idle.replace('_', '-')} is about repairing: give --repair policy or --repair MODEL too")
+    if idle := next((n for n in ("rounds", "budget") if n in options and not refine and repairer is None), None):
+        raise OperantError(f"--{idle} counts what is refined and repaired: give --refine or --repair too")
+    search = SearchOptions(
+        samples=counted(options, "samples", 1),
+        refine=(cut or ("line" if critic is None else "critic")) if refine else None,
+        repair=counted(options, "repairs", 1) if repairer is not None else 0,
+        rounds=counted(options, "rounds", 1),
+        budget=counted(options, "budget", 1) if "budget" in options else None,
+    )
+    submit = counted(options, "submit", 1)
+    if submit > search.samples:
+        raise OperantError(f"--submit {submit} of --samples {search.samples}: no more are submitted than are sampled")
+    device = options.pop("device", "auto")
+    find_device(device)
+    jail = read_option(options.pop("jail", {}))
+    if not isinstance(jail, Mapping):
+        raise OperantError(f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
+    return Programs(
+        model=words[0],
+        search=search,
+        submit=submit,
+        repairer=None if repairer in (None, "policy") else str(repairer),
+        template=check_template(str(options.pop("repair_template", TEMPLATE))),
+        critic=critic,
+        jail=compose({"jail": JailOptions}, {"jail": jail})["jail"],
+        seed=convert(options.pop("seed", 0), int, "seed"),
+        device=device,
+        out=new_file("out", options.pop("out", None), (".jsonl",)),
+        all=bool(options.pop("all", False)),
+        sampling=compose({"": Sampling}, options)[""],
+    )
+
+
+def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
+    """The tasks, and the names of those that have hidden tests. Where there are examples alone, they are the tests.
+
+    Raises: OperantError for tasks without example tests, or without any tests.
+    """
+    hidden = {task.id for task in tasks if isinstance(task.target, Mapping) and task.target.get("tests")}
+    found = [
+        replace(task, target={**task.target, "tests": task.target["examples"]})
+        if task.id not in hidden and isinstance(task.target, Mapping) and task.target.get("examples")
+        else task
+        for task in tasks
+    ]
+    if bare := [task.id for task in found if not problem_of(task).examples]:
+        raise OperantError(
+            f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests, by which programs are "
+            "chosen: give their target {'examples': ['assert f(0) == 0']}, or leave these tasks out"
+        )
+    return found, hidden
+
+
+def critic_of(name: str) -> Any:
+    """A critic of beginnings: a run or folder of an outcome critic, or `module:object` of one's own.
+
+    Raises: OperantError if there is none.
+    """
+    critic = CRITICS.find(name)() if names_object(name, CRITICS) else CriticScore(name)
+    if not callable(getattr(critic, "prefixes", None)):
+        raise OperantError(f"--critic {name}: {type(critic).__name__} has no method prefixes(problem, ids, tokenizer)")
+    if callable(check := getattr(critic, "check", None)):
+        check()
+    return critic
+
+
+def writer_of(name: str, asked: Programs) -> tuple[Writer, Any]:
+    """A model that writes programs, and its policy. Raises: OperantError for a model without a tokenizer."""
+    policy, engine = load(name)
+    if policy.tokenizer is None:
+        raise OperantError(f"{name} has no tokenizer, and programs are texts: save its tokenizer into its folder")
+    policy, sampling = policy.to(find_device(asked.device)), asked.sampling
+    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    return Writer(
+        policy.tokenizer, engine, sampling, lambda size: policy.misfit(size, sampling.max_tokens) is None
+    ), policy
+
+
+def search_on(
+    asked: Programs,
+    tasks: TaskSet,
+    hidden: set[str],
+    critic: Any,
+    verdicts: Verdicts,
+    done: dict[str, list[dict[str, Any]]],
+    kept: Kept | None,
+) -> None:
+    """Add the candidates of each task that is not in `done` as rows."""
+    if all(task.id in done for task in tasks.tasks):
+        return
+    writer, policy = writer_of(asked.model, asked)
+    repairer = None if asked.repairer is None else writer_of(asked.repairer, asked)[0]
+    how = {"seed": asked.seed, "critic": critic, "repairer": repairer, "template": asked.template}
+    search = Search(asked.search, writer, verdicts, **how)
+    rest = [task for task in tasks.of(policy, asked.sampling.max_tokens) if task.id not in done]
+    texts = {task.id: tasks.text(task) for task in tasks.tasks}
+    progress, size = ReplyProgress(len(rest) * asked.search.samples), max(1, AT_ONCE // asked.search.samples)
+    for begin in range(0, len(rest), size):
+        some = rest[begin : begin + size]
+        found = search(some)
+        pairs = [(task, c) for task, candidates in zip(some, found, strict=True) for c in candidates]
+        of_tests = iter(verdicts([problem_of(task).program(c.text) for task, c in pairs]))
+        for task, candidates in zip(some, found, strict=True):
+            judged = [next(of_tests) if task.id in hidden else None for _ in candidates] if hidden else []
+            rows = rows_of(texts[task.id], task, candidates, judged or [None] * len(candidates))
+            done[task.id] = rows
+            if kept is not None:
+                kept.add(0, task, rows)
+        progress.add(len(some) * asked.search.samples, asked.model)
+    if search.unread:
+        print(f"{search.unread} failures were too long for the repair model to read, and were passed over")
+
+
+def rows_of(
+    prompt: Any, task: Task, candidates: Sequence[Candidate], judged: Sequence[Verdict | None]
+) -> list[dict[str, Any]]:
+    """The candidates of a task as rows. judged: their verdicts on the hidden tests."""
+    best = [id(c) for c in chosen(candidates, len(candidates))]
+    given = task.target.get("solution") if isinstance(task.target, Mapping) else None
+    right = {c.text: None for c, v in zip(candidates, judged, strict=True) if c.passed and (v or c.verdict).share == 1}
+    rows = []
+    for c, verdict in zip(candidates, judged, strict=True):
+        told = verdict or c.verdict
+        row = {"task": task.id, "prompt": prompt, "completion": c.text, "outcome": told.outcome}
+        row |= {"message": told.message, "share": told.share, "hidden": verdict is not None}
+        row |= {"examples": c.verdict.outcome, "examples_message": c.verdict.message}
+        row |= {"how": c.how, "round": c.round, "sample": c.sample, "parent": c.parent, "kept": c.kept}
+        row |= {"critic": c.scores[-1]} if c.scores else {}
+        row |= {"rank": best.index(id(c))} if id(c) in best else {}
+        if not c.passed and (nearest := nearest_to(c.text, [*right]) or given):
+            row["right"] = nearest
+        rows.append(row)
+    return rows
+
+
+def nearest_to(text: str, others: Sequence[str]) -> str | None:
+    """Of several texts the one that shares most with `text`; None without any."""
+    return max(others, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio(), default=None)
+
+
+def finish(
+    asked: Programs, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept | None
+) -> None:
+    """Write the chosen programs, or all candidates, or print them; then say what they are."""
+    ranked = [sorted((r for r in some if "rank" in r), key=lambda r: r["rank"])[: asked.submit] for some in rows]
+    if asked.all:
+        lines = [row for some in rows for row in some]
+    else:
+        about = ("outcome", "message", "share", "hidden", "examples", "examples_message", "how", "round", "critic")
+        lines = [
+            {"id": task.id, "prompt": tasks.text(task), "replies": [row["completion"] for row in best]}
+            | {"programs": [{name: row[name] for name in about if name in row} for row in best]}
+            for task, best in zip(tasks.tasks, ranked, strict=True)
+        ]
+    if asked.out is None:
+        for line in lines:
+            emit(json.dumps(line, ensure_ascii=False), sys.stdout)
+    else:
+        atomic_io.write(asked.out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        if kept is not None:
+            kept.remove()
+        what = f"{sum(map(len, rows)):,} candidates" if asked.all else "the chosen programs"
+        print(f"{what} for {len(rows):,} tasks: {asked.out}")
+    for line in summary(asked, rows, ranked, hidden):
+        print(line, file=sys.stderr if asked.out is None else sys.stdout)
+
+
+def summary(
+    asked: Programs, rows: Sequence[list[dict[str, Any]]], ranked: Sequence[list[dict[str, Any]]], hidden: set[str]
+) -> list[str]:
+    """Sentences on what became of the programs."""
+    outcomes = Counter(row["examples"] for some in rows for row in some)
+    shares = ", ".join(f"{name} {outcomes[name] / outcomes.total():.1%}" for name in OUTCOMES)
+    lines = [f"on the example tests: {shares}"]
+    judged = [some for some in rows if some[0]["task"] in hidden]
+    if judged:
+        drawn = [[row for row in some if row["round"] == 0] for some in judged]
+        right = [[row["outcome"] == "passed" for row in some] for some in drawn]
+        kept = [[row["examples"] == "passed" for row in some] for some in drawn]
+        both = [sum(map(all, zip(*pair, strict=True))) for pair in zip(right, kept, strict=True)]
+        k, n = asked.search.samples, asked.submit
+        passes = {f"pass@{j}": fmean(pass_at_k(k, sum(r), j) for r in right) for j in dict.fromkeys((1, k))}
+        passes[f"{n}@{k}"] = fmean(n_at_k(k, sum(m), c, n, k) for m, c in zip(kept, both, strict=True))
+        numbers = ", ".join(f"{name} {x:.3f}" for name, x in passes.items())
+        lines.append(f"on the hidden tests, {k} samples of each of {len(judged)} tasks: {numbers}")
+        best = [some for some in ranked if some[0]["task"] in hidden]
+        solved = sum(any(row["outcome"] == "passed" for row in some) for some in best)
+        low, high = wilson(solved / len(best), len(best))
+        ways = Counter(row["how"] for some in best for row in some)
+        made = ", ".join(f"{ways[how]} {how}" for how in ("sampled", "refined", "repaired") if ways[how])
+        lines.append(
+            f"the chosen programs solve {solved} of {len(best)} tasks ({solved / len(best):.3f} [{low:.3f}, {high:.3f}]); "
+            f"of these programs {made}; {sum(map(len, judged)) / len(judged):.1f} were made for a task"
+        )
+    return lines
