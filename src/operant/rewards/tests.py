@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from operant import distributed
 from operant.programs.problems import problem_of
-from operant.sandbox.jail import OUTCOMES, Jail, JailOptions, Program, Verdict
+from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
 from operant.storage import atomic_io
 from operant.text_scores import references
-from operant.types import Judgement, OperantError, Rollout, Task, shown
+from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
 CODERL = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
 """The score of each outcome in CodeRL."""

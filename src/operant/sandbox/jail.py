@@ -24,10 +24,8 @@ from importlib import resources
 from typing import Any
 
 from operant.sandbox import levels
-from operant.types import OperantError, shown
+from operant.types import OUTCOMES, OperantError, shown
 
-OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
-"""What may become of a program, from worst to best."""
 COMPARISONS = ("strict", "apps")
 LEAST_MEMORY = 64 << 20
 """Bytes of address space that an interpreter with a few modules needs."""
@@ -81,7 +79,7 @@ class Verdict:
     """What became of a program."""
 
     outcome: str
-    """One of OUTCOMES: that of the first test that has not passed."""
+    """One of `types.OUTCOMES`: that of the first test that has not passed."""
     results: tuple[str, ...]
     """The outcome of each test."""
     message: str = ""
