@@ -58,7 +58,7 @@ COMMON: dict[str, Any] = {"batch": 64, "lr": 2e-4, "max_tokens": 100, "steps": 1
 COMMON |= {"probes": 0, "quiet": True, "threads": "1"}
 
 
-def shuffled(rollouts: list[Rollout]) -> list[float]:
+def shuffled(rollouts: list[Rollout]) -> list[Any]:
     """The scores of other programs."""
     return in_another_order(rollouts, judge(resolve("tests", {"kind": "passed"}), rollouts).scores)
 
