@@ -282,8 +282,9 @@ class Env(Protocol):
     tokens of a prompt (None: no limit), for a world that shortens its prompts. `waves`: parts of the live episodes:
     `step` is called for one, in a thread, while the replies of the next are generated (1 if absent). `games(split)`:
     its own tasks, "train" or "test", for a run that names none. `check()`: called before models load, it raises
-    `OperantError` for what is missing. A world with `state_dict()` and `load_state_dict(state)` has a state that
-    checkpoints keep from step to step.
+    `OperantError` for what is missing. `judges`: rewards that the world calls, which read the tasks of the run before
+    it as the run's own does. A world with `state_dict()` and `load_state_dict(state)` has a state that checkpoints keep
+    from step to step.
     """
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:

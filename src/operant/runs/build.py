@@ -62,10 +62,11 @@ def build(
     reward = None
     if train.reward is not None:
         reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
-        if folder is not None:
-            rewards.keep_in(reward, folder)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
     env = env.under(config.isolation) if isinstance(env, IsolatedEnv) else env
+    judges = [reward, *getattr(env, "judges", ())]
+    for judge in judges if folder is not None else ():
+        rewards.keep_in(judge, folder)
     engine = None
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
@@ -78,7 +79,8 @@ def build(
         if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
             first = load_tasks(rows, None, one_row, **forms)
             prepared(measured, first, alone=True)
-            rewards.prepare(reward, first, alone=True)
+            for judge in judges:
+                rewards.prepare(judge, first, alone=True)
     if reward is not None:
         rewards.check(reward)
     for metric in metrics:
@@ -115,10 +117,11 @@ def build(
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
     tasks, left_out = _usable(learner, tasks)
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
+    for judge in judges:
+        rewards.prepare(judge, held_out, alone=True)
+        rewards.prepare(judge, tasks)
+        tasks = rewards.usable(judge, tasks)
     if reward is not None:
-        rewards.prepare(reward, held_out, alone=True)
-        rewards.prepare(reward, tasks)
-        tasks = rewards.usable(reward, tasks)
         rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
     evaluator = None

@@ -246,8 +246,9 @@ class Run:
             self.folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
 
     def log_notes_of_rewards(self) -> None:
-        """Log what parts of the reward have noted while they were prepared, such as references that fail their tests."""
-        for part in every_part(self.parts.reward):
+        """Log what rewards have noted while they were prepared, such as references that fail their own tests."""
+        judges = [self.parts.reward, *getattr(self.learner.env, "judges", ())]
+        for part in (part for judge in judges for part in every_part(judge)):
             for note in getattr(part, "notes", ()):
                 self._log_note(note)
 
