@@ -27,9 +27,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from operant import distributed
+from operant.models.outcome_critic import ends_of
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
 from operant.rollouts.totals import Total
-from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading, ends_of
+from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading
 from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout
 
 RETURNS = ("coderl", "group", "difference", "plain")
@@ -112,7 +113,8 @@ class CriticReward:
         baselines = self._baselines(rollouts, judged)
         scores: list[Total] = [None] * len(rollouts)
         shown: list[list[float] | None] = [None] * len(rollouts)
-        right, passed = ([None] * len(rollouts) for _ in range(2))  # type: list[float | None], list[float | None]
+        right: list[float | None] = [None] * len(rollouts)
+        passed: list[float | None] = [None] * len(rollouts)
         for i, outcome, reading in zip(known, true, self.scorer.read(attempts), strict=True):
             places = self._places(rollouts[i], reading)
             before = [0.0] * (rollouts[i].count - len(places))

@@ -8,16 +8,14 @@ critic.prefixes(problem, reply_ids, policy.tokenizer)    # after each token of t
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from operant.models.outcome_critic import OutcomeCritic, is_critic
+from operant.models.outcome_critic import OutcomeCritic, ends_of, is_critic
 from operant.rollouts.demonstrations import Demonstrations
-from operant.sampling import token_pieces
 from operant.storage.hub import find_model
 from operant.types import OUTCOMES, OperantError, Task
 
@@ -110,12 +108,3 @@ class CriticScore:
         text = tokenizer.decode(reply, skip_special_tokens=True)
         [found] = self.read([(problem, text)])
         return found.pooled[found.after(ends_of(tokenizer, reply, text)), PASSED].tolist()
-
-
-def ends_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
-    """[len(ids)] the characters of `text`, a reply, until the end of each of its tokens; special tokens have none."""
-    special = set(tokenizer.all_special_ids)
-    pieces = ["" if token in special else piece for token, piece in zip(ids, token_pieces(tokenizer, ids))]
-    first = next((piece for piece in pieces if piece), "")
-    lead = int(first.startswith(" ") and not text.startswith(" "))  # a space that is dropped where a text begins
-    return [min(max(end - lead, 0), len(text)) for end in accumulate(map(len, pieces))]
