@@ -27,7 +27,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from operant import distributed
-from operant.models.outcome_critic import ends_of
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
 from operant.rollouts.totals import Total
 from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading
@@ -159,7 +158,7 @@ class CriticReward:
                 "reward 'critic' needs the policy's tokenizer, to place its scores: a run passes it; elsewhere "
                 "call operant.rewards.read_with(reward, policy.tokenizer)"
             )
-        return reading.after(ends_of(self.tokenizer, turn.action, rollout.reply))
+        return reading.after(turn.action, self.tokenizer)
 
     def _paid(self, reading: Reading, places: list[int], outcome: int, score: float, baseline: float) -> list[float]:
         """What each action of the last turn is paid."""

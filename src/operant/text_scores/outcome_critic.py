@@ -32,10 +32,12 @@ class Reading:
     """[N + 1, C] the probability of each outcome for the first t tokens; the last row is that for the program."""
     ends: list[int]
     """[N + 1] characters of the program that each position has read; the first one is 0."""
+    program: str
 
-    def after(self, ends: Sequence[int]) -> list[int]:
-        """For each number of characters, the last position that has read no more of them."""
-        return [bisect_right(self.ends, end) - 1 for end in ends]
+    def after(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+        """For each token of another tokenizer, of which the program is made, the last position that has read no more
+        than the text until its end."""
+        return [bisect_right(self.ends, end) - 1 for end in ends_of(tokenizer, ids, self.program)]
 
 
 class CriticScore:
@@ -92,7 +94,7 @@ class CriticScore:
         found = []
         for (_, ids), (_, program), (own, pooled) in zip(rows, attempts, self.critic.read(rows, self.batch)):
             ends = [0, *ends_of(self.critic.tokenizer, ids, program)][: len(ids)]
-            found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends))
+            found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends, program))
         return found
 
     def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Any = None) -> list[float]:
@@ -107,4 +109,4 @@ class CriticScore:
             raise OperantError("prefixes of ids need the tokenizer that made them: prefixes(problem, ids, tokenizer)")
         text = tokenizer.decode(reply, skip_special_tokens=True)
         [found] = self.read([(problem, text)])
-        return found.pooled[found.after(ends_of(tokenizer, reply, text)), PASSED].tolist()
+        return found.pooled[found.after(reply, tokenizer), PASSED].tolist()
