@@ -10,6 +10,7 @@ from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import prepared, resolve
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
+from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tokenizer
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
@@ -127,8 +128,7 @@ def build(
     evaluator = None
     if held_out:
         evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
-    silent = learner.algorithm.needs.text_scores or learner.algorithm.needs.outcomes
-    probed = (held_out or tasks)[: 0 if silent else train.probes]
+    probed = (held_out or tasks)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     return RunParts(
@@ -166,7 +166,7 @@ def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:
     """Prepare supervised training. Raises: OperantError for the first row that cannot be trained on."""
     policy = learner.policy
-    if learner.algorithm.needs.text_scores:
+    if isinstance(policy, RewardModel):
         texts = WholeTexts(policy.tokenizer, None, longest=min(data.max_length or policy.context, policy.context))
         texts.rollouts(tasks)
         return texts

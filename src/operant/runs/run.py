@@ -172,11 +172,9 @@ class Run:
         """Log the replies of all ranks, and the histograms of the step."""
         last = self.learner.last_step
         assert last is not None  # set by `learn`
-        pieces = partial(token_pieces, self.policy.tokenizer)
-        mine = rows(
-            rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks, judged.passing
-        )
-        self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
+        text = partial(token_pieces, self.policy.tokenizer)
+        own = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, text, judged.remarks, judged.passing)
+        self.trackers.rollouts(step, [row for part in distributed.gathered(own) for row in part])
         self.trackers.distributions(step, self.learner.distributions)
 
     def _handle_refusal(self, refusal: RefusedStep, step: int) -> None:
