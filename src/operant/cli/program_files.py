@@ -257,8 +257,8 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """The candidates of a task as rows. judged: their verdicts on the hidden tests."""
     best = [id(c) for c in chosen(candidates, len(candidates))]
-    given = task.target.get("solution") if isinstance(task.target, Mapping) else None
-    right = {c.text: None for c, v in zip(candidates, judged, strict=True) if c.passed and (v or c.verdict).share == 1}
+    pairs = zip(candidates, judged, strict=True)
+    right = {c.text: None for c, v in pairs if c.passed and (v or c.verdict).outcome == "passed"}
     rows = []
     for c, verdict in zip(candidates, judged, strict=True):
         told = verdict or c.verdict
@@ -268,7 +268,7 @@ def rows_of(
         row |= {"how": c.how, "round": c.round, "sample": c.sample, "parent": c.parent, "kept": c.kept}
         row |= {"critic": c.scores[-1]} if c.scores else {}
         row |= {"rank": best.index(id(c))} if id(c) in best else {}
-        if not c.passed and (nearest := nearest_to(c.text, [*right]) or given):
+        if not c.passed and (nearest := nearest_to(c.text, [*right] or task.references)):
             row["right"] = nearest
         rows.append(row)
     return rows
