@@ -1,6 +1,7 @@
 """`operant generate --tests`, `operant eval --metrics pass@k`, and what is trained on the programs that they write."""
 
 import json
+import shutil
 from fractions import Fraction
 from functools import partial
 from itertools import combinations
@@ -241,3 +242,71 @@ def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch)
     assert run(*words, "--out", place / "parts.jsonl") == 0
     assert (place / "parts.jsonl").read_text() == (place / "whole.jsonl").read_text()
     assert not unfinished.exists()
+
+
+# --- pass@k and n@k in evaluations ------------------------------------------------------------------------------------
+
+
+def test_eval_compares_models_by_pass_at_k(place, capsys):
+    """Means over tasks, the paired difference of two models, and the replies that it came from."""
+    out = place / "compared.json"
+    words = ["--tasks", place / "problems.jsonl", "--samples", 20, "--metrics", "pass@1,pass@5,1@20", *SAMPLING]
+    other = place / "other"
+    if not other.exists():
+        shutil.copytree(place / "model", other)
+        lm("gpt2", len(PIECES), spread=0.3, eos_token_id=1, bos_token_id=1).save_pretrained(other)
+    assert run("eval", place / "model", other, *words, "--out", out, "--report", place / "page.html") == 0
+    told = json.loads(out.read_text())
+    scores = {(row["reward"], row["model"]): row for row in told["scores"]}
+    for n, name in enumerate([str(place / "model"), str(other)]):
+        chances = {"pass@1": [], "pass@5": [], "1@20": []}
+        for task in told["tasks"]:
+            factor = FACTORS[task["prompt"]]
+            texts = [reply["reply"] for reply in task["replies"] if reply["source"] == name]
+            right = [passes(text, [2, 5], factor) for text in texts]
+            kept = [r for r, text in zip(right, texts, strict=True) if passes(text, [0], factor)]
+            some = list(combinations(right, 5))
+            expected = [fmean(right), sum(map(any, some)) / len(some), fmean(kept) if kept else 0.0]
+            for metric, value in zip(chances, expected, strict=True):
+                assert task["metrics"][metric][n] == pytest.approx(value)
+                chances[metric].append(value)
+        for metric, values in chances.items():
+            assert scores[metric, name]["mean"] == pytest.approx(fmean(values))
+    second = scores["pass@5", str(other)]
+    gaps = [task["metrics"]["pass@5"][1] - task["metrics"]["pass@5"][0] for task in told["tasks"]]
+    assert second["difference"]["mean"] == pytest.approx(fmean(gaps))
+    assert "pass@5" in (place / "page.html").read_text() and "pass@5" in capsys.readouterr().out
+
+
+def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
+    """The numbers of evaluation.json are those of its replies, and `--best` takes one."""
+    words = ["--policy", place / "model", "--tasks", place / "problems.jsonl", "--target-field", "target"]
+    held = ["--evaluate", place / "problems.jsonl", "--evaluation.samples", 10, "--metrics", "pass@1,pass@5,1@10"]
+    more = ["--reward", "length:3", "--steps", 1, "--batch", 4, "--best", "evaluate/pass@5", "--evaluate-every", 1]
+    assert run("train", *words, *held, *more, *SAMPLING, "--out", tmp_path / "run") == 0
+    after = json.loads((tmp_path / "run" / "evaluation.json").read_text())["after"]
+    groups = [after["replies"][i : i + 10] for i in range(0, 30, 10)]
+    right = [[passes(r["reply"], [2, 5], FACTORS[r["query"]]) for r in group] for group in groups]
+    assert after["metrics"]["pass@1"] == pytest.approx(fmean(map(fmean, right)))
+    some = [fmean(any(draw) for draw in combinations(each, 5)) for each in right]
+    assert after["metrics"]["pass@5"] == pytest.approx(fmean(some))
+    assert 0 <= after["metrics"]["1@10"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eval", "model", "--metrics", "pass@8", "--samples", 4], "needs 8 replies to each task, and there are 4: --samples 8"),
+        (["eval", "model", "--metrics", "bleu"], "--metrics bleu: models are compared by pass@k and n@k"),
+        (["eval", "model", "--metrics", "pass@0"], "pass@0: write pass@k or n@k"),
+        (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
+        (["eval", "model", "--metrics", "1@1", "--tasks", "bare.jsonl"], "task 'bare/1' has none: ask for pass@1"),
+        (["eval", "model", "--metrics", "pass@1", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
+        (["train", "--policy", "model", "--reward", "length:3", "--metrics", "pass@2"], "1: --evaluation.samples 2"),
+    ],
+)  # fmt: skip
+def test_wrong_metrics_get_a_sentence(words, told, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    assert run(*words, *([] if "--tasks" in words else ["--tasks", "problems.jsonl"])) == 2
+    error = capsys.readouterr().err
+    assert told in error and "Traceback" not in error

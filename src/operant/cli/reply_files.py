@@ -128,6 +128,12 @@ def data_options(source: Any, given: Mapping[str, Any]) -> DataOptions:
     return replace(options, text_field=fields[0]) if fields else options
 
 
+def with_target(source: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of data for rows that hold tests: their `target`, unless another field is named."""
+    row = first_row(source)
+    return ({"target_field": "target"} if isinstance(row, Mapping) and "target" in row else {}) | dict(given)
+
+
 def answered(row: Mapping[str, Any]) -> bool:
     """Whether a row is a conversation with answers, as for supervised training."""
     messages = row.get("messages")
