@@ -26,18 +26,16 @@ import json
 import math
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import restore
+from benchmarks.timed import train_for
 from operant import Learner, OperantError
-from operant.api import runs
 from operant.data.tasks import DataOptions, load_tasks
 from operant.machine import about
 from operant.metrics.evaluation import references
@@ -115,18 +113,8 @@ def train(method: str, seed: int, rate: float, minutes: float) -> tuple[dict[str
     options |= {"tasks": str(WORK / f"{options['tasks']}.jsonl"), "policy": str(WORK / "t5"), "seed": seed, "lr": rate}
     if options.get("algorithm") != "sft":
         options |= {"reward": chrf, "data.reference_field": "completion"}
-    begin, seconds, curve = None, 0.0, list[list[float | None]]()
-    out = RUNS / f"{method}-{rate:g}-{seed}"
-    shutil.rmtree(out, ignore_errors=True)  # of a row that was stopped
-    for run in runs(out, **options):
-        begin = begin or time.process_time()  # models and tasks are loaded
-        seconds = time.process_time() - begin
-        if run.metrics:
-            curve.append([seconds, *(run.metrics[-1].get(name) for name in ("reward/mean", "kl/per_reply"))])
-        if seconds > 60 * minutes:
-            break  # the run ends and is saved, like one that was interrupted
-    few = curve[:: len(curve) // 50 + 1]
-    return {"rate": rate, "seconds": seconds, "steps": len(curve), "curve": few}, run.policy
+    found, policy = train_for(minutes, RUNS / f"{method}-{rate:g}-{seed}", **options)
+    return {"rate": rate, **found}, policy
 
 
 def one(method: str, seed: int, rate: float, minutes: float, sentences: int | None) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 from toys import letters, lm
 
 from operant.algorithms import ALGORITHMS
-from operant.cli import help, main
+from operant.cli import commands, help, main
 from operant.cli.arguments import parse
 from operant.cli.commands import COMMANDS
 from operant.diagnosis.history import flat
@@ -230,3 +231,20 @@ def test_an_interrupt_ends_after_the_step_and_resume_goes_on(folder, capsys):
     assert main(["train", "--resume", str(folder / "run"), "--steps", str(done + 2)]) == 0
     steps = [json.loads(line)["step"] for line in metrics.read_text(encoding="utf-8").splitlines()]
     assert steps == list(range(1, done + 3))
+
+
+def test_a_warning_is_a_sentence_without_a_line_of_code(monkeypatch, capsys):
+    def run(*_):
+        warnings.warn("the estimate\nis biased", stacklevel=1)
+        warnings.warn("an old name", FutureWarning, stacklevel=1)
+        return 0
+
+    others = []
+    monkeypatch.setattr(commands, "run", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", keep := lambda message, *_: others.append(str(message)))
+        assert main(["train"]) == 0
+        assert warnings.showwarning is keep
+    assert capsys.readouterr().err == "operant: warning: the estimate is biased\n"
+    assert others == ["an old name"]

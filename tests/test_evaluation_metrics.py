@@ -139,6 +139,7 @@ def own(tmp_path, monkeypatch) -> Path:
     ("metrics", "reason"),
     [
         ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bertscore, bleu, chrf, cider, consistency"),
+        ("bleu:2", r"'bleu:2': only a reward has its argument behind the name; .* \{bleu: \{option: 2\}\}"),
         ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
         ("no_module:f", "no module 'no_module'"),
         ("own_metrics:number", "is of type int; name a function or a class"),

@@ -447,6 +447,8 @@ A reward may also have these attributes, all of them optional:
   of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
 - `needs_references`: whether it compares with the references of tasks; `check_task(task)`: raises `OperantError` for a
   task that it cannot judge; `read_tasks(tasks)`: gets all tasks of the training, once before it.
+- `see_greedy(rollouts)`, with an attribute `wants_greedy` that is True: before each call in a run it gets the policy's
+  greedy reply to each prompt of the call.
 - `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
   on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
 """

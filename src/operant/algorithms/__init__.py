@@ -8,6 +8,7 @@ from typing import Any
 
 from operant.algorithms import (
     a2c,
+    coderl,
     decision,
     distill,
     dpo,
@@ -50,6 +51,7 @@ METHODS = {
     "trpo": trpo,
     "nlpo": nlpo,
     "reinforce": reinforce,
+    "coderl": coderl,
     "grpo": grpo,
     "rloo": rloo,
     "gigpo": gigpo,

@@ -6,6 +6,7 @@ gives one sentence on standard error and exit code 2, never a traceback.
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -27,6 +28,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from operant.trackers.console import plain
     from operant.types import OperantError
 
+    show = warnings.showwarning
+
+    def as_sentence(message: Warning | str, category: type[Warning], *place: object) -> None:
+        """A warning of operant without the line of code that gave it; other packages' are shown as they are."""
+        if category is UserWarning:
+            print(f"operant: warning: {plain(str(message))}", file=sys.stderr)
+        else:
+            show(message, category, *place)  # pyright: ignore[reportArgumentType]
+
+    warnings.showwarning = as_sentence
     try:
         from operant.cli import commands
 
@@ -44,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a path from the command line that is too long, unreadable or a loop of links
         print(f"operant: {(error.strerror or str(error)).lower()}: {str(error.filename)[:100]!r}", file=sys.stderr)
         return 2
+    finally:
+        warnings.showwarning = show
 
 
 if __name__ == "__main__":

@@ -42,12 +42,12 @@ from operant.runs import named_parts
 from operant.runs.judged_replies import AT_ONCE, Kept
 from operant.runs.named_models import load
 from operant.sampling import Sampling
-from operant.sandbox.jail import OUTCOMES, JailOptions, Verdict
+from operant.sandbox.jail import JailOptions, Verdict
 from operant.storage import atomic_io
 from operant.text_scores.outcome_critic import CriticScore
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OperantError, Task, shown
+from operant.types import OUTCOMES, OperantError, Task, shown
 
 OF_TESTS = (
     "refine",

@@ -22,7 +22,7 @@ from operant.types import OUTCOMES, OperantError, Task, shown
 
 FORMS = (
     "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; `prompt`, `completion` and `label`; "
-    "or steps in `completions` with `labels`; or programs in `completion` with `outcome`, or `completions` with `outcomes`"
+    "or steps in `completions` with `labels`; or programs: `completion` and `outcome`, `completions` and `outcomes`"
 )
 KINDS = ("ranks", "best", "ratings", "good")
 

@@ -24,6 +24,8 @@ SOURCES = Table(
     {
         "dates": "operant.data.synthetic:dates",
         "numbers": "operant.data.synthetic:numbers",
+        "programs": "operant.programs.generated:programs",
+        "programs/held-out": "operant.programs.generated:held_out",
         "outcomes": "operant.data.outcomes:outcomes",
     },
 )

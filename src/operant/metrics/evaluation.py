@@ -142,6 +142,12 @@ def resolve(given: Any) -> list[EvaluationMetric]:
 
 def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetric:
     """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
+    head, _, argument = full.partition(":")
+    if argument and head in EVALUATION_METRICS.names():
+        raise OperantError(
+            f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as a "
+            f"mapping, such as {{{head}: {{option: {argument}}}}}"
+        )
     found = metric_named(full) or EVALUATION_METRICS.find(full)
     if not callable(found):
         raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")

@@ -355,6 +355,9 @@ COLUMNS = {
         "objective/logprobs, objective/ref_logprobs"),
     "kl": ("KL penalty of each reply token, before the coefficient", "objective/kl_dist"),
     "values, advantages, returns": ("one number per reply token", "ppo/policy/advantages"),
+    "passing": (
+        "one number per reply token: the probability that the program passes, by the critic that has read it so far; "
+        "absent without a critic", ""),
     "reward, reward/<part>": ("the score and its named parts, in the row of an attempt's last turn", "env/reward_dist"),
     "outcome, message": (
         "the outcome class and the message of the reward's `Judgement`, in the same row; of all parts of a sum", ""),

@@ -20,6 +20,7 @@ def rows(
     learned: Sequence[int] | None = None,
     pieces: Callable[[list[int]], list[str]] | None = None,
     remarks: Sequence[tuple[tuple[str, ...], str]] = (),
+    passing: Sequence[Sequence[float] | None] = (),
 ) -> list[dict[str, Any]]:
     """Return one row per turn. The score of an attempt is in the row of its last turn; it is None if not judged.
 
@@ -28,7 +29,8 @@ def rows(
     batch: the collated rollouts, for the columns with one value per token. learned: the indices of the rollouts that
     the batch was made of, in order; None: all that have a score. pieces: returns the text of each token id.
     remarks: the outcome classes and the message of each rollout; empty if the reward named none. The row of the last
-    turn of a game has its transcript as JSON.
+    turn of a game has its transcript as JSON. passing: of each rollout what a critic says after each action; empty
+    without a critic.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
@@ -36,6 +38,7 @@ def rows(
     episodes = {rollout: episode for episode, rollout in enumerate(learned)}
     table = []
     for number, rollout in enumerate(rollouts):
+        begun = 0
         for index, turn in enumerate(rollout.turns):
             row: dict[str, Any] = {
                 "task": str(rollout.task.id),
@@ -68,6 +71,10 @@ def rows(
             if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
                 texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
                 row["tokens"] = [_without_surrogates(text) for text in texts]
+            if passing:
+                of_actions = passing[number]
+                row["passing"] = None if of_actions is None else list(of_actions[begun : begun + turn.count])
+                begun += turn.count
             if batch is not None:
                 row |= _per_token(batch, episodes.get(number), index)
             table.append(row)

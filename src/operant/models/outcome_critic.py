@@ -5,7 +5,7 @@
 
 The head reads the state before each token of the program and before its end: position t has read its first t tokens.
 The prediction for the program is the softmax of the element-wise maximum of the logits over these positions (CodeRL,
-arXiv:2207.01780, section 3.2), and for its first t tokens that of the maximum until position t.
+arXiv:2207.01780), and for its first t tokens that of the maximum until position t.
 """
 
 import json

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from operant.programs.problems import program_in
-from operant.sandbox.jail import OUTCOMES
-from operant.types import OperantError, shown
+from operant.types import OUTCOMES, OperantError, shown
 
 TEMPLATE = "{prompt}\n{program}\n\n# {outcome}: {message}\n# The program, repaired:\n"
 """What a repair model reads."""

@@ -18,8 +18,8 @@ from operant.programs.problems import problem_of, program_in
 from operant.programs.repair import TEMPLATE, repair_prompt
 from operant.rollouts.chat import encode_prompt
 from operant.sampling import Sampling, counter, reply_text, task_key, token_pieces
-from operant.sandbox.jail import OUTCOMES, Program, Verdict
-from operant.types import Engine, OperantError, Task
+from operant.sandbox.jail import Program, Verdict
+from operant.types import OUTCOMES, Engine, OperantError, Task
 
 CUTS = ("critic", "line", "random")
 

@@ -13,7 +13,7 @@ from typing import Any
 from operant.storage import atomic_io
 from operant.types import OperantError
 
-PER_TOKEN = ("tokens", "logprobs", "ref_logprobs", "values", "advantages")
+PER_TOKEN = ("tokens", "logprobs", "ref_logprobs", "values", "advantages", "passing")
 """Columns with one entry per token: its text, and the numbers that the page colours it by."""
 _COLUMNS = {
     **dict.fromkeys(("task", "query", "reply", "end", "outcome", "message"), "string"),

@@ -29,6 +29,7 @@ from operant.options import Factory, arguments, defaults
 from operant.rewards import text
 from operant.rewards.combine import (
     IntentAndScore,
+    MinusGreedy,
     MinusQuery,
     PrefixGain,
     Weighted,
@@ -37,10 +38,12 @@ from operant.rewards.combine import (
     read_with,
     weighted,
 )
+from operant.rewards.critic import WORTH, CriticReward
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.reward_model import RewardModelScore
+from operant.rewards.tests import Tests
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
@@ -52,6 +55,7 @@ __all__ = [
     "NAMES",
     "OUTCOMES",
     "Classifier",
+    "CriticReward",
     "IsolatedReward",
     "IsolationOptions",
     "Judged",
@@ -59,12 +63,16 @@ __all__ = [
     "PrefixGain",
     "RewardModelScore",
     "SampleResult",
+    "Tests",
     "Vader",
     "check",
+    "compared_with_greedy",
     "every_part",
+    "held_out",
     "isolated",
     "isolated_parts",
     "judge",
+    "keep_in",
     "minus_query",
     "name_of",
     "parts_of",
@@ -74,6 +82,7 @@ __all__ = [
     "reward_metrics",
     "totals",
     "under",
+    "usable",
     "weighted",
 ]
 
@@ -117,6 +126,23 @@ def intent(
     return IntentAndScore(weighted(both).rewards)
 
 
+def critic(
+    path: str,
+    *,
+    of: Any = "tests",
+    of_options: Mapping[str, Any] | None = None,
+    returns: str = "coderl",
+    worth: tuple[float, ...] = WORTH,
+    refresh: float = 0.0,
+    batch: int = 32,
+    device: str | None = None,
+) -> RewardFn:
+    """The reward `of`, with `of_options`, paid to each token as a critic says; the other options are those of
+    `rewards.critic.CriticReward`."""
+    inner = resolve(of, of_options)
+    return CriticReward(path, inner, returns=returns, worth=worth, refresh=refresh, batch=batch, device=device)
+
+
 def _humans() -> Any:
     """The class for labels of people; it belongs to a tool, which is imported only here."""
     return find_function("reward", "operant.labels.humans", "Humans")
@@ -128,6 +154,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
         "NAME, as in builtin:sentiment",
     ),
     "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
+    "critic": (critic, "a trained critic of outcomes: critic:runs/critic"),
     "ended": (text.ended, ""),
     "humans": (
         lambda path, **options: _humans()(path, **options),
@@ -140,6 +167,10 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "keyword": (text.keyword, ""),
     "length": (text.length, "tokens: length:20, or at most: length:<=20"),
     "letters": (text.letters, "a letter: letters:e"),
+    "minus_greedy": (
+        lambda spec, **options: MinusGreedy(resolve(spec, options)),
+        "another reward: minus_greedy:builtin:sentiment",
+    ),
     "minus_query": (
         lambda spec, **options: minus_query(resolve(spec, options)),
         "another reward: minus_query:builtin:sentiment",
@@ -148,6 +179,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
+    "tests": (Tests, ""),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
@@ -166,10 +198,14 @@ def factory(spec: Any) -> Factory | None:
     """
     if isinstance(spec, str):
         name, _, argument = spec.strip().partition(":")
-        if name in ("minus_query", "per_token"):
+        if name in ("minus_greedy", "minus_query", "per_token"):
             return factory(argument) if argument else None
         if name in OF_TEXTS:
             return Factory(OF_TEXTS[name])
+        if name == "tests":
+            return Factory(Tests)
+        if name == "critic":
+            return Factory(critic, 1)
         if name == "humans":
             return Factory(_humans(), 1)
         if name == "reward_model" or _is_run(spec):
@@ -259,10 +295,26 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
         return type(reward)(parts)
     if isinstance(reward, (MinusQuery, PrefixGain)):
         return type(reward)(under(reward.reward, options))
+    if isinstance(reward, CriticReward):
+        reward.reward = under(reward.reward, options)
+        return reward
     if isinstance(reward, IsolatedReward):
         return reward.under(options)
     strict = options.handling("error", "stop") == "stop" and options.on_abstain == "drop"
     return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
+
+
+def held_out(reward: RewardFn | None) -> RewardFn | None:
+    """The reward as it judges single replies, such as held-out ones: without what compares the replies of a step, and
+    without a critic, so that its score is that of the outcome."""
+    if isinstance(reward, Weighted):
+        return type(reward)({name: (held_out(part), weight) for name, (part, weight) in reward.rewards.items()})  # type: ignore
+    return held_out(reward.reward) if isinstance(reward, (MinusGreedy, CriticReward)) else reward
+
+
+def compared_with_greedy(reward: RewardFn | None) -> list[Any]:
+    """The parts of a reward that compare replies with the policy's greedy ones (`see_greedy`)."""
+    return [part for part in every_part(reward) if getattr(part, "wants_greedy", False)]
 
 
 def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
@@ -273,6 +325,22 @@ def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
 def parts_of(reward: Any, kind: type) -> list[Any]:
     """The rewards of a class among its parts."""
     return [part for part in every_part(reward) if isinstance(part, kind)]
+
+
+def keep_in(reward: RewardFn | None, folder: Path) -> None:
+    """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there."""
+    for part in every_part(reward):
+        if callable(keep := getattr(part, "keep_in", None)):
+            keep(folder)
+
+
+def usable(reward: RewardFn | None, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that all parts of the reward can use, once `prepare` has looked at them."""
+    left = list(tasks)
+    for part in every_part(reward):
+        if callable(keeps := getattr(part, "usable", None)):
+            left = keeps(left)
+    return left
 
 
 def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> None:

@@ -7,11 +7,12 @@ judge(reward, rollouts).parts["length"]    # as that part returned it, before th
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of
+from operant.rewards.critic import CriticReward
+from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of, no_greedy
 from operant.rewards.failure_policy import Tolerant
 from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
@@ -56,7 +57,8 @@ class Weighted:
                 joined_remarks([judged.remark(i).under(name) for name, judged in named]) for i in range(len(scores))
             ]
         notes = [note for judged in results for note in judged.notes]
-        return Judged(scores, parts, _worst(results, scores), notes, remarks)
+        passing = next((judged.passing for judged in results if judged.passing), [])
+        return Judged(scores, parts, _worst(results, scores), notes, remarks, passing)
 
     def check(self) -> None:
         for reward, _ in self.rewards.values():
@@ -126,14 +128,13 @@ class MinusQuery:
         return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
-        """Each distinct query of a call is scored once. A sample abstains if either side does."""
-        first: dict[tuple[str, str], int] = {}
-        where = [first.setdefault((r.task.id, r.query), len(first)) for r in rollouts]
-        alone = judge(self.reward, [_query_alone(rollouts[where.index(i)]) for i in range(len(first))])
+        """Each other text of a call is scored once. A sample abstains if either side does."""
+        others, where = self.compared(rollouts)
+        alone = judge(self.reward, others)
         whole = judge(self.reward, rollouts)
         if any(isinstance(score, list) for score in whole.scores):
             raise OperantError(
-                f"reward {name_of(self.reward)!r} scores each token: a query has no such scores to subtract"
+                f"reward {name_of(self.reward)!r} scores each token: there are no such scores to subtract"
             )
         query = Judged(
             [alone.scores[i] for i in where],
@@ -149,8 +150,37 @@ class MinusQuery:
         notes = [*alone.notes, *whole.notes]
         return Judged(scores, parts, _worst([whole, query], scores), notes, whole.remarks)
 
+    def compared(self, rollouts: list[Rollout]) -> tuple[list[Rollout], list[int]]:
+        """The rollouts whose scores are subtracted, and for each rollout the index of its own."""
+        first: dict[tuple[str, str], int] = {}
+        where = [first.setdefault((r.task.id, r.query), len(first)) for r in rollouts]
+        return [_query_alone(rollouts[where.index(i)]) for i in range(len(first))], where
+
     def check(self) -> None:
         check(self.reward)
+
+
+@dataclass(frozen=True)
+class MinusGreedy(MinusQuery):
+    """score(reply) - score(the policy's greedy reply to the same prompt): ReMax (arXiv:2310.10505).
+
+    The greedy reply is no sample that is trained on. Once it is the best reply, all differences are at most 0.
+    """
+
+    greedy: list[Rollout] = field(default_factory=list)
+    wants_greedy = True
+
+    def see_greedy(self, rollouts: list[Rollout]) -> None:
+        """Take the greedy replies to the prompts of the next call."""
+        self.greedy[:] = rollouts
+
+    def compared(self, rollouts: list[Rollout]) -> tuple[list[Rollout], list[int]]:
+        """Raises: OperantError if a prompt has no greedy reply."""
+        places = {rollout.task.id: i for i, rollout in enumerate(self.greedy)}
+        for rollout in rollouts:
+            if rollout.task.id not in places:
+                raise OperantError(no_greedy(self, rollout))
+        return self.greedy, [places[rollout.task.id] for rollout in rollouts]
 
 
 def minus_query(reward: RewardFn) -> MinusQuery:
@@ -244,9 +274,9 @@ def by_token(rollout: Rollout, scores: list[Any]) -> Total:
 
 
 def read_with(reward: Any, tokenizer: Any) -> None:
-    """Give the policy's tokenizer to the parts of a reward that read the beginnings of replies (`PrefixGain`)."""
+    """Give the policy's tokenizer to the parts of a reward that read the beginnings of replies."""
     for part in every_part(reward):
-        if isinstance(part, PrefixGain):
+        if isinstance(part, (PrefixGain, CriticReward)):
             part.tokenizer = tokenizer
 
 
@@ -254,6 +284,6 @@ def every_part(reward: Any) -> Iterator[Any]:
     """A reward and all that it is made of: the parts of a sum, what it changes, and what it `uses`."""
     yield reward
     inner = [part for part, _ in reward.rewards.values()] if isinstance(reward, Weighted) else []
-    inner += [reward.reward] if isinstance(reward, (MinusQuery, PrefixGain, Tolerant)) else []
+    inner += [reward.reward] if isinstance(reward, (MinusQuery, PrefixGain, Tolerant, CriticReward)) else []
     for part in [*inner, *(reward.uses if isinstance(reward, Score) else ())]:
         yield from every_part(part)

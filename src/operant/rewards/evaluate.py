@@ -82,6 +82,8 @@ class Judged:
     """Sentences for the log: which samples failed, and how that was handled."""
     remarks: list[Remark] = field(default_factory=list)
     """One per rollout; empty if the reward said nothing beside its scores."""
+    passing: list[list[float] | None] = field(default_factory=list)
+    """One per rollout: after each action token, a critic's probability that the program passes; empty without one."""
 
     @property
     def abstained(self) -> list[bool]:
@@ -105,6 +107,7 @@ class Judged:
             parts={name: values + [None] * more for name, values in self.parts.items()},
             outcomes=self.outcomes + ["unjudged"] * more if self.outcomes else [],
             remarks=self.remarks + [Remark()] * more if self.remarks else [],
+            passing=self.passing + [None] * more if self.passing else [],
         )
 
     def report(self, tally: Tally) -> None:
@@ -190,6 +193,15 @@ def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: st
         spread(judged.outcomes, "unjudged") if judged.outcomes else [],
         judged.notes + notes,
         spread(judged.remarks, Remark()) if judged.remarks else [],
+        spread(judged.passing, None) if judged.passing else [],
+    )
+
+
+def no_greedy(reward: Any, rollout: Rollout) -> str:
+    """The message about a prompt whose greedy reply is unknown."""
+    return (
+        f"reward {name_of(reward)!r} compares with the policy's greedy replies, and has none to task "
+        f"{rollout.task.id!r}: a run plays them; elsewhere call its see_greedy(rollouts) first"
     )
 
 

@@ -45,13 +45,25 @@ class RunParts:
     """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
 
 
-def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_scheduler: Any = None) -> RunParts:
-    """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded."""
+def build(
+    config: Config,
+    *,
+    folder: Path | None = None,
+    tokenizer: Any = None,
+    optimizer: Any = None,
+    lr_scheduler: Any = None,
+) -> RunParts:
+    """Load the models, tasks and reward of a configuration. `folder`: the run's, for what a reward keeps there.
+
+    Raises: OperantError for anything that cannot be loaded.
+    """
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
     reward = None
     if train.reward is not None:
         reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
+        if folder is not None:
+            rewards.keep_in(reward, folder)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
     env = env.under(config.isolation) if isinstance(env, IsolatedEnv) else env
     engine = None
@@ -106,15 +118,16 @@ def build(config: Config, *, tokenizer: Any = None, optimizer: Any = None, lr_sc
     if reward is not None:
         rewards.prepare(reward, held_out, alone=True)
         rewards.prepare(reward, tasks)
+        tasks = rewards.usable(reward, tasks)
         rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
     evaluator = None
     if held_out:
-        evaluator = Evaluator(learner, held_out, reward, config.evaluation, demonstrations, metrics)
+        evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
     silent = learner.algorithm.needs.text_scores or learner.algorithm.needs.outcomes
     probed = (held_out or tasks)[: 0 if silent else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
-    probes = Probes(learner, probed, reward) if probed else None
+    probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     return RunParts(
         learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations, left_out
     )

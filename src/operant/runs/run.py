@@ -18,7 +18,7 @@ from operant import distributed, machine
 from operant.algorithms import left_out_message
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.rollout_table import rows
-from operant.rewards import IsolatedReward, Judged, isolated_parts, reward_metrics
+from operant.rewards import IsolatedReward, Judged, every_part, isolated_parts, reward_metrics
 from operant.runs import named_parts
 from operant.runs.build import RunParts
 from operant.runs.calibrate import calibrate
@@ -173,7 +173,9 @@ class Run:
         last = self.learner.last_step
         assert last is not None  # set by `learn`
         pieces = partial(token_pieces, self.policy.tokenizer)
-        mine = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks)
+        mine = rows(
+            rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks, judged.passing
+        )
         self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
         self.trackers.distributions(step, self.learner.distributions)
 
@@ -242,6 +244,12 @@ class Run:
             self.folder.log_message(f"isolation of {what} {part.__name__!r}: {part.level}")
         if levels:
             self.folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
+
+    def log_notes_of_rewards(self) -> None:
+        """Log what parts of the reward have noted while they were prepared, such as references that fail their tests."""
+        for part in every_part(self.parts.reward):
+            for note in getattr(part, "notes", ()):
+                self._log_note(note)
 
     def log_crowded(self) -> None:
         """Log a note if other processes use this machine's processor, where several threads would be slowed down."""

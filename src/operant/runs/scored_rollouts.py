@@ -6,10 +6,11 @@ chunks. So a reward that judges each rollout by itself returns the same scores w
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 
 from operant import distributed
-from operant.rewards import Judged, judge
+from operant.rewards import Judged, compared_with_greedy, judge
 from operant.rollouts.demonstrations import Demonstrations
 from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
@@ -27,9 +28,9 @@ def play_and_score(
     """
     mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
     if chunks == 1:
-        rollouts = learner.play(tasks, part=mine)
+        rollouts, greedy = learner.play(tasks, part=mine), greedy_replies(learner, tasks, reward, mine)
         with learner.timing("reward"):
-            return rollouts, judge(reward, learner.as_seen(rollouts), pays=pays)
+            return rollouts, judge_beside(reward, learner.as_seen(rollouts), greedy, pays=pays)
     rollouts: list[Rollout] = []
     pending: list[Future[Judged]] = []
     reward_thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
@@ -40,11 +41,31 @@ def play_and_score(
                     future.result()  # raises the error of a reward before more is generated
             played = learner.play(tasks, part=mine[chunk])
             rollouts += played
-            pending.append(reward_thread.submit(judge, reward, learner.as_seen(played), pays=pays))
+            greedy = greedy_replies(learner, tasks, reward, mine[chunk])
+            pending.append(reward_thread.submit(judge_beside, reward, learner.as_seen(played), greedy, pays=pays))
         with learner.timing("reward"):
             return rollouts, join_judgements([future.result() for future in pending])
     finally:
         reward_thread.shutdown(cancel_futures=True)
+
+
+def greedy_replies(
+    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, part: Sequence[int]
+) -> list[Rollout]:
+    """The policy's greedy reply to each different task of `part`, as the reward sees it, if the reward compares with
+    it; else none."""
+    if not compared_with_greedy(reward):
+        return []
+    firsts = {tasks[i].id: i for i in reversed(part)}
+    greedy = replace(learner.sampling, top_k=1, top_p=1.0, min_p=0.0)
+    return learner.as_seen(learner.play(tasks, part=sorted(firsts.values()), sampling=greedy))
+
+
+def judge_beside(reward: RewardFn | None, rollouts: list[Rollout], greedy: list[Rollout], *, pays: bool) -> Judged:
+    """Judge rollouts with a reward whose parts may compare them with greedy replies."""
+    for one in compared_with_greedy(reward):
+        one.see_greedy([rollout for rollout in greedy if not rollout.failed])
+    return judge(reward, rollouts, pays=pays)
 
 
 def demonstration_rollouts(demonstrations: Demonstrations, tasks: Sequence[Task]) -> tuple[list[Rollout], Judged]:
@@ -75,4 +96,5 @@ def join_judgements(judged: Sequence[Judged]) -> Judged:
     outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if failures else []
     notes = [note for j in judged for note in j.notes]
     remarks = [j.remark(i) for j in judged for i in range(len(j.scores))] if any(j.remarks for j in judged) else []
-    return Judged([score for j in judged for score in j.scores], parts, outcomes, notes, remarks)
+    passing = [p for j in judged for p in j.passing or [None] * len(j.scores)] if any(j.passing for j in judged) else []
+    return Judged([score for j in judged for score in j.scores], parts, outcomes, notes, remarks, passing)

@@ -82,6 +82,7 @@ def runs(
         for guest in run.isolated:
             stack.callback(guest.close)
         run.log_isolation()
+        run.log_notes_of_rewards()
         run.log_crowded()
         if resume:
             _resume(run, path, changed, fresh_optimizer=fresh_optimizer)
@@ -164,7 +165,7 @@ def _load(
             named, own = config.train.trackers, config.parts.get("trackers")
             named = named if own is None or isinstance(named, Mapping) else {named[0]: own}
             trackers = [*show, *make_trackers(named, folder.path, log_message)] if first else []
-            parts = build(models, **objects)
+            parts = build(models, folder=folder.checkpoints.parent, **objects)
     except BaseException:
         folder.close()
         if not resume:  # the folder holds no results yet

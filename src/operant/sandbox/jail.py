@@ -4,17 +4,47 @@ jail = Jail(JailOptions(seconds=4.0))
 jail.level                        # "namespaces", "landlock", "process" or "container"
 [verdict] = jail.run([Program("def double(x): return 2 * x", [Code("assert double(2) == 4")])])
 verdict.outcome, verdict.results  # "passed", ("passed",)
+
+What a verdict rests on is said in `harness.py`, which runs inside; docs/sandbox.md says what is promised.
 """
 
+import contextlib
 import json
+import marshal
+import os
+import selectors
+import shutil
 import subprocess
-import sys
+import tempfile
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
 
-OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
-"""What may become of a program, from worst to best."""
+from operant.sandbox import levels
+from operant.types import OUTCOMES, OperantError, shown
+
+COMPARISONS = ("strict", "apps")
+LEAST_MEMORY = 64 << 20
+"""Bytes of address space that an interpreter with a few modules needs."""
+
+BOOT = """
+import os
+def take():
+    size = 4
+    for head in (True, False):
+        data = b""
+        while len(data) < size:
+            part = os.read(0, min(size - len(data), 1 << 24))
+            if not part: os._exit(1)
+            data += part
+        size = int.from_bytes(data, "big")
+        if not head: return data
+import marshal
+"""
+"""Reads the harness and what it asks for from descriptor 0: each is preceded by its length."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +79,7 @@ class Verdict:
     """What became of a program."""
 
     outcome: str
-    """One of OUTCOMES: that of the first test that has not passed."""
+    """One of `types.OUTCOMES`: that of the first test that has not passed."""
     results: tuple[str, ...]
     """The outcome of each test."""
     message: str = ""
@@ -58,6 +88,8 @@ class Verdict:
     """The index of that test."""
     seconds: float = 0.0
     """Processor time of the program."""
+    trusting: tuple[int, ...] = ()
+    """The tests that asked the program whether two of its own objects are equal: these trust its word."""
 
     @property
     def share(self) -> float:
@@ -70,6 +102,7 @@ class JailOptions:
     """Limits of a program, and the level of isolation."""
 
     level: str = "auto"
+    """auto: the strongest of namespaces, landlock and process that works; container has to be asked for."""
     seconds: float = 4.0
     """Processor time of a program over all its tests."""
     memory: int = 512 << 20
@@ -78,59 +111,249 @@ class JailOptions:
     """Programs at the same time; None: as many as there are cores."""
     compare: str = "strict"
     """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps."""
+    patience: float = 4.0
+    """Seconds that a program may sleep. To wait for a processor is not to sleep; where the system does not tell the two
+    apart, ten times as much wall clock may pass."""
+    image: str = "python:3.12-slim"
+    """Of the level container: an image with python3."""
+    engine: str = ""
+    """Of the level container: docker or podman, or a path; empty: the one that is installed."""
+    runtime: str = ""
+    """Of the level container: its runtime, such as runsc (gVisor); empty: the engine's own."""
 
-
-STAND_IN = """
-import json, sys, io, contextlib
-given = json.load(sys.stdin); out = []
-def tell(kind, error): return [kind, f"{type(error).__name__}: {error}"]
-try: code = compile(given["source"], "program", "exec")
-except Exception as error: print(json.dumps([tell("compile error", error)] * len(given["tests"]))); sys.exit()
-for test in given["tests"]:
-    names = {"__name__": "program" if "code" in test else "__main__"}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            if "given" in test: sys.stdin = io.StringIO(test["given"])
-            exec(code, names)
-            if "code" in test: exec(given["setup"], names); exec(test["code"], names)
-        if "code" not in test: assert printed.getvalue().split() == test["expected"].split()
-        out.append(["passed", ""])
-    except AssertionError as error: out.append(tell("failed test", error))
-    except BaseException as error: out.append(tell("runtime error", error))
-print(json.dumps(out))
-"""
+    def __post_init__(self) -> None:
+        if self.level not in ("auto", *levels.LEVELS):
+            raise OperantError(f"level {shown(self.level)} is unknown: use auto, {', '.join(levels.LEVELS)}")
+        if self.compare not in COMPARISONS:
+            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {' or '.join(COMPARISONS)}")
+        for name in ("seconds", "patience"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise OperantError(f"{name} is {getattr(self, name)}: no program ends in that; use 4.0, for instance")
+        if self.memory < LEAST_MEMORY:
+            raise OperantError(
+                f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use 512 << 20"
+            )
+        if self.at_once is not None and self.at_once < 1:
+            raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
 
 
 class Jail:
     """Runs programs. It chooses its level when it is made, and says so in `describe`."""
 
     def __init__(self, options: JailOptions | None = None):
+        """Try the level, or the levels. Raises: OperantError with the reason if none works."""
         self.options = options or JailOptions()
-        self.level = "process"
+        if os.name != "posix":
+            raise OperantError("programs run in processes that fork, which this system has not: use Linux or macOS")
+        self.at_once = self.options.at_once or cores()
+        asked = self.options.level
+        self.weaker: list[str] = []
+        """Why no stronger level is in force."""
+        for self.level in [name for name in levels.LEVELS if asked == name or asked == "auto" != name != "container"]:
+            reason = _trial(replace(self.options, level=self.level, seconds=4.0, at_once=1, compare="strict"))
+            if not reason:
+                return
+            self.weaker.append(f"{self.level}: {reason}")
+        raise OperantError(f"no program can be isolated here: {'; '.join(self.weaker)}; another level may work")
 
     def describe(self) -> str:
         """The level in force and the limits, for a log."""
-        return f"{self.level}: a stand-in"
+        level, options = levels.LEVELS[self.level], self.options
+        security = "a security boundary" if level.boundary else "no security boundary"
+        limits = f"{options.seconds:g} s of processor time, {options.memory >> 20} MB, {self.at_once} at once"
+        why = f" (not stronger: {'; '.join(self.weaker)})" if self.weaker else ""
+        return f"{self.level}: {level.about}; {security}; {limits}{why}"
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The verdict of each program, whatever it does."""
-        with ThreadPoolExecutor(self.options.at_once or 2) as pool:
-            return list(pool.map(self._one, programs))
+        """The verdict of each program, whatever it does. Interrupted, it leaves no process behind."""
+        return _run(replace(self.options, level=self.level), self.at_once, programs)
 
-    def _one(self, program: Program) -> Verdict:
-        given = {"source": program.source, "setup": program.setup, "tests": [vars(test) for test in program.tests]}
+
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _trial(options: JailOptions) -> str:
+    """Why a level does not work here; empty if it does."""
+    program = Program("import math\ndef f(x): return math.floor(x)", [Code("assert f(1.5) == 1")])
+    try:
+        [verdict] = _run(options, 1, [program])
+    except OperantError as error:
+        return str(error)
+    return "" if verdict.outcome == "passed" else f"a program that passes elsewhere gets: {verdict.message}"
+
+
+def _run(options: JailOptions, at_once: int, programs: Sequence[Program]) -> list[Verdict]:
+    verdicts: dict[int, Verdict] = {}
+    waiting = list(enumerate(programs))[::-1]
+    running: dict[Prisoner, int] = {}
+    with selectors.DefaultSelector() as selector:
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", STAND_IN],
-                input=json.dumps(given),
-                capture_output=True,
-                text=True,
-                timeout=self.options.seconds,
-            )
-            found = json.loads(done.stdout)
-        except (subprocess.TimeoutExpired, ValueError):
-            found = [["runtime error", "no answer in time"]] * len(program.tests)
-        kinds = [kind for kind, _ in found]
-        failed = next((i for i, kind in enumerate(kinds) if kind != "passed"), None)
-        outcome, message = ("passed", "") if failed is None else found[failed]
-        return Verdict(outcome, tuple(kinds), message, failed)
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    index, program = waiting.pop()
+                    prisoner = Prisoner(options, program)
+                    running[prisoner] = index
+                    selector.register(prisoner.output, selectors.EVENT_READ, prisoner)
+                for key, _ in selector.select(0.25):
+                    if key.data.read():
+                        continue
+                    selector.unregister(key.fileobj)
+                    verdicts[running.pop(key.data)] = key.data.verdict()
+                for prisoner in running:
+                    prisoner.watch()
+        finally:
+            for prisoner in running:
+                prisoner.end()
+    return [verdicts[index] for index in range(len(programs))]
+
+
+class Prisoner:
+    """A program in its cell, seen from the run."""
+
+    def __init__(self, options: JailOptions, program: Program):
+        """Start it. Raises: OperantError if the machine has no room for it."""
+        self.options, self.tests = options, program.tests or [Code("")]
+        self.cell = cell = levels.LEVELS[options.level].cell(options)
+        self.scratch: str | None = None
+        try:
+            if cell.scratch:
+                self.scratch = tempfile.mkdtemp(prefix="operant-")
+                if cell.settings["uid"] is not None:
+                    os.chown(self.scratch, cell.settings["uid"], -1)
+            with _file(_asked(options, cell, program)) as given:
+                self.errors = _file(b"")
+                self.process = subprocess.Popen(
+                    [
+                        *cell.argv,
+                        "-I",
+                        "-S",
+                        "-c",
+                        BOOT + ("exec(marshal.loads(take()))" if cell.same else "exec(take())"),
+                    ],
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=self.errors,
+                    cwd=self.scratch or "/",
+                    env={} if cell.same else None,
+                    start_new_session=True,  # so that Ctrl-C reaches the run alone
+                )
+        except OSError as error:
+            if self.scratch:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+            place = f"; programs write in {tempfile.gettempdir()}, which TMPDIR moves" if cell.scratch else ""
+            raise OperantError(f"a program cannot be started: {error.strerror}{place}") from None
+        self.output = self.process.stdout
+        self.text = b""
+        self.asleep, self.seen = 0.0, (time.monotonic(), -1, {})
+        self.begun = time.monotonic()
+        self.killed = ""
+
+    def read(self) -> bool:
+        """Take what the checker has written. Returns whether more may come."""
+        data = os.read(self.output.fileno(), 1 << 16)
+        self.text += data
+        return bool(data)
+
+    def watch(self) -> None:
+        """End it if it sleeps for too long."""
+        now, options = time.monotonic(), self.options
+        family = _times(self.process.pid) if self.cell.same else {}
+        if not family:
+            if now - self.begun > 10 * (options.patience + options.seconds):
+                self.kill(f"has not ended within {10 * (options.patience + options.seconds):g} s of wall clock")
+            return
+        (then, last, before), youngest = self.seen, list(family)[-1]
+        self.seen = (now, youngest, family)
+        awake = sum(seconds - before[pid] for pid, seconds in family.items() if pid in before)
+        if youngest == last and awake < 0.2 * (now - then):
+            self.asleep += now - then
+        if self.asleep > options.patience:
+            self.kill(f"slept for more than {options.patience:g} s")
+
+    def kill(self, why: str) -> None:
+        self.killed = self.killed or why
+        self.process.kill()
+        if self.cell.name:
+            subprocess.run([self.cell.argv[0], "kill", self.cell.name], capture_output=True)
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        if self.process.poll() is None:
+            self.kill("was ended")
+        self.process.wait()
+        self.output.close()
+        self.errors.close()
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def verdict(self) -> Verdict:
+        """What became of it. Raises: OperantError if it never began."""
+        self.process.wait()
+        self.errors.seek(0)
+        said = self.errors.read(100_000).decode(errors="replace").strip().splitlines()
+        self.end()
+        ready, *lines = self.text.decode().split("\n")[:-1] or [""]
+        if ready != "ready" and not self.killed:
+            code = self.process.returncode
+            raise OperantError(f"it does not start (exit status {code}): {said[-1] if said else 'no reason is given'}")
+        found = [json.loads(line) for line in lines]
+        lost = self.killed or f"its checker has ended (exit status {self.process.returncode})"
+        found += [["runtime error", lost, found[-1][2] if found else 0.0, False]] * (len(self.tests) - len(found))
+        failed = next((i for i, test in enumerate(found) if test[0] != "passed"), None)
+        outcome, message = ("passed", "") if failed is None else found[failed][:2]
+        return Verdict(
+            outcome,
+            tuple(test[0] for test in found),
+            message,
+            failed,
+            found[-1][2],
+            tuple(i for i, test in enumerate(found) if test[3]),
+        )
+
+
+def _file(data: bytes) -> Any:
+    """A file without a name."""
+    linux = hasattr(os, "memfd_create")
+    file = os.fdopen(os.memfd_create("operant"), "w+b") if linux else tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+def _asked(options: JailOptions, cell: levels.Cell, program: Program) -> bytes:
+    """What the harness reads: itself, the program, and then, when the program has no part in it any more, the tests."""
+    limits = [["RLIMIT_AS", options.memory], ["RLIMIT_CPU", int(options.seconds) + 2], ["RLIMIT_NOFILE", 64]]
+    limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0]]
+    given = {"uid": None, "drop": False, "landlock": None, **cell.settings, "limits": limits}
+    given |= {"run": os.getpid() if cell.parent else 0, "source": program.source}
+    given |= {"seconds": options.seconds, "compare": options.compare}
+    tests = [[test.code] if isinstance(test, Code) else [test.given, test.expected] for test in program.tests]
+    asked = {"tests": tests or [[""]], "setup": program.setup}
+    parts = [_harness(cell.same), *(json.dumps(part).encode() for part in (given, asked))]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+@cache
+def _harness(compiled: bool) -> bytes:
+    source = resources.files("operant.sandbox").joinpath("harness.py").read_bytes()
+    return marshal.dumps(compile(source, "harness.py", "exec")) if compiled else source
+
+
+def _times(pid: int) -> dict[int, float]:
+    """Seconds that the process and each descendant has run or waited for a processor; empty if that is not known."""
+    found = {}
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        waiting = [pid]
+        while waiting:
+            pid = waiting.pop()
+            total = 0
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                    total += sum(map(int, file.read().split()[:2]))
+                with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                    waiting += map(int, file.read().split())
+            found[pid] = total / 1e9
+    return found

@@ -51,8 +51,8 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
         )
     if find(algorithm).needs.outcomes and not getattr(loaded, "predicts_outcomes", False):
         raise OperantError(
-            f"algorithm {algorithm!r} trains a critic that predicts outcomes: use policy=outcome_critic with "
-            "policy.trunk=MODEL, as `operant train outcome-critic --trunk MODEL` does, or OutcomeCritic(MODEL) in Python"
+            f"algorithm {algorithm!r} trains a critic of outcomes: use policy=outcome_critic with policy.trunk=MODEL, "
+            "as `operant train outcome-critic --trunk MODEL` does, or OutcomeCritic(MODEL) in Python"
         )
     distributed.align(loaded.trainable())
     return loaded

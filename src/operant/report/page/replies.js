@@ -109,7 +109,7 @@ const Replies = (() => {
 
   // --- tokens -------------------------------------------------------------------------------------------------------
 
-  const PER_TOKEN = ["tokens", "logprobs", "ref_logprobs", "values", "advantages"];
+  const PER_TOKEN = ["tokens", "logprobs", "ref_logprobs", "values", "advantages", "passing"];
   const FLOOR = 8; // nats: a token less likely than exp(-8) has the darkest colour
   const modes = {
     logprobs: { label: "Policy log-prob", of: (t, i) => t.logprobs?.[i], scale: likely("--blue"), explanation: "darker: less likely under the policy" },
@@ -117,6 +117,7 @@ const Replies = (() => {
     kl: { label: "KL", of: difference, scale: around("--blue", "--orange", 1), explanation: "log-prob minus reference log-prob; blue: likelier under the policy, orange: likelier under the reference" },
     values: { label: "Value", of: (t, i) => t.values?.[i], scale: between("--green"), explanation: "the critic's estimate before the token" },
     advantages: { label: "Advantage", of: (t, i) => t.advantages?.[i], scale: around("--green", "--pink", 0.1), explanation: "green: better than expected, made likelier; pink: worse, made less likely" },
+    passing: { label: "P(passed)", of: (t, i) => t.passing?.[i], scale: share("--green"), explanation: "the critic's probability that the program passes, when it has read it until this token" },
   };
   let mode = "kl"; // the choice applies to the next reply that is opened, too
   let groups = 0; // number of groups of radio buttons, for unique names
@@ -129,6 +130,10 @@ const Replies = (() => {
   // From all values shown, a scale makes colour(value) -> [variable, share of it] and a legend [[variable, share, text], ...].
   function likely(name) {
     return () => ({ colour: (v) => [name, Math.min(1, -v / FLOOR)], legend: [[name, 0, "0: certain"], [name, 1, `−${FLOOR} and below`]] });
+  }
+
+  function share(name) {
+    return () => ({ colour: (v) => [name, v], legend: [[name, 0, "0"], [name, 1, "1"]] });
   }
 
   function around(above, below, least) {

@@ -1,0 +1,23 @@
+"""A run that ends after so many minutes of processor time, which other work on the machine does not shorten."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from operant.api import runs
+
+
+def train_for(minutes: float, out: Path, **options: Any) -> tuple[dict[str, Any], Any]:
+    """Train in `out`; returns seconds, steps and a curve of [second, mean reward, KL of a reply], and the policy."""
+    begin, seconds, curve = None, 0.0, list[list[float | None]]()
+    shutil.rmtree(out, ignore_errors=True)  # of a row that was stopped
+    for run in runs(out, **options):
+        begin = begin or time.process_time()  # models and tasks are loaded
+        seconds = time.process_time() - begin
+        if run.metrics:
+            curve.append([seconds, *(run.metrics[-1].get(name) for name in ("reward/mean", "kl/per_reply"))])
+        if seconds > 60 * minutes:
+            break  # the run ends and is saved, like one that was interrupted
+    few = curve[:: len(curve) // 50 + 1]
+    return {"seconds": seconds, "steps": len(curve), "curve": few}, run.policy

@@ -1,0 +1,77 @@
+r"""CodeRL: REINFORCE on the policy's programs, paid token by token, and cross-entropy on right ones in the same step.
+
+```
+operant train code --algorithm coderl --reward critic:runs/critic --tasks problems-with-programs.jsonl
+```
+
+[Le et al. 2022](https://arxiv.org/abs/2207.01780). Each row has a prompt, what its tests need, and a right program
+(`prompt`, `completion`), or a `--form` reads them. A step has the policy's replies to its prompts and the programs of
+the same rows, with
+
+$$\text{loss} = -\frac{1}{N}\sum_{\text{own}} A_t \log \pi(a_t) - \frac{c}{M} \sum_{\text{given}} \log \pi(a_t),
+\qquad A_t = \sum_{k \ge t} \gamma^{k - t} r_k$$
+
+where N and M are the numbers of own and given tokens, and c = `loss.given_coef` is 1: equal weight, as there. With
+`advantage.gamma` 0, the default, $A_t$ is what the reward pays to the token: `critic:runs/critic` pays CodeRL's
+return, and its other `returns` are corrected forms of it ([critic.md](critic.md)). A reward that pays the last token
+alone, such as `tests`, needs `--advantage.gamma 1`.
+
+- CodeRL trained offline, on samples, outcomes and critic scores that were computed once; here every step plays, so that
+  the gradient is that of the policy that drew the replies, and a batch is used once. CodeRL's steps alternated between
+  both losses; here both are in every step.
+- There is no KL penalty by default, as there: `--kl.loss-coef` charges one.
+- Without given programs in a step (`Learner.step`) the second sum is absent. `given/loss` is the first part of it, the
+  cross-entropy.
+"""
+
+import torch
+from torch import Tensor
+
+from operant import distributed
+from operant.algorithms.base import Algorithm
+from operant.objectives import advantages, losses
+from operant.types import Batch, OperantError, Outputs
+
+
+def shares(batch: Batch, outputs: object) -> dict[str, Tensor]:
+    """`share` [B]: all actions over those of the row's kind, so that a mean over all is a sum of two means."""
+    given = batch.demonstrated if batch.demonstrated is not None else torch.zeros_like(batch.episodes, dtype=torch.bool)
+    actions = batch.actions.sum(1).double()
+    both = [distributed.total_float(float(actions[of].sum())) for of in (~given, given)]
+    own, theirs = (sum(both) / count if count else 0.0 for count in both)
+    return {"share": torch.where(given, theirs, own).to(batch.rewards)}
+
+
+def returns_and_programs(
+    out: Outputs, batch: Batch, *, given_coef: float = 1.0, entropy_coef: float = 0.0
+) -> dict[str, Tensor]:
+    """[B, T] minus advantage times log-prob where the policy has acted, and `given_coef` times minus log-prob of given
+    programs, each times its row's `share`.
+
+    Raises: OperantError if `given_coef` is below 0.
+    """
+    if given_coef < 0:
+        raise OperantError(f"loss.given_coef={given_coef:g}: it must be at least 0")
+    terms = losses.score_function(out, batch, entropy_coef=entropy_coef)
+    share = batch.extra["share"][:, None]
+    own = share * terms["loss"]
+    if batch.demonstrated is None:
+        return terms | {"loss": own}
+    given = given_coef * share * -out.logprobs
+    return terms | {"loss": torch.where(batch.demonstrated[:, None], given, own), "given/loss": -out.logprobs}
+
+
+DEFAULTS: dict[str, object] = {"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0}
+
+ALGORITHM = Algorithm(
+    returns_and_programs,
+    advantages.with_returns,
+    source="both",
+    look=shares,
+    copies={"reference": "frozen"},
+    kl=("reward", "loss"),
+    defaults=DEFAULTS,
+    update="one-pass",
+)
+
+PRESETS: dict[str, dict[str, object]] = {}

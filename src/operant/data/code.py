@@ -1,0 +1,193 @@
+"""Programming problems as data sets publish them: MBPP, HumanEval, APPS, and rows of one's own. See `data/forms.py`.
+
+The target of each task is what `programs.problems` reads: {"tests", "examples", "setup", "before"}.
+"""
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from operant.data.forms import Row, found_in, text_of, texts_in
+from operant.types import OperantError, shown
+
+LANGUAGES = ("language", "lang", "programming_language")
+"""Fields that name the language of a row."""
+
+
+def code(row: Row) -> Any:
+    """Any row of this file by its fields: `mbpp`, `humaneval`, `apps`, or one's own: prompt, tests (and completion).
+
+    Own rows have `tests` and maybe `examples`, lists of code or of {"stdin", "stdout"}, and `setup` and `before`.
+    """
+    if "test_list" in row:
+        return mbpp(row)
+    if "entry_point" in row:
+        return humaneval(row)
+    if "input_output" in row:
+        return apps(row)
+    _check_language(row)
+    tests = found_in(row, ("tests",), "; or it is no programming problem as MBPP, HumanEval or APPS publish theirs")
+    target = {name: row[name] for name in ("examples", "setup", "before", "verified") if row.get(name)}
+    asked = {"prompt": found_in(row, ("prompt", "text")), "references": texts_in(row, ("completion", "solutions"))}
+    return asked | {"target": {"tests": _some(tests, "tests")} | target}
+
+
+def mbpp(
+    row: Row,
+    *,
+    shown: Literal["none", "one", "all"] = "one",
+    decide: Literal["others", "all"] = "others",
+    challenge: bool = False,
+    prefix: str = "",
+    between: str = "\n",
+    cue: str = "\n",
+) -> Any:
+    """MBPP (Austin et al. 2021), the full set and the sanitised one: a sentence, and tests that show the name.
+
+    shown: which tests the prompt has; they are the examples. decide: the tests that pay, the `others` (with shown=all
+    there are none, and all do) or `all`. challenge: with the `challenge_test_list`, which decides too. prefix, between,
+    cue: text before the sentence, before the tests, and behind them. The prompt of the paper is
+    prefix="You are an expert Python programmer, and here is your task: ",
+    between=" Your code should pass these tests:\\n\\n", cue="\\n[BEGIN]\\n" with stop string "[DONE]".
+    """
+    _check_language(row)
+    tests = _some(found_in(row, ("test_list",)), "test_list")
+    examples = tests[: {"none": 0, "one": 1, "all": len(tests)}[shown]]
+    deciding = tests if decide == "all" else tests[len(examples) :] or tests
+    setup = [*_some(row.get("test_imports") or [], "test_imports", least=0), row.get("test_setup_code") or ""]
+    asked = text_of(found_in(row, ("text", "prompt")), "text")
+    return {
+        "before": prefix,
+        "prompt": asked + (between + "\n".join(examples) if examples else ""),
+        "cue": cue,
+        "references": [_clean(reference) for reference in texts_in(row, ("code",))],
+        "target": {
+            "tests": deciding + (_some(row.get("challenge_test_list") or [], "", least=0) if challenge else []),
+            "examples": examples,
+            "setup": _clean("\n".join(filter(None, setup))),
+        },
+    }
+
+
+def humaneval(row: Row) -> Any:
+    """HumanEval (Chen et al. 2021): the prompt is the head of a function, which the reply continues.
+
+    The assertions of its `check` are tests of their own where it has nothing else, or one test if it has.
+    """
+    _check_language(row)
+    prompt = text_of(found_in(row, ("prompt",)), "prompt")
+    name, test = (text_of(found_in(row, (field,)), field) for field in ("entry_point", "test"))
+    if not test.strip() or "def check" not in test:
+        raise OperantError(f"test is {shown(test)}; it must define check(candidate)")
+    setup, tests = _assertions(test, name)
+    return {
+        "prompt": prompt,
+        "references": texts_in(row, ("canonical_solution",)),
+        "target": {"tests": tests, "setup": setup, "before": prompt},
+    }
+
+
+def apps(
+    row: Row,
+    *,
+    prefix: str = "QUESTION:\n",
+    between: str = "\nUse {format} format\n",
+    cue: str = "\nANSWER:\n",
+    examples: int = 0,
+) -> Any:
+    """APPS (Hendrycks et al. 2021): a question, programs that solve it, and pairs of inputs and outputs.
+
+    A row with `fn_name` in its input_output calls that function (of `Solution`, where the starter code has that class);
+    others read a standard input. prefix, between, cue: CodeRL's prompt by default; {format} in `between` becomes
+    "Standard Input" or "Call-Based". examples: this many of the first pairs are examples, and the others decide.
+    """
+    _check_language(row)
+    given = _parsed(found_in(row, ("input_output",)), "input_output")
+    if not isinstance(given, Mapping) or not given.get("inputs"):
+        raise OperantError(f"input_output is {shown(given)}: it has no tests, so no program can be judged; leave it out")
+    inputs, outputs, name = given["inputs"], given.get("outputs") or (), given.get("fn_name")
+    if len(inputs) != len(outputs):
+        raise OperantError(f"input_output has {len(inputs)} inputs and {len(outputs)} outputs; give as many of both")
+    starter = row.get("starter_code") or ""
+    called = f"Solution().{name}" if "class Solution" in starter else name
+    pairs = zip(inputs, outputs, strict=True)
+    tests: list[Any] = (
+        [_call(called, arguments, output) for arguments, output in pairs]
+        if name
+        else [{"stdin": _lines(one), "stdout": _lines(other)} for one, other in pairs]
+    )
+    if not 0 <= examples < len(tests):
+        raise OperantError(f"form.examples={examples}: it must leave at least one of {len(tests)} tests to decide")
+    question = text_of(found_in(row, ("question",)), "question")
+    form = between.replace("{format}", "Call-Based" if name else "Standard Input")
+    solutions = _parsed(row.get("solutions") or [], "solutions")
+    return {
+        "before": prefix,
+        "prompt": question + (f"\n{starter}" if starter else "") + form.removesuffix("\n" if cue[:1] == "\n" else ""),
+        "cue": cue,
+        "references": [_clean(solution) for solution in solutions],
+        "target": {
+            "tests": tests[examples:],
+            "examples": tests[:examples],
+            "setup": "from typing import *\n" if starter else "",
+        },
+    }
+
+
+def _call(called: str, arguments: Any, output: Any) -> str:
+    """A test of a call. Sets from Codewars wrap results in a list of one, and APPS takes both."""
+    values = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
+    call = f"{called}({', '.join(map(repr, values))})"
+    wrapped = isinstance(output, list) and len(output) == 1
+    return f"assert {call} in ({output[0]!r}, {output!r})" if wrapped else f"assert {call} == {output!r}"
+
+
+def _lines(text: Any) -> str:
+    """An input or output, which some rows publish as a list of lines."""
+    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def _assertions(test: str, name: str) -> tuple[str, list[str]]:
+    """The setup and the tests of a published `test` with its `check`."""
+    try:
+        module = ast.parse(_clean(test))
+    except SyntaxError as error:
+        raise OperantError(f"test is no Python ({error.msg}, line {error.lineno})") from error
+    check = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check")
+    plain = [node for node in check.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    if not plain or not all(isinstance(node, ast.Assert) for node in plain):
+        return _clean(test), [f"check({name})"]
+
+    class Named(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            return ast.copy_location(ast.Name(name, node.ctx), node) if node.id == check.args.args[0].arg else node
+
+    module.body.remove(check)
+    return ast.unparse(module), [ast.unparse(Named().visit(node)) for node in plain]
+
+
+def _some(given: Any, what: str, least: int = 1) -> list[Any]:
+    if not isinstance(given, (list, tuple)) or len(given) < least:
+        raise OperantError(f"{what} is {shown(given)}: the row has no tests, so no program can be judged; leave it out")
+    return [_clean(test) if isinstance(test, str) else test for test in given]
+
+
+def _clean(text: str) -> str:
+    """Code with the line ends that Python writes."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _parsed(value: Any, what: str) -> Any:
+    """A value that some copies of a data set hold as JSON in a text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise OperantError(f"{what} is {shown(value)}, which is no JSON") from error
+
+
+def _check_language(row: Row) -> None:
+    """Raises: OperantError for a row that names a language other than Python."""
+    for field in LANGUAGES:
+        if (named := row.get(field)) and not str(named).lower().startswith("py"):
+            raise OperantError(f"{field} is {shown(named)}: tests run in Python only; leave out rows of other languages")

@@ -1,0 +1,330 @@
+"""Programming problems from a seed: a statement, tests and a reference solution, which has been run on the tests.
+
+A problem composes one to three operations on a list, a text, words or a number, or is a small class:
+
+    Write f(xs): keep the even numbers, then return the sum.
+    assert f([4, 7, 2]) == 6
+
+`tasks=programs` gives those of training, `tasks=programs/held-out` others, whose compositions training never has.
+Without any of its operations, with another number in one, or as a program of `TRIVIAL`, the reference fails a test.
+"""
+
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from operant.types import OperantError
+
+Part = Literal["train", "held-out"]
+HELD_OUT = 5
+"""One in this many compositions of two or more operations is held out."""
+EXAMPLES, TESTS = 2, 4
+"""Tests that the prompt shows, and those that decide."""
+LEVELS = (1, 2, 3)
+CLASSES = 0.12
+"""The share of problems that ask for a class."""
+
+
+class Operation(NamedTuple):
+    """A step from a value of kind `of` to one of kind `to`; {n} is a number and {c} a letter, drawn for each problem."""
+
+    of: str
+    to: str
+    code: str
+    """An expression of the variable of its kind."""
+    phrases: tuple[str, ...]
+    """Of which one says it in the statement: what comes after "then"."""
+
+
+VARIABLES = {"list": "xs", "text": "s", "words": "ws", "number": "n"}
+"""The name of a value of each kind in references."""
+_TABLE = """
+list list | [x for x in xs if x % 2 == 0] | keep the even numbers / drop the odd numbers
+list list | [x for x in xs if x % 2 == 1] | keep the odd numbers / drop the even numbers
+list list | [x for x in xs if x > {n}] | keep the numbers above {n} / drop all that are at most {n}
+list list | [x for x in xs if x < {n}] | keep the numbers below {n} / drop all that are at least {n}
+list list | [x for x in xs if x != {n}] | remove every {n} / leave out the number {n}
+list list | [x + {n} for x in xs] | add {n} to each / increase each number by {n}
+list list | [x - {n} for x in xs] | subtract {n} from each / lower each number by {n}
+list list | [x * {n} for x in xs] | multiply each by {n} / make each number {n} times as large
+list list | [x * x for x in xs] | square each / multiply each number by itself
+list list | [-x for x in xs] | negate each / flip the sign of each number
+list list | [abs(x) for x in xs] | take the absolute value of each / make each number positive
+list list | [x % {n} for x in xs] | take each modulo {n} / take the remainder of each by {n}
+list list | sorted(xs) | sort them / put the numbers in rising order
+list list | sorted(xs)[::-1] | sort them from large to small / put the numbers in falling order
+list list | xs[::-1] | reverse the list / turn the list around
+list list | sorted(set(xs)) | sort them without repeats / sort the distinct numbers
+list list | xs[:{n}] | take the first {n} / keep only the {n} numbers at the front
+list list | xs[{n}:] | skip the first {n} / drop the {n} numbers at the front
+list list | xs[::2] | take every second one / keep each number at an even place
+list list | xs + xs | repeat the list twice / put the list behind itself
+list number | sum(xs) | return the sum / add them all up
+list number | len(xs) | return how many there are / count them
+list number | max(xs) | return the largest / take the maximum
+list number | min(xs) | return the smallest / take the minimum
+list number | xs[-1] | return the last one / take the one at the end
+list number | max(xs) - min(xs) | return the range / take the largest minus the smallest
+list number | len(set(xs)) | return how many distinct ones there are / count them without repeats
+list number | xs.count({n}) | return how often {n} occurs / count the number {n}
+number number | n + {n} | add {n} / increase it by {n}
+number number | n - {n} | subtract {n} / lower it by {n}
+number number | n * {n} | multiply by {n} / make it {n} times as large
+number number | n * n | square it / multiply it by itself
+number number | -n | negate it / flip its sign
+number number | n % {n} | take it modulo {n} / take the remainder by {n}
+number number | n // {n} | divide by {n}, rounded down / take the whole part of it over {n}
+number number | max(n, {n}) | raise it to at least {n} / take the larger of it and {n}
+number number | min(n, {n}) | limit it to {n} / take the smaller of it and {n}
+number list | [int(c) for c in str(abs(n))] | list its digits / take the list of its digits
+number list | list(range(n)) | list the numbers from 0 up to it / count up from 0 to below it
+number text | str(n) | write it as text / turn it into a string
+text text | s.upper() | write it in capitals / make it upper case
+text text | s.title() | begin each word with a capital / make it title case
+text text | s[::-1] | reverse it / turn the text around
+text text | s.replace("{c}", "") | remove every {c} / leave out the letter {c}
+text text | s.replace("{c}", "{d}") | replace {c} by {d} / put {d} for each {c}
+text text | s[:{n}] | take the first {n} letters / cut it after {n} letters
+text text | s[{n}:] | skip the first {n} letters / drop {n} letters at the front
+text text | s[::2] | take every second letter / keep each letter at an even place
+text text | s + "{c}" | append the letter {c} / put {c} at the end
+text text | "{c}" + s | put {c} in front / begin it with the letter {c}
+text text | s * {n} | repeat it {n} times / write it {n} times in a row
+text number | len(s) | return its length / count its letters
+text number | s.count("{c}") | count the letter {c} / return how often {c} occurs
+text number | s.find("{c}") | find the place of the first {c} / return the index of {c}
+text words | s.split() | split it into words / take the list of its words
+text words | sorted(s) | sort its letters / put its letters in order
+words words | sorted(ws) | sort the words / put the words in order
+words words | ws[::-1] | reverse their order / turn the order around
+words words | [w.upper() for w in ws] | write each in capitals / make each word upper case
+words words | [w[0] for w in ws] | take the first letter of each / keep only their initials
+words words | [w[::-1] for w in ws] | reverse each word / turn each word around
+words words | [w for w in ws if len(w) > {n}] | keep words longer than {n} / drop words up to {n} letters
+words words | [w for w in ws if "{c}" in w] | keep words with {c} / drop words without {c}
+words words | [w + "{c}" for w in ws] | append {c} to each / end each word with {c}
+words words | sorted(ws, key=len) | sort them by length / order the words by how long they are
+words words | ws[:{n}] | take the first {n} words / keep only {n} words at the front
+words list | [len(w) for w in ws] | take their lengths / count the letters of each word
+words number | len(ws) | return how many words there are / count the words
+words text | " ".join(ws) | join them with spaces / put a space between them
+words text | "{c}".join(ws) | join them with {c} / put {c} between them
+words text | "".join(ws) | glue them together / join them without a space
+words text | max(ws, key=len) | return the longest word / take the first of the longest words
+words text | ws[-1] | return the last word / take the word at the end
+"""
+_STARTS = """
+put y | self.n + y | adds y to it / increases it by y
+put y | self.n - y | subtracts y from it / lowers it by y
+put y | self.n + {n} * y | adds {n} times y to it / increases it by y times {n}
+put y | self.n * {n} + y | multiplies it by {n} and adds y / makes it {n} times as large, plus y
+put y | max(self.n, y) | keeps the larger of it and y / raises it to at least y
+put y | min(self.n, y) | keeps the smaller of it and y / limits it to y
+put y | self.n + abs(y) | adds the absolute value of y / increases it by y without its sign
+put y | self.n + y % {n} | adds y modulo {n} / increases it by the remainder of y by {n}
+put y | self.n + {n} | adds {n} to it, whatever y is / increases it by {n} and ignores y
+put y | y - self.n | becomes y minus it / sets it to y less what it was
+"""
+
+
+def _operations(table: str) -> list[Operation]:
+    cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
+    return [Operation(*kinds.split(), code, tuple(said.split(" / "))) for kinds, code, said in cells]
+
+
+OPERATIONS, UPDATES = _operations(_TABLE), _operations(_STARTS)
+WORDS = (
+    "red blue green cat dog bird sun moon star tree leaf river stone bread apple chair table lamp door window garden "
+    "music paper silver gold summer winter"
+).split()
+LETTERS = "abdeilmnorst"
+TRIVIAL = (
+    "x", "0", "1", "-1", "None", "''", "[]", "len(x)", "sum(x)", "max(x)", "min(x)", "sorted(x)", "x[::-1]", "x[0]",
+    "x[-1]", "str(x)", "x.upper()", "x.split()", "x + 1", "x * 2",
+)  # fmt: skip
+"""Expressions of the argument that solve no problem of two or more operations, and few of one."""
+
+
+def programs(
+    *, count: int = 2000, levels: str = "1-3", seed: int = 0, part: Part = "train", classes: float = CLASSES
+) -> list[dict[str, Any]]:
+    """Problems as rows: `prompt`, `completion` (the reference), `tests`, `examples` (those in the prompt), `level`.
+
+    count: how many; the first ones of a seed do not depend on it. levels: operations of a problem, "2", or "1-3" in
+    equal shares. part: `train` or `held-out`; the latter has no problem of one operation. classes: the share of
+    problems that ask for a class. Any seed gives other problems.
+    Raises: OperantError for levels outside 1 to 3, or less than one problem.
+    """
+    return list(problems(count, levels, seed, part, classes))
+
+
+def held_out(
+    *, count: int = 256, levels: str = "2-3", seed: int = 0, classes: float = CLASSES
+) -> list[dict[str, Any]]:
+    """As `programs`, of compositions that no problem of training has."""
+    return programs(count=count, levels=levels, seed=seed, part="held-out", classes=classes)
+
+
+def problems(count: int, levels: str, seed: int, part: Part, classes: float) -> Iterator[dict[str, Any]]:
+    """The rows of `programs`, made one by one."""
+    span = re.fullmatch(r"([1-3])(?:-([1-3]))?", str(levels))
+    low, high = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)
+    if part not in ("train", "held-out") or count < 1 or not 0 <= classes <= 1:
+        raise OperantError(
+            f"tasks.count={count}, tasks.part={part!r}, tasks.classes={classes}: give at least one problem, of train or "
+            "held-out, and a share from 0 to 1"
+        )
+    if not (2 if part == "held-out" else 1) <= low <= high:
+        raise OperantError(
+            f"tasks.levels={levels!r}: give a number of operations from 1 to 3, or a range such as 1-3; held-out "
+            "problems have at least 2, because training has all single operations"
+        )
+    for number in range(count):
+        chance = random.Random(f"programs/{part}/{seed}/{number}")
+        level, of_class = chance.randint(low, high), chance.random() < classes
+        while True:
+            made = _of_class(chance, level, part) if of_class else _of_function(chance, level, part)
+            if made is not None:
+                break
+        yield made | {"level": level, "verified": True}
+
+
+def is_held_out(composition: str, level: int) -> bool:
+    """Whether training never has this composition: the codes of its operations, before their numbers are drawn."""
+    return level > 1 and zlib.crc32(composition.encode()) % HELD_OUT == 0
+
+
+def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, Any] | None:
+    kind = start = chance.choice(("list", "list", "text", "text", "number", "words"))
+    steps: list[Operation] = []
+    for _ in range(level):
+        steps.append(chance.choice([operation for operation in OPERATIONS if operation.of == kind]))
+        kind = steps[-1].to
+    if is_held_out(" | ".join(step.code for step in steps), level) != (part == "held-out"):
+        return None
+    drawn = [_drawn(chance, step) for step in steps]
+    inputs = [_value(chance, start) for _ in range(EXAMPLES + TESTS)]
+    argument, wrong = VARIABLES[start], _wrong(drawn, steps)
+    found = _outputs(_chain([code for code, _ in drawn], steps), inputs)
+    trivial = [lambda x, made=_function("x", code): made(x) for code in TRIVIAL] if level > 1 else []
+    constant = [lambda x, value=value: value for value in found or ()]
+    if found is None or any(_outputs(other, inputs[EXAMPLES:]) == found[EXAMPLES:] for other in [*wrong, *trivial, *constant]):
+        return None
+    *lines, last = [f"    {VARIABLES[step.to]} = {code}\n" for (code, _), step in zip(drawn, steps, strict=True)]
+    body = "".join(lines) + f"    return {last.split(' = ', 1)[1]}"
+    tests = [f"assert f({value!r}) == {output!r}" for value, output in zip(inputs, found, strict=True)]
+    said = ", then ".join(phrase for _, phrase in drawn)
+    return _row(f"Write f({argument}): {said}.", tests, f"def f({argument}):\n{body}")
+
+
+def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] | None:
+    """A class with a number, a method that changes it and one that reads it, after `level` - 1 operations."""
+    update = chance.choice(UPDATES)
+    steps = [chance.choice([one for one in OPERATIONS if one.of == one.to == "number"]) for _ in range(level - 1)]
+    if is_held_out(" | ".join(step.code for step in (update, *steps)), level) != (part == "held-out"):
+        return None
+    first, (changed, said), drawn = chance.randint(0, 9), _drawn(chance, update), [_drawn(chance, step) for step in steps]
+    inputs = [[chance.randint(-9, 20) for _ in range(chance.randint(1, 3))] for _ in range(EXAMPLES + TESTS)]
+
+    def runs(first: int, changed: str, codes: list[str], kinds: list[Operation]) -> Callable[[Any], Any]:
+        read, put = _chain(codes, kinds), _function("n, y", changed.replace("self.n", "n"))
+
+        def run(values: list[int]) -> Any:
+            n = first
+            for y in values:
+                n = put(n, y)
+            return read(n)
+
+        return run
+
+    codes = [code for code, _ in drawn]
+    found = _outputs(runs(first, changed, codes, steps), inputs)
+    others = [runs(first + 1, changed, codes, steps), runs(first, "n", codes, steps), runs(first, "n + y", [], [])][
+        : 2 if changed == "self.n + y" and not codes else 3
+    ]
+    others += [runs(first, changed, codes[:i] + codes[i + 1 :], steps[:i] + steps[i + 1 :]) for i in range(len(codes))]
+    others += [lambda _, value=value: value for value in found or ()]
+    if found is None or any(_outputs(other, inputs[EXAMPLES:]) == found[EXAMPLES:] for other in others):
+        return None
+    *lines, last = [f"n = {code}" for code, _ in drawn] or ["n = n"]
+    read = "".join(f"        {line}\n" for line in (["n = self.n", *lines] if drawn else []))
+    returned = last.split(" = ", 1)[1] if drawn else "self.n"
+    reference = (
+        f"class Box:\n    def __init__(self):\n        self.n = {first}\n"
+        f"    def put(self, y):\n        self.n = {changed}\n        return self\n"
+        f"    def get(self):\n{read}        return {returned}"
+    )
+    asked = "".join(f", then {phrase}" for _, phrase in drawn)
+    tests = [
+        f"assert Box(){''.join(f'.put({y})' for y in values)}.get() == {output!r}"
+        for values, output in zip(inputs, found, strict=True)
+    ]
+    statement = f"Write a class Box with a number n that starts at {first}. put(y) {said}. get(): take n{asked}."
+    return _row(statement, tests, reference)
+
+
+def _row(statement: str, tests: list[str], reference: str) -> dict[str, Any]:
+    shown = tests[:EXAMPLES]
+    prompt = "\n".join([statement, *shown, ""])
+    return {"prompt": prompt, "completion": reference, "tests": tests[EXAMPLES:], "examples": shown}
+
+
+# --- drawing and running ----------------------------------------------------------------------------------------------
+
+
+def _drawn(chance: random.Random, operation: Operation) -> tuple[str, str]:
+    """Code and phrase of an operation with numbers and letters."""
+    c, d = chance.sample(LETTERS, 2)
+    values = {"n": chance.randint(2, 4 if ":" in operation.code or "s *" in operation.code else 9), "c": c, "d": d}
+    return operation.code.format(**values), chance.choice(operation.phrases).format(**values)
+
+
+def _value(chance: random.Random, kind: str) -> Any:
+    if kind == "list":
+        return [chance.randint(-9, 12) for _ in range(chance.randint(4, 7))]
+    if kind == "number":
+        return chance.choice((chance.randint(0, 9), chance.randint(10, 99), chance.randint(100, 999)))
+    words = [chance.choice(WORDS) for _ in range(chance.randint(2, 4))]
+    return words if kind == "words" else " ".join(words)
+
+
+@cache
+def _function(arguments: str, code: str) -> Callable[..., Any]:
+    """A function of an expression of this file."""
+    return eval(f"lambda {arguments}: {code}")
+
+
+def _chain(codes: list[str], steps: list[Operation]) -> Callable[[Any], Any]:
+    functions = [_function(VARIABLES.get(step.of, "n"), code) for code, step in zip(codes, steps, strict=True)]
+
+    def run(value: Any) -> Any:
+        for function in functions:
+            value = function(value)
+        return value
+
+    return run
+
+
+def _outputs(function: Callable[[Any], Any], inputs: list[Any]) -> list[Any] | None:
+    """What a function returns for each input; None if it raises, or a result is too long for a prompt."""
+    try:
+        found = [function(value) for value in inputs]
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return None if any(len(repr(value)) > 60 for value in found) else found
+
+
+def _wrong(drawn: list[tuple[str, str]], steps: list[Operation]) -> list[Callable[[Any], Any]]:
+    """The reference without one of its operations where the kinds allow it, and with another number in one."""
+    codes, made = [code for code, _ in drawn], []
+    for i, step in enumerate(steps):
+        if step.of == step.to or i == len(steps) - 1:
+            made.append(_chain(codes[:i] + codes[i + 1 :], steps[:i] + steps[i + 1 :]))
+        if "{n}" in step.code:
+            other = re.sub(r"\d+", lambda number: str(int(number[0]) + 1), codes[i], count=1)
+            made.append(_chain([*codes[:i], other, *codes[i + 1 :]], steps))
+    return made

@@ -1,0 +1,209 @@
+"""The reward of a program: what becomes of it on the tests of its task, in a jail (`sandbox.jail`).
+
+operant train code --reward.kind fraction --reward.seconds 2
+
+CodeRL (Le et al. 2022, equation 6) pays by four outcomes: -1 for a program that does not compile, -0.6 for one that
+raises, -0.3 for one that fails a test and 1 for one that passes all.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from operant import distributed
+from operant.programs.problems import problem_of
+from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
+from operant.storage import atomic_io
+from operant.text_scores import references
+from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
+
+CODERL = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
+"""The score of each outcome in CodeRL."""
+LIMITS = JailOptions()
+NAMED = 5
+"""Bad references that are named with their outcome and message."""
+Kind = Literal["ladder", "passed", "fraction"]
+References = Literal["warn", "refuse", "drop", "skip"]
+
+
+@dataclass(frozen=True)
+class BadReference:
+    """A reference solution that does not pass the tests of its own task."""
+
+    task: str
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"task {self.task!r}: {self.verdict.outcome}: {self.verdict.message or 'no message'}"
+
+
+class Tests:
+    """Scores of programs by their tests: `Tests(kind="passed")(rollouts)`, a `Judgement` for each with its outcome.
+
+    kind: `ladder`, the number of the outcome in `outcomes`; `passed`, 1 if all tests pass and 0 if not; `fraction`, the
+    share of the tests that pass. outcomes: a mapping from outcomes to scores, or four numbers from the worst outcome to
+    the best; by default CodeRL's. message: that of the first of `all` tests that fails, or of the `examples`, which the
+    policy may read; it is empty once they pass. references: the reference solutions of all tasks run once before
+    training; those that fail their own tests are named (`warn`), refuse the run (`refuse`), or `drop` their tasks;
+    `skip`: they do not run. level, seconds, memory, at_once, compare: the limits of `JailOptions`.
+    Each program runs once on its tests: `keep_in` writes its verdict to the run folder, and a resumed run reads it there,
+    because a program at its limit of time may end otherwise the next time.
+    Raises: OperantError for outcomes that lack one of the four or name another.
+    """
+
+    __name__ = "tests"
+
+    def __init__(
+        self,
+        *,
+        kind: Kind = "ladder",
+        outcomes: Any = None,
+        message: Literal["all", "examples"] = "all",
+        references: References = "warn",
+        level: str = LIMITS.level,
+        seconds: float = LIMITS.seconds,
+        memory: int = LIMITS.memory,
+        at_once: int | None = LIMITS.at_once,
+        compare: str = LIMITS.compare,
+    ):
+        self.kind, self.message, self.references = kind, message, references
+        self.outcomes = ladder(outcomes)
+        self.options = JailOptions(level, seconds, memory, at_once, compare)
+        self.notes: list[str] = []
+        """Sentences for the log of a run: the level of the jail, and bad references."""
+        self.bad: list[BadReference] = []
+        """References that do not pass their own tests."""
+        self._jail: Jail | None = None
+        self._verdicts: dict[str, Verdict] = {}
+        self._kept: Path | None = None
+
+    def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
+        """The judgement of the program in each last reply. Equal programs of a task run once."""
+        problems = [problem_of(rollout.task) for rollout in rollouts]
+        replies = [rollout.reply for rollout in rollouts]
+        verdicts = self.verdicts([problem.program(reply) for problem, reply in zip(problems, replies, strict=True)])
+        said = verdicts
+        if self.message == "examples":
+            both = zip(problems, replies, strict=True)
+            said = self.verdicts([problem.program(reply, examples=bool(problem.examples)) for problem, reply in both])
+        return [
+            Judgement(
+                self.score(verdict),
+                {"passed": float(verdict.outcome == "passed"), "share": verdict.share},
+                verdict.outcome,
+                "" if told.outcome == "passed" else f"{told.outcome}: {told.message}",
+            )
+            for verdict, told in zip(verdicts, said, strict=True)
+        ]
+
+    def score(self, verdict: Verdict) -> float:
+        """The number that a verdict is worth."""
+        if self.kind == "fraction":
+            return verdict.share
+        return float(verdict.outcome == "passed") if self.kind == "passed" else self.outcomes[verdict.outcome]
+
+    def verdicts(self, programs: Sequence[Program]) -> list[Verdict]:
+        """The verdict of each program; those that are known do not run again."""
+        keys = [_key(program, self.options) for program in programs]
+        new = {key: program for key, program in zip(keys, programs, strict=True) if key not in self._verdicts}
+        found = dict(zip(new, self.jail.run(list(new.values())), strict=True)) if new else {}
+        self._verdicts |= found
+        if self._kept is not None and found:
+            lines = [json.dumps([key, *astuple(verdict)]) + "\n" for key, verdict in found.items()]
+            atomic_io.append_text(self._kept, "".join(lines))
+        return [self._verdicts[key] for key in keys]
+
+    @property
+    def jail(self) -> Jail:
+        if self._jail is None:
+            self._jail = Jail(self.options)
+        return self._jail
+
+    # --- before training ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
+        if not self.notes:
+            self.notes.append(f"programs run at level {self.jail.level}: {self.jail.describe()}")
+
+    def check_task(self, task: Task) -> None:
+        """Raises: OperantError for a task without tests."""
+        problem_of(task)
+
+    def read_tasks(self, tasks: Sequence[Task]) -> None:
+        """Run the reference solutions of all tasks but those that are known to pass, and note the bad ones.
+
+        Raises: OperantError that names them, with references=refuse, or with references=drop if none is left.
+        """
+        if self.references == "skip":
+            return
+        solved = [(task, found[0]) for task in tasks if (found := references(task)) and not _verified(task)]
+        verdicts = self.verdicts([problem_of(task).program(solution) for task, solution in solved])
+        self.bad = [
+            BadReference(task.id, verdict)
+            for (task, _), verdict in zip(solved, verdicts, strict=True)
+            if verdict.outcome != "passed"
+        ]
+        if not self.bad:
+            return
+        counts = Counter(bad.verdict.outcome for bad in self.bad)
+        listed = "; ".join(map(str, self.bad[:NAMED])) + ("; ..." if len(self.bad) > NAMED else "")
+        text = (
+            f"{len(self.bad)} of {len(solved)} reference solutions do not pass their own tests "
+            f"({', '.join(f'{counts[name]} {name}' for name in OUTCOMES if counts[name])}): {listed}"
+        )
+        if self.references == "refuse" or (self.references == "drop" and len(self.bad) == len(tasks)):
+            raise OperantError(f"{text}. Repair these rows, or leave them out: --reward.references drop")
+        dropped = "; these tasks are left out" if self.references == "drop" else ""
+        self.notes.append(text + dropped)
+
+    def usable(self, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks to train on: with references=drop, those whose reference is not bad."""
+        bad = {bad.task for bad in self.bad} if self.references == "drop" else set()
+        return [task for task in tasks if task.id not in bad]
+
+    def keep_in(self, folder: Path) -> None:
+        """Write verdicts to a run folder from now on, and read those of an earlier part of the run there."""
+        self._kept = folder / f"verdicts-{distributed.rank()}.jsonl"
+        if self._kept.is_file():
+            for line in self._kept.read_text(encoding="utf-8").splitlines():
+                try:
+                    key, outcome, results, *others = json.loads(line)
+                except ValueError:  # a kill may have cut the last line
+                    continue
+                self._verdicts[key] = Verdict(outcome, tuple(results), *others)
+
+
+def ladder(outcomes: Any) -> dict[str, float]:
+    """The score of each outcome from a mapping, four numbers, or None: CodeRL's. Raises: OperantError for others."""
+    if outcomes is None:
+        return CODERL
+    given = outcomes.split(",") if isinstance(outcomes, str) else outcomes
+    if isinstance(given, (list, tuple)) and len(given) == len(OUTCOMES):
+        given = dict(zip(OUTCOMES, given, strict=True))
+    try:
+        if isinstance(given, Mapping) and set(given) <= set(OUTCOMES) and given:
+            return CODERL | {name: float(number) for name, number in given.items()}
+    except (TypeError, ValueError):
+        pass
+    raise OperantError(
+        f"outcomes={shown(outcomes)}: give four numbers, from the worst outcome to the best, or a mapping with the "
+        f"names {', '.join(OUTCOMES)}"
+    )
+
+
+def _verified(task: Task) -> bool:
+    """Whether the row says that its reference has passed its tests, as generated ones do."""
+    return isinstance(task.target, Mapping) and task.target.get("verified") is True
+
+
+def _key(program: Program, options: JailOptions) -> str:
+    """What the verdict of a program depends on, but for `at_once`, as 32 hexadecimal digits."""
+    tests = [(type(test).__name__, *astuple(test)) for test in program.tests]
+    limits = (options.level, options.seconds, options.memory, options.compare)
+    told = json.dumps([program.source, program.setup, tests, limits])
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:32]

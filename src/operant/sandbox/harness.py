@@ -1,0 +1,849 @@
+"""What runs inside the sandbox: three processes, one of which runs the program.
+
+checker      holds the tests, judges, and writes one line for each test to the run: no other process has that descriptor
+  nursery    was forked before the tests were read; forks a program whenever the checker asks for one
+    program  runs the source, limited and behind a filter of system calls, with one socket to the checker
+
+So the tests and what they expect are never in the memory of a program, and its answers are plain data. A test is Python
+code in which the program's names are stand-ins: a call sends plain data to the program and returns plain data of exact
+types, and no `__eq__` or `__add__` of the program is asked about a value that the test holds.
+
+`jail.py` passes this file to a bare interpreter, once for each program. It imports little of the standard library, and
+nothing else.
+"""
+
+import _signal
+import builtins
+import ctypes
+import os
+import resource
+import select
+import sys
+import time
+from _collections import deque
+from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
+from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+
+take = globals()["take"]
+"""The next bytes that the run has given: `jail.py` defines it, where it starts this file."""
+PASSED, FAILED, CRASHED, UNCOMPILED = "passed", "failed test", "runtime error", "compile error"
+FILE, TEST = "<program>", "<test>"
+MESSAGE = "message of the program"
+"""The attribute that an exception has in the checker if the program has raised it."""
+MOST = 8 << 20
+"""Bytes of one answer, and of what a program prints."""
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+MODULES = frozenset(
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re "
+    "statistics string sys typing".split()
+)
+"""What a test may name without importing it: many published ones rely on the program's imports."""
+STANDARD = {
+    "fractions": {"Fraction"},
+    "decimal": {"Decimal"},
+    "datetime": {"date", "datetime", "time", "timedelta"},
+}
+"""Classes whose values travel as such, beside the plain ones."""
+
+
+class Scanner:
+    """How JSON is read."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int = float, int
+    parse_constant = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.__getitem__
+
+
+scan = make_scanner(Scanner)
+encoder = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, True)
+
+
+def frame(data: object) -> bytes:
+    """JSON behind its length."""
+    text = "".join(encoder(data, 0)).encode()
+    return len(text).to_bytes(4, "big") + text
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+SEQUENCES = {list: "l", tuple: "t", set: "s", frozenset: "f", deque: "q"}
+MADE = {tag: kind for kind, tag in SEQUENCES.items()}
+VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+MUTABLE = (list, dict, set, bytearray, deque)
+PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, deque, complex)
+
+TYPES = {kind.__name__: kind for kind in (*PLAIN, bool, range, type(None), object)}
+"""What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
+
+
+class ProgramError(Exception):
+    """An exception of the program that has no builtin class."""
+
+
+class Ended(BaseException):
+    """The program is no more. Not an Exception: a test must not catch it."""
+
+    def __init__(self, outcome: str, message: str):
+        self.outcome, self.message = outcome, message
+
+
+class Peer:
+    """One end of the socket between checker and program. Both may ask and answer, even in the midst of an answer.
+
+    Values travel as JSON: plain scalars as such, anything else as a list behind a tag. What is not plain is kept by its
+    owner under a number, and is a `StandIn` at the other end.
+    """
+
+    def __init__(self, read, write, trusted: bool):
+        self.read, self.write = read, write
+        self.trusted = trusted
+        """Whether the other end may do with kept objects what it likes: the checker may, the program may not."""
+        self.kept: dict = {}
+        self.numbers: dict[int, int] = {}
+        self.exceptions: dict[str, type] = {}
+        self.last = ""
+        self.trusting = False
+        """Whether the program has been asked if two of its own objects are equal."""
+
+    def pack(self, value):
+        kind = type(value)
+        if value is None or kind is bool or kind is str or kind is float:
+            return value
+        if kind is int:
+            return value if -(1 << 62) < value < 1 << 62 else ["i", hex(value)]
+        if kind in SEQUENCES:
+            return [SEQUENCES[kind], *map(self.pack, value)]
+        if kind is dict:
+            return ["d", *(self.pack(part) for item in value.items() for part in item)]
+        if kind is StandIn:
+            return ["yours", value._number]
+        if kind is bytes or kind is bytearray:
+            return ["b" if kind is bytes else "B", value.decode("latin-1")]
+        if kind is complex:
+            return ["c", value.real, value.imag]
+        if kind is range:
+            return ["r", value.start, value.stop, value.step]
+        if kind in VIEWS:
+            return ["view", VIEWS[kind], self.pack(dict(value.mapping))]
+        if kind is type and value in TYPES.values():
+            return ["type", value.__name__]
+        if kind.__name__ in STANDARD.get(kind.__module__, ()):
+            return ["standard", kind.__module__, kind.__name__, *map(self.pack, value.__reduce__()[1])]
+        for base in PLAIN:
+            if isinstance(value, base):
+                return self.pack(base(value))
+        return self.keep(value)
+
+    def keep(self, value):
+        number = self.numbers.setdefault(id(value), len(self.kept))
+        self.kept[number] = value
+        family = [c.__name__ for c in value.__mro__] if isinstance(value, type) else []
+        name = getattr(value, "__name__", None) or type(value).__name__
+        return ["kept", number, str(name), family if "Exception" in family else []]
+
+    def unpack(self, data):
+        if not isinstance(data, list):
+            return data
+        tag, *rest = data
+        if tag in MADE:
+            return MADE[tag](map(self.unpack, rest))
+        if tag == "d":
+            parts = map(self.unpack, rest)
+            return dict(zip(parts, parts))
+        if tag == "i":
+            return int(rest[0], 16)
+        if tag == "b" or tag == "B":
+            return (bytes if tag == "b" else bytearray)(rest[0], "latin-1")
+        if tag == "c":
+            return complex(*rest)
+        if tag == "r":
+            return range(*rest)
+        if tag == "view":
+            return getattr(self.unpack(rest[1]), rest[0] if rest[0] in VIEWS.values() else "")()
+        if tag == "standard" and rest[1] in STANDARD[rest[0]]:
+            return getattr(__import__(rest[0]), rest[1])(*map(self.unpack, rest[2:]))
+        if tag == "type":
+            return TYPES[rest[0]]
+        if tag == "yours":
+            return self.kept[rest[0]]
+        number, name, family = rest
+        return self.exception_class(name, family) if family else StandIn(self, number, name)
+
+    def exception_class(self, name: str, family: list[str]) -> type:
+        """A class of exceptions that the program has defined, for a test that expects one."""
+        if name not in self.exceptions:
+            self.exceptions[name] = type(name, (self.known(family[1:]),), {})
+        return self.exceptions[name]
+
+    def known(self, family: list[str]) -> type:
+        """The nearest class by name that this side has."""
+        for name in family:
+            found = self.exceptions.get(name) or getattr(builtins, name, None)
+            if isinstance(found, type) and issubclass(found, Exception) and found is not Exception:
+                return found
+        return ProgramError
+
+    def ask(self, *request):
+        """The other end's answer. Raises: its exception, as one of the same name."""
+        self.write(request)
+        while True:
+            kind, *rest = self.read()
+            if kind == "value":
+                return rest
+            if kind == "error":
+                raise self.error(*rest)
+            self.write(self.answer(kind, rest))
+
+    def error(self, family: list[str], text: str, line: int | None, packed: list) -> BaseException:
+        kind = self.known([str(name) for name in family])
+        try:
+            error = kind(*map(self.unpack, packed))
+        except Exception:
+            error = ProgramError(text)
+        setattr(error, MESSAGE, told(str(family[0]), str(text), line))
+        return error
+
+    def answer(self, kind: str, rest: list) -> list:
+        try:
+            return ["value", *getattr(self, "answer_" + kind)(*rest)]
+        except Ended:
+            raise
+        except BaseException as error:
+            family = [c.__name__ for c in type(error).__mro__]
+            try:
+                return ["error", family, str(error)[:1000], line_of(error, FILE), [self.pack(a) for a in error.args]]
+            except BaseException:
+                return ["error", family, "", None, []]
+
+    def mine(self, number: int):
+        """A kept object, if the other end may look into it: a program only into objects of a test's own classes."""
+        value = self.kept[number]
+        if not self.trusted and type(value).__module__ != TEST:
+            raise TypeError(f"a test keeps its {type(value).__name__} to itself")
+        return value
+
+    def answer_call(self, number: int, packed: list, named: dict):
+        args = [self.unpack(data) for data in packed]
+        result = self.kept[number](*args, **{name: self.unpack(data) for name, data in named.items()})
+        mutable = [i for i, value in enumerate(args) if type(value) in MUTABLE]
+        after = [[i, self.pack(args[i])] for i in mutable]
+        return [self.pack(result), [[i, new] for i, new in after if new != packed[i]]]
+
+    def answer_look(self, number: int, name: str):
+        if not self.trusted and name.startswith("_"):
+            raise AttributeError(name)
+        return [self.pack(getattr(self.mine(number), name))]
+
+    def answer_set(self, number: int, name: str, data):
+        setattr(self.mine(number), name, self.unpack(data))
+        return []
+
+    def answer_operate(self, number: int, name: str, packed: list):
+        value = self.mine(number)
+        if name not in OPERATORS:
+            raise TypeError(f"{name} is no operator")
+        if name == "__bool__":
+            return [bool(value)]
+        method = getattr(type(value), name, None)
+        if method is None:
+            raise TypeError(f"{type(value).__name__!r} object has no {name}")
+        result = method(value, *map(self.unpack, packed))
+        if result is NotImplemented:
+            raise TypeError(f"{type(value).__name__!r} object does not support {name}")
+        return [self.pack(result)]
+
+    def answer_names(self, *names: str):
+        """The values of the program's global names, where there are any."""
+        found = self.mine(0).__dict__
+        return [[name, self.pack(found[name])] for name in names if name in found]
+
+
+class StandIn:
+    """An object of the other end: it is called, and its attributes are read and set, from here."""
+
+    __slots__ = ("__name__", "_number", "_peer")
+
+    def __init__(self, peer: Peer, number: int, name: str):
+        for slot, value in (("_peer", peer), ("_number", number), ("__name__", name)):
+            object.__setattr__(self, slot, value)
+
+    def __call__(self, *args, **named):
+        peer = self._peer
+        peer.last = (self.__name__, args, "was called")
+        packed = [peer.pack(value) for value in args]
+        try:
+            result, changed = peer.ask("call", self._number, packed, {k: peer.pack(v) for k, v in named.items()})
+        except Exception as error:
+            peer.last = (self.__name__, args, "raised " + getattr(error, MESSAGE, ""))
+            raise
+        for i, new in changed:
+            copy_into(args[i], peer.unpack(new))
+        result = peer.unpack(result)
+        peer.last = (self.__name__, args, result)
+        return result
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._peer.unpack(*self._peer.ask("look", self._number, name))
+
+    def __setattr__(self, name: str, value) -> None:
+        self._peer.ask("set", self._number, name, self._peer.pack(value))
+
+    def __eq__(self, other) -> bool:
+        if self is other or type(other) is not StandIn:
+            return self is other
+        self._peer.trusting = True
+        return self._number == other._number or operate(self, "__eq__", other) is True
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __contains__(self, value) -> bool:
+        return any(value is one or value == one for one in iter(self))  # here: the program is not told the value
+
+    def __instancecheck__(self, value) -> bool:
+        return type(value) is StandIn and operate(self, "__instancecheck__", value) is True
+
+    def __iter__(self):
+        return operate(self, "__iter__")
+
+
+def operate(one: StandIn, name: str, *args):
+    return one._peer.unpack(*one._peer.ask("operate", one._number, name, [one._peer.pack(value) for value in args]))
+
+
+ALONE = "bool len str repr int float next getitem setitem delitem enter exit".split()
+PAIRS = "lt le gt ge add sub mul truediv floordiv mod pow and or xor matmul".split()
+OPERATORS = {f"__{name}__" for name in [*ALONE, *PAIRS, "iter", "eq", "instancecheck"]}
+
+
+def operator(special: str, alone: bool):
+    """An operator of stand-ins. Those of two have none with a value of the test's, which the program is not told."""
+
+    def called(self, *args):
+        return operate(self, special, *args) if alone or type(args[0]) is StandIn else NotImplemented
+
+    return called
+
+
+for name_ in [*ALONE, *PAIRS]:
+    setattr(StandIn, f"__{name_}__", operator(f"__{name_}__", name_ in ALONE))
+
+
+def copy_into(old, new) -> None:
+    """Change an argument as the program has changed its copy."""
+    if type(old) is not type(new) or type(old) not in MUTABLE:
+        return
+    if type(old) is list or type(old) is bytearray:
+        old[:] = new
+    else:
+        old.clear()
+        old.extend(new) if type(old) is deque else old.update(new)
+
+
+def line_of(error: BaseException, file: str) -> int | None:
+    """The line where it happened: the deepest one in that file."""
+    line, at = None, error.__traceback__
+    while at:
+        line = at.tb_lineno if at.tb_frame.f_code.co_filename == file else line
+        at = at.tb_next
+    return getattr(error, "lineno", None) if line is None and isinstance(error, SyntaxError) else line
+
+
+def told(name: str, text: str, line: int | None) -> str:
+    return name + (f": {text}" if text else "") + (f" (line {line})" if line else "")
+
+
+def short(value, most: int = 80) -> str:
+    """The value for a message, however long it is."""
+    try:
+        text = repr(value[: most * 2] if isinstance(value, (str, bytes, list, tuple)) else value)
+    except Exception:
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+def library():
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, *values) -> None:
+    values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
+    if library().prctl(option, *values, *[ctypes.c_ulong(0)] * (4 - len(values))) and option != PR_SET_DUMPABLE:
+        raise OSError(ctypes.get_errno(), f"prctl({option}): {os.strerror(ctypes.get_errno())}")
+
+
+def confine(given: dict) -> None:
+    """What holds for all three processes: they die with the run, cannot be looked into, and have no more rights."""
+    if sys.platform != "linux":
+        return
+    if given["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(*[given["uid"]] * 3)
+        os.setresuid(*[given["uid"]] * 3)
+    elif given["drop"]:
+        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        if library().capset(header, none):
+            raise OSError(ctypes.get_errno(), "capset")
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_DUMPABLE, 0)
+    if given["landlock"]:
+        landlock(**given["landlock"])
+
+
+def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
+    """No access to files but to the paths, each with its rights. The numbers are sets of rights, as in the ABI."""
+    library_ = library()
+    fields = (ctypes.c_uint64 * 3)(files, net, scoped)
+    ruleset = library_.syscall(LANDLOCK_CREATE, fields, ctypes.c_size_t(8 if abi < 4 else 16 if abi < 6 else 24), 0)
+    for path, rights in paths:
+        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = ctypes.create_string_buffer(rights.to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder), 12)
+        if library_.syscall(LANDLOCK_ADD, ruleset, 1, rule, 0):
+            raise OSError(ctypes.get_errno(), f"landlock: {path}: {os.strerror(ctypes.get_errno())}")
+        os.close(folder)
+    if ruleset < 0 or library_.syscall(LANDLOCK_RESTRICT, ruleset, 0):
+        raise OSError(ctypes.get_errno(), f"landlock: {os.strerror(ctypes.get_errno())}")
+    os.close(ruleset)
+
+
+def die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def nursery(control: socket, given: dict) -> None:
+    """Fork a program for each order of the checker, and report how it has ended."""
+    null, checker = os.open("/dev/null", os.O_RDWR), os.getpid()
+    while order := control.recv(1):
+        theirs, ours = socketpair(AF_UNIX, SOCK_STREAM)
+        fault_read, fault_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                die_with_parent(checker)
+                run_program(order, ours.fileno(), fault_write, null, given)
+            finally:
+                os._exit(1)
+        ours.close()
+        os.close(fault_write)
+        fds = theirs.fileno().to_bytes(4, sys.byteorder) + fault_read.to_bytes(4, sys.byteorder)
+        control.sendmsg([b"%20d" % pid], [(SOL_SOCKET, SCM_RIGHTS, fds)])
+        theirs.close()
+        os.close(fault_read)
+        _, status, usage = os.wait4(pid, 0)
+        control.send(b"%20d" % status + b"%20.6f" % (usage.ru_utime + usage.ru_stime))
+    os._exit(0)
+
+
+def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> None:
+    """In the program's own process: limit it, run the source, and serve calls or end."""
+    ends = (null, null, null, link, fault) if order == b"c" else (link, link, null, link, fault)
+    while os.dup(null) < len(ends):
+        pass
+    ends = [os.dup(end) for end in ends]  # out of the way: their numbers may be targets, too
+    for number, end in enumerate(ends):
+        os.dup2(end, number)
+    os.closerange(len(ends), 4096)
+    for name, value in given["limits"]:
+        limit = getattr(resource, name)
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(limit, (value, value))
+        except (OSError, ValueError):  # macOS has names without the limits
+            if sys.platform == "linux":
+                raise
+    if given["filter"]:
+        code = bytes.fromhex(given["filter"]).replace(
+            bytes.fromhex(given["self"]), os.getpid().to_bytes(4, sys.byteorder)
+        )
+        buffer = ctypes.create_string_buffer(code, len(code))
+
+        class Filter(ctypes.Structure):
+            _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
+
+        prctl(PR_SET_SECCOMP, 2, ctypes.byref(Filter(len(code) // 8, ctypes.addressof(buffer))))
+    source, module = given["source"], type(sys)("program" if order == b"c" else "__main__")
+    sys.modules[module.__name__] = module
+    sys.argv = [""]
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    given.clear()
+    try:
+        code = compile(source, FILE, "exec", dont_inherit=True)
+    except BaseException as error:
+        os.write(
+            4, told(type(error).__name__, getattr(error, "msg", None) or str(error), line_of(error, FILE)).encode()
+        )
+        os._exit(1)
+    os.write(4, b"\n")
+    try:
+        exec(code, module.__dict__)
+        if order == b"c":
+            serve(module)
+        status = 0
+    except BaseException as error:
+        status = error.code if isinstance(error, SystemExit) else 1
+        if order == b"c" or not isinstance(error, SystemExit) or isinstance(status, str):
+            os.write(4, told(type(error).__name__, str(error)[:1000], line_of(error, FILE)).encode(errors="replace"))
+    if order != b"c":
+        for thread in sys.modules["threading"].enumerate()[1:] if "threading" in sys.modules else ():
+            thread.daemon or thread.join()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            status = 1
+    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def serve(module) -> None:
+    """Answer the checker's questions about the program."""
+
+    def read():
+        size = int.from_bytes(exactly(3, 4), "big")
+        return scan(exactly(3, size).decode(), 0)[0]
+
+    def write(data) -> None:
+        rest = frame(data)
+        while rest:
+            rest = rest[os.write(3, rest) :]
+
+    peer = Peer(read, write, trusted=True)
+    peer.keep(module)
+    write(["ready"])
+    while True:
+        kind, *rest = read()
+        write(peer.answer(kind, rest))
+
+
+def exactly(fd: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(fd, min(size, 1 << 20))
+        if not part:
+            os._exit(0)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+# --- the checker ----------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A program that runs, seen from the checker, which watches its processor time whenever it waits for it."""
+
+    def __init__(self, checker: "Checker", order: bytes):
+        self.checker = checker
+        checker.control.send(order)
+        pid, ancillary, *_ = checker.control.recvmsg(20, 64)
+        self.pid = int(pid)
+        fds = [int.from_bytes(ancillary[0][2][i : i + 4], sys.byteorder) for i in (0, 4)]
+        self.link, self.fault = socket(AF_UNIX, SOCK_STREAM, 0, fds[0]), fds[1]
+        self.link.setblocking(False)
+        os.set_blocking(self.fault, False)
+        self.inbox = bytearray()
+        self.open = True
+        self.status: int | None = None
+
+    def used(self) -> float:
+        """Its processor time so far, if the system tells that of another process."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2)  # Linux: the clock of all threads of a process
+        except OSError:
+            return 0.0
+
+    def wait(self, end, events: int) -> int:
+        """What has happened to this end of the program's, of those events. Raises: Ended at the deadline."""
+        poll, limit = select.poll(), self.checker.seconds
+        poll.register(end, events)
+        while True:
+            left = limit - self.checker.spent - self.used()
+            if left < 0:
+                raise self.kill(f"used more than {limit:g} s of processor time")
+            for _, event in poll.poll(max(5, left * 1000 / self.checker.cores)):
+                return event
+
+    def exchange(self, out: bytes, enough: int | None) -> None:
+        """Write, and read until there is enough: that many bytes, or all that ever come. Returns early at the end."""
+        rest, written = memoryview(out), not out and enough is not None
+        while self.open and (not written or enough is None or len(self.inbox) < enough):
+            event = self.wait(self.link, select.POLLIN | (0 if written else select.POLLOUT))
+            if event & ~select.POLLOUT:
+                self.receive()
+            elif rest:
+                rest = rest[self.link.send(rest[: 1 << 16]) :]
+            if not rest and not written:
+                written = True
+                if enough is None:
+                    self.link.shutdown(SHUT_WR)
+
+    def receive(self) -> None:
+        try:
+            data = self.link.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        self.open = bool(data)
+        self.inbox += data
+        self.checker.received += len(data)
+        if len(self.inbox) > MOST or self.checker.received > 8 * MOST:
+            raise self.kill(f"wrote more than {MOST >> 20} MB")
+
+    def read(self) -> list:
+        """The next message. Raises: Ended if there is none, or no sense in it."""
+        self.exchange(b"", 4)
+        size = int.from_bytes(self.inbox[:4], "big")
+        if size > MOST:
+            raise self.kill(f"wrote more than {MOST >> 20} MB")
+        self.exchange(b"", 4 + size)
+        if len(self.inbox) < 4 + size or not size:
+            raise self.fate()
+        data, self.inbox = bytes(self.inbox[4 : 4 + size]), self.inbox[4 + size :]
+        try:
+            kind, *rest = scan(data.decode(), 0)[0]
+            return [str(kind), *rest]
+        except Exception:
+            raise self.kill("answered what is no message") from None
+
+    def write(self, data) -> None:
+        self.exchange(frame(data), 0)
+
+    def finish(self) -> int:
+        """Wait for its end; returns its exit code, negative for a signal."""
+        if self.status is None:
+            self.wait(self.checker.control, select.POLLIN)
+            self.take_status()
+        return self.status or 0
+
+    def take_status(self) -> None:
+        told = b""
+        while len(told) < 40:
+            told += self.checker.control.recv(40 - len(told))
+        self.status = os.waitstatus_to_exitcode(int(told[:20]))
+        self.checker.spent += float(told[20:])
+
+    def kill(self, message: str) -> Ended:
+        """End it; returns what to raise."""
+        if self.status is None:
+            try:
+                os.kill(self.pid, _signal.SIGKILL)
+            except ProcessLookupError:  # it has just ended
+                self.open = False
+            self.take_status()
+        return Ended(CRASHED, message)
+
+    def fate(self) -> Ended:
+        """Why it has ended."""
+        code = self.finish()
+        try:
+            compiled, _, message = os.read(self.fault, 4096).decode(errors="replace").rpartition("\n")
+            compiled = compiled or _
+        except BlockingIOError:
+            compiled, message = "", ""
+        if self.checker.spent > self.checker.seconds:
+            return Ended(CRASHED, f"used more than {self.checker.seconds:g} s of processor time")
+        if code < 0:
+            message = f"was ended by signal {-code}, {_signal.strsignal(-code)}"
+        return Ended(CRASHED if compiled else UNCOMPILED, message or f"ended itself with exit status {code}")
+
+    def close(self) -> None:
+        """End it, and let go of its descriptors."""
+        self.kill("")
+        self.link.close()
+        os.close(self.fault)
+
+
+class Checker:
+    """Judges one program."""
+
+    def __init__(self, control: socket, given: dict, tests: dict):
+        self.control, self.tests, self.setup = control, tests["tests"], tests["setup"]
+        self.seconds, self.tolerant = given["seconds"], given["compare"] == "apps"
+        self.cores = os.cpu_count() or 1
+        self.spent = 0.0
+        self.received = 0
+        self.run: Run | None = None
+        self.peer: Peer | None = None
+        self.names: dict = {}
+        self.stopped: Ended | None = None
+
+    def judge(self) -> None:
+        """Write a line for each test: outcome, message, processor time, whether the program was its own judge."""
+        for index, test in enumerate(self.tests):
+            if self.peer:
+                self.peer.last, self.peer.trusting = "", False
+            try:
+                if self.stopped:
+                    raise self.stopped
+                outcome, message = self.code(index, test[0]) if len(test) == 1 else self.printed(index, *test)
+            except Ended as end:
+                outcome, message = end.outcome, end.message
+                if outcome == UNCOMPILED or self.spent > self.seconds:
+                    self.stopped = end
+                if self.run:
+                    self.run.close()
+                    self.run = None
+            trusting = bool(self.peer and self.peer.trusting)
+            used = self.spent + (self.run.used() if self.run else 0.0)
+            line = "".join(encoder([outcome, message[:300], used, trusting], 0)).encode() + b"\n"
+            while line:
+                line = line[os.write(1, line) :]
+
+    # --- tests that are code
+
+    def code(self, index: int, code: str) -> tuple[str, str]:
+        try:
+            try:
+                test = compile(code, TEST, "exec", dont_inherit=True)
+            except Exception as error:
+                return FAILED, f"test {index + 1} itself does not compile: {error}"
+            self.start()
+            exec(test, self.names)
+            if self.run.status is not None or not self.run.open:
+                raise self.run.fate()  # the test has swallowed it
+            return PASSED, ""
+        except AssertionError as error:
+            if hasattr(error, MESSAGE):  # an assertion of the program
+                return CRASHED, getattr(error, MESSAGE)
+            return FAILED, f"test {index + 1}: {self.failure(error, code)}"
+        except BaseException as error:
+            if isinstance(error, Ended):
+                raise
+            return CRASHED, getattr(error, MESSAGE, None) or told(type(error).__name__, str(error)[:1000], None)
+
+    def start(self) -> None:
+        """A running program that serves calls, and the names for tests."""
+        if self.run:
+            return
+        self.run = Run(self, b"c")
+        if self.run.read() != ["ready"]:
+            raise self.run.kill("answered what is no message")
+        self.peer = Peer(self.run.read, self.run.write, trusted=False)
+        self.names = {"__name__": TEST, "__builtins__": builtins, "same": same}
+        wanted, shadows = set(), set()
+        for code in [self.setup, *(test[0] for test in self.tests if len(test) == 1)]:
+            try:
+                found = set(named(compile(code, TEST, "exec", dont_inherit=True)))
+            except Exception:  # said where the test is run
+                continue
+            wanted |= found - vars(builtins).keys() - MODULES
+            shadows |= found & vars(builtins).keys()
+            self.names.update({name: __import__(name) for name in found & MODULES})
+        # A builtin means itself, unless nothing else can be what is tested: a program must not redefine `abs` or `set`.
+        wanted = wanted or (shadows if len(shadows) == 1 else set())
+        for name, value in self.peer.ask("names", *sorted(wanted)):
+            if name in wanted:
+                self.names[name] = self.peer.unpack(value)
+        exec(compile(self.setup, TEST, "exec", dont_inherit=True), self.names)
+
+    def failure(self, error: AssertionError, code: str) -> str:
+        line, said = line_of(error, TEST), str(error)
+        text = code.splitlines()[line - 1].strip() if line else code
+        if isinstance(self.peer.last, tuple):
+            name, args, result = self.peer.last
+            call = f"{name}({', '.join(short(arg, 40) for arg in args)})"
+            said += (": " if said else "") + f"{call} returned {short(result)}"
+        return f"{short_text(text, 150)}: {said}" if said else short_text(text, 150)
+
+    # --- tests that are a standard input
+
+    def printed(self, index: int, given: str, expected: str) -> tuple[str, str]:
+        run = Run(self, b"m")
+        try:
+            run.exchange(given.encode(errors="surrogateescape"), None)
+            if run.finish() or self.spent > self.seconds:
+                raise run.fate()
+        finally:
+            run.close()
+        printed = bytes(run.inbox).decode(errors="replace")
+        if (like_apps if self.tolerant else alike)(printed, expected):
+            return PASSED, ""
+        return FAILED, f"test {index + 1}: printed {short(printed)} for {short(given)}, not {short(expected)}"
+
+
+def short_text(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def named(code):
+    """The names in a piece of code."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, type(code)):
+            yield from named(constant)
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def alike(printed: str, expected: str) -> bool:
+    """Whether the texts are equal but for white space at the ends of lines and of the text."""
+    return [line.rstrip() for line in printed.rstrip().split("\n")] == [
+        line.rstrip() for line in expected.rstrip().split("\n")
+    ]
+
+
+def like_apps(printed: str, expected: str) -> bool:
+    """The tolerant comparison of APPS and CodeRL: of lines, of numbers, or of sets of words (Hendrycks et al. 2021)."""
+    found, wanted = ([line.split() for line in text.split("\n") if line.strip()] for text in (printed, expected))
+    if found == wanted:
+        return True
+    try:
+        numbers = [[float(word) for line in lines for word in line] for lines in (found, wanted)]
+        if len(numbers[0]) == len(numbers[1]) and all(
+            abs(one - other) <= 1e-8 + 1e-5 * abs(other) for one, other in zip(*numbers)
+        ):
+            return True
+        rounded = [{frozenset(round(float(word), 3) for word in line) for line in lines} for lines in (found, wanted)]
+        if rounded[0] == rounded[1]:
+            return True
+    except (ValueError, OverflowError):
+        pass
+    return {frozenset(line) for line in found} == {frozenset(line) for line in wanted}
+
+
+def same(found, expected) -> bool:
+    """For tests: APPS' tolerant comparison of values. Tuples are lists; the expected value may stand in a list."""
+    found, expected = listed(found), listed(expected)
+    return found == expected or (isinstance(expected, list) and bool(expected) and found == expected[0])
+
+
+def listed(value):
+    if isinstance(value, (list, tuple)):
+        return [listed(part) for part in value]
+    return {name: listed(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def main() -> None:
+    given = scan(take().decode(), 0)[0]
+    if given["run"]:
+        die_with_parent(given["run"])
+    confine(given)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    control, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+    checker = os.getpid()
+    if os.fork() == 0:
+        try:
+            control.close()
+            os.closerange(0, 2)
+            die_with_parent(checker)
+            nursery(theirs, given)
+        finally:
+            os._exit(1)
+    theirs.close()
+    os.write(1, b"ready\n")
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(3 * given["seconds"]) + 30,) * 2)
+    Checker(control, given, scan(take().decode(), 0)[0]).judge()
+
+
+main()
