@@ -416,6 +416,7 @@ All other options are those of `operant train`. The same command resumes a sweep
         """\
   operant eval runs/x builtin:reviews-lm             by the reward, held-out tasks and sampling of the run
   operant eval runs/a runs/a@120 ./my-model --tasks held-out.jsonl --reward letters:e --reward length:20
+  operant eval runs/code runs/code@60 --samples 20 --metrics pass@1,pass@8
   operant eval runs/a runs/b --tasks held-out.jsonl --report page.html --label judge.jsonl
                                                      replies side by side, and rows for people to judge
 
@@ -432,6 +433,10 @@ first model is the one that the others are compared with.""",
                 "[true]",
             },
             "samples": {"metavar": "N", "help": "replies of each model to each task [1]"},
+            "metrics": {
+                "metavar": "NAMES",
+                "help": "of programs with tests: pass@k and n@k, as in pass@1,pass@8,1@8; then rewards only if named",
+            },
             "beams": {
                 "metavar": "N",
                 "help": "search for the replies with N beams [as the first run did, else 1]",

@@ -11,10 +11,13 @@ from operant import rewards
 from operant.cli.arguments import new_file
 from operant.cli.parser import as_typed
 from operant.cli.play import aligned
-from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form
+from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form, with_target
 from operant.data import DataOptions
 from operant.data.forms import Form
+from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
+from operant.metrics.passes import check_samples
 from operant.options import compose, convert
+from operant.programs.passes import numbers_in
 from operant.report.models import Compared
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
@@ -41,6 +44,8 @@ class Plan:
     form: Form | None
     chat: bool
     scorers: list[Scorer]
+    metrics: list[EvaluationMetric]
+    """pass@k and n@k, which are numbers of all replies to a task."""
     sampling: Sampling
     masked: bool
     """Whether the run had a mask policy, which is not exported: each model then truncates its own distribution."""
@@ -88,7 +93,10 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
         named = named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
-    specs = [as_spec(spec) for spec in options.pop("reward", [True])]
+    metrics = metrics_of_tasks(options.pop("metrics", None), samples)
+    if metrics and form is None:
+        given = with_target(source, given)
+    specs = [as_spec(spec) for spec in options.pop("reward", [not metrics])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
     names = [one.name for one in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -109,6 +117,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         form=form,
         chat=chat,
         scorers=scorers,
+        metrics=metrics,
         sampling=from_generation_kwargs(sampling, kept),
         masked=part(run, "mask").get("by", "") == "copy",
         search=search,
@@ -117,6 +126,17 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         device=device,
         files=files,
     )
+
+
+def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
+    """The metrics pass@k and n@k that are asked for. Raises: OperantError for any other one, or a k above `samples`."""
+    if odd := next((name for name in chosen(given) if numbers_in(name) is None), None):
+        raise OperantError(
+            f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
+            "reward, as in --reward bleu"
+        )
+    check_samples([*chosen(given)], samples, "--samples ")
+    return resolve(given)
 
 
 def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
@@ -137,6 +157,7 @@ def answered(plan: Plan) -> Compared:
     tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0], form=plan.form)
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)
+    prepared(plan.metrics, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
     for name in plan.models:
         policy, engine = load(name) if loaded is None else loaded
@@ -148,7 +169,14 @@ def answered(plan: Plan) -> Compared:
             found[-1].append(replies)
             progress.add(plan.samples, name)
     listed = [{"id": task.id, "prompt": tasks.text(task)} for task in tasks.tasks]
-    return Compared(plan.models, listed, found, [one.name for one in plan.scorers], plan.seed)
+    measured = {
+        metric.name: [
+            metric.made.of_tasks([(task, [r.text for r in replies]) for task, replies in zip(tasks.tasks, of_model)])
+            for of_model in found
+        ]
+        for metric in plan.metrics
+    }
+    return Compared(plan.models, listed, found, [one.name for one in plan.scorers], plan.seed, measured)
 
 
 def describe(plan: Plan, count: int) -> str:

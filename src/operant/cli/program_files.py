@@ -23,10 +23,10 @@ from operant.cli.reply_files import (
     counted,
     cuts,
     data_options,
-    first_row,
     stamp,
     take,
     take_form,
+    with_target,
 )
 from operant.data import DataOptions
 from operant.diagnosis.intervals import wilson
@@ -98,10 +98,7 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
     given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
     asked = what_is_asked(words, options)
-    if form is None:
-        row = first_row(source)
-        given = ({"target_field": "target"} if isinstance(row, Mapping) and "target" in row else {}) | given
-    data = data_options(source, given) if form is None else compose({"": DataOptions}, given)[""]
+    data = data_options(source, with_target(source, given)) if form is None else compose({"": DataOptions}, given)[""]
     policy = load(asked.model)[0] if cuts(data) or form is not None else None
     tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
     tasks.tasks, hidden = with_examples(tasks.tasks)
@@ -257,8 +254,8 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """The candidates of a task as rows. judged: their verdicts on the hidden tests."""
     best = [id(c) for c in chosen(candidates, len(candidates))]
-    given = task.target.get("solution") if isinstance(task.target, Mapping) else None
-    right = {c.text: None for c, v in zip(candidates, judged, strict=True) if c.passed and (v or c.verdict).share == 1}
+    pairs = zip(candidates, judged, strict=True)
+    right = {c.text: None for c, v in pairs if c.passed and (v or c.verdict).outcome == "passed"}
     rows = []
     for c, verdict in zip(candidates, judged, strict=True):
         told = verdict or c.verdict
@@ -268,7 +265,7 @@ def rows_of(
         row |= {"how": c.how, "round": c.round, "sample": c.sample, "parent": c.parent, "kept": c.kept}
         row |= {"critic": c.scores[-1]} if c.scores else {}
         row |= {"rank": best.index(id(c))} if id(c) in best else {}
-        if not c.passed and (nearest := nearest_to(c.text, [*right]) or given):
+        if not c.passed and (nearest := nearest_to(c.text, [*right] or task.references)):
             row["right"] = nearest
         rows.append(row)
     return rows
@@ -329,8 +326,9 @@ def summary(
         low, high = wilson(solved / len(best), len(best))
         ways = Counter(row["how"] for some in best for row in some)
         made = ", ".join(f"{ways[how]} {how}" for how in ("sampled", "refined", "repaired") if ways[how])
+        share = f"{solved / len(best):.3f} [{low:.3f}, {high:.3f}]"
         lines.append(
-            f"the chosen programs solve {solved} of {len(best)} tasks ({solved / len(best):.3f} [{low:.3f}, {high:.3f}]); "
-            f"of these programs {made}; {sum(map(len, judged)) / len(judged):.1f} were made for a task"
+            f"the chosen programs solve {solved} of {len(best)} tasks ({share}); of these programs {made}; "
+            f"{sum(map(len, judged)) / len(judged):.1f} were made for a task"
         )
     return lines

@@ -62,7 +62,7 @@ class TaskSet:
 
         Raises: OperantError as `load_tasks`.
         """
-        row = first_row(source)
+        source, row = named_parts.source(source, {}), first_row(source)
         talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
         self.tokenizer = getattr(policy, "tokenizer", None)
         made = {"form": form, "cue": not getattr(policy, "encoder_decoder", False)}
@@ -128,6 +128,12 @@ def data_options(source: Any, given: Mapping[str, Any]) -> DataOptions:
     return replace(options, text_field=fields[0]) if fields else options
 
 
+def with_target(source: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of data for rows that hold tests: their `target`, unless another field is named."""
+    row = first_row(source)
+    return ({"target_field": "target"} if isinstance(row, Mapping) and "target" in row else {}) | dict(given)
+
+
 def answered(row: Mapping[str, Any]) -> bool:
     """Whether a row is a conversation with answers, as for supervised training."""
     messages = row.get("messages")
@@ -136,7 +142,7 @@ def answered(row: Mapping[str, Any]) -> bool:
 
 def first_row(source: Any) -> Any:
     """The first row of a source, whose form stands for all; None if there is none. Raises: OperantError as `read`."""
-    return next((row for _, row in islice(read(source)[1], 1)), None)
+    return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1)), None)
 
 
 def take_form(options: dict[str, Any]) -> dict[str, Any]:

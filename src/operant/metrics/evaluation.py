@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from operant.import_by_name import Table
+from operant.metrics.passes import metric_named
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, read
 from operant.sandbox.serialise import as_list
@@ -147,7 +148,7 @@ def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetri
             f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as a "
             f"mapping, such as {{{head}: {{option: {argument}}}}}"
         )
-    found = EVALUATION_METRICS.find(full)
+    found = metric_named(full) or EVALUATION_METRICS.find(full)
     if not callable(found):
         raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")
     group = f"evaluation.metrics.{name}"

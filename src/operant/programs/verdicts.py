@@ -20,8 +20,8 @@ class Verdicts:
 
     def __call__(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program. Raises: OperantError of the jail."""
-        new = [program for program in dict.fromkeys(programs) if program not in self.known]
-        self.known |= zip(new, self.jail.run(new), strict=True)
+        if new := [program for program in dict.fromkeys(programs) if program not in self.known]:
+            self.known |= zip(new, self.jail.run(new), strict=True)
         found = [self.known[program] for program in programs]
         for program in list(self.known)[: max(0, len(self.known) - self.most)]:
             del self.known[program]

@@ -11,7 +11,7 @@ between replies to the same task, and a task counts where both models have a sco
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,13 @@ class Compared:
     rewards: Sequence[str]
     seed: int = 0
     """Of the bootstrap."""
+    measured: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """[M][N] by name: numbers of all replies of a model to a task, such as pass@8. They stand beside the rewards."""
 
     def rows(self) -> list[ModelScore]:
         """The scores by reward, then model."""
-        return [self.score(reward, place) for reward in self.rewards for place in range(len(self.models))]
+        names = [*self.rewards, *self.measured]
+        return [self.score(name, place) for name in names for place in range(len(self.models))]
 
     def score(self, reward: str, place: int) -> ModelScore:
         """The scores of one model by one reward."""
@@ -91,6 +94,8 @@ class Compared:
 
     def known(self, reward: str, place: int) -> list[list[float]]:
         """[N] the scores of a model's replies to each task, without those that the reward abstained from."""
+        if reward in self.measured:
+            return [[number] for number in self.measured[reward][place]]
         scores = [[reply.scores[reward] for reply in replies] for replies in self.replies[place]]
         return [[score for score in of_task if score is not None] for of_task in scores]
 
@@ -136,7 +141,8 @@ class Compared:
                 for model, of_model in zip(self.models, self.replies, strict=True)
                 for reply in of_model[n]
             ]
-            replies.append({**task, "replies": listed})
+            of_task = {name: [each[n] for each in numbers] for name, numbers in self.measured.items()}
+            replies.append({**task, "replies": listed} | ({"metrics": of_task} if of_task else {}))
         lengths = {model: self.tokens(place) for place, model in enumerate(self.models)}
         return {"scores": [asdict(row) for row in self.rows()], "tokens": lengths, "tasks": replies}
 

@@ -20,6 +20,7 @@ from operant.metrics.evaluation import (
     prepared,
     resolve,
 )
+from operant.metrics.passes import check_samples
 from operant.models.outcome_critic import OutcomeCritic
 from operant.models.policy import PURE, Policy
 from operant.models.reward_model import RewardModel
@@ -76,7 +77,8 @@ class EvaluationOptions:
             idle = ["samples"] * (self.samples > 1) + ["seeds"] * (len(self.seeds) > 1)
             if idle := [*idle, *(f"sampling.{name}" for name in sorted(drawing))]:
                 raise OperantError(f"evaluation.beams={self.beams} draws nothing: leave it or evaluation.{idle[0]} out")
-        metric_names(self.metrics)
+        names = [*metric_names(self.metrics).values()]
+        check_samples(names, self.samples * max(1, len(self.seeds)), "--evaluation.samples ")
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@
     return made;
   }
 
-  /** One row for each reward and model; a reward is named once. */
+  /** One row for each reward, or number such as pass@8, and model; each is named once. */
   function table() {
     const names = Object.keys(data.table[0]).filter((name) => name !== "reward");
     const row = (cells) => make("tr", {}, make("th", {}, cells.model), ...names.slice(1).map((name) => make("td", { class: "n", "data-label": name, ...(cells[name] ? {} : { class: "n absent" }) }, cells[name])));
-    return rewards.map((reward) => make("div", { class: "scroll" }, make("h3", {}, reward), make("table", { class: "down" },
+    return [...new Set(data.table.map((cells) => cells.reward))].map((reward) => make("div", { class: "scroll" }, make("h3", {}, reward), make("table", { class: "down" },
       make("thead", {}, make("tr", {}, ...names.map((name) => make("th", {}, name)))),
       make("tbody", {}, ...data.table.filter((cells) => cells.reward === reward).map(row)))));
   }

@@ -1,0 +1,87 @@
+"""pass@k and n@k of held-out programs, by name: `--evaluation.samples 20 --evaluation.metrics pass@1,pass@8,1@20`."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+from operant.programs.passes import n_at_k, numbers_in, pass_at_k
+from operant.programs.problems import problem_of
+from operant.programs.verdicts import shared
+from operant.sandbox.jail import JailOptions
+from operant.types import OperantError, Rollout, Task
+
+LIMITS = JailOptions()
+
+
+class PassAt:
+    """The mean over tasks of `programs.passes.pass_at_k`, or of `n_at_k`, from all replies to each task.
+
+    level, seconds, memory, at_once, compare: the limits of `JailOptions`. Programs run once for all such metrics with
+    the same limits.
+    """
+
+    n: int | None = None
+    k = 1
+
+    def __init__(
+        self,
+        *,
+        level: str = LIMITS.level,
+        seconds: float = LIMITS.seconds,
+        memory: int = LIMITS.memory,
+        at_once: int | None = LIMITS.at_once,
+        compare: Literal["strict", "apps"] = "strict",
+    ):
+        self.options = JailOptions(level, seconds, memory, at_once, compare)
+
+    def check(self) -> None:
+        """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
+        shared(self.options)
+
+    def check_task(self, task: Task) -> None:
+        """Raises: OperantError for a task without tests, or for n@k without example tests."""
+        if not problem_of(task).examples and self.n is not None:
+            raise OperantError(
+                f"{self.n}@{self.k} keeps programs that pass the example tests, and task {task.id!r} has none: ask for "
+                f"pass@{self.k}"
+            )
+
+    def __call__(self, rollouts: list[Rollout]) -> float:
+        texts: dict[str, tuple[Task, list[str]]] = {}
+        for rollout in rollouts:
+            texts.setdefault(rollout.task.id, (rollout.task, []))[1].append(rollout.reply)
+        return fmean(self.of_tasks([*texts.values()]))
+
+    def of_tasks(self, replies: Sequence[tuple[Task, Sequence[str]]]) -> list[float]:
+        """The number of each task, given with all replies to it. Raises: OperantError for fewer replies than k."""
+        found, run = list[float](), shared(self.options)
+        problems = [(problem_of(task), texts) for task, texts in replies]
+        programs = [problem.program(text) for problem, texts in problems for text in texts]
+        examples = [problem.program(text, examples=True) for problem, texts in problems for text in texts]
+        right = iter([verdict.outcome == "passed" for verdict in run(programs)])
+        kept = iter([verdict.outcome == "passed" for verdict in run(examples)] if self.n else [True] * len(programs))
+        for _, texts in problems:
+            both = [(next(right), next(kept)) for _ in texts]
+            if self.n is None:
+                found.append(pass_at_k(len(both), sum(r for r, _ in both), self.k))
+            else:
+                counts = sum(k for _, k in both), sum(map(all, both))
+                found.append(n_at_k(len(both), *counts, self.n, self.k))
+        return found
+
+
+def metric_named(name: str) -> type[PassAt] | None:
+    """The metric of a name such as "pass@8" or "1@20"; None for others. Raises: OperantError as `numbers_in`."""
+    if (numbers := numbers_in(name)) is None:
+        return None
+    return type(name, (PassAt,), {"n": numbers[0], "k": numbers[1], "__doc__": PassAt.__doc__})
+
+
+def check_samples(names: Sequence[str], samples: int, option: str) -> None:
+    """Raises: OperantError for pass@k or n@k of more replies than `samples`, the value of `option`."""
+    for name in names:
+        numbers = numbers_in(name)
+        if numbers is not None and numbers[1] > samples:
+            raise OperantError(
+                f"{name} needs {numbers[1]} replies to each task, and there are {samples}: {option}{numbers[1]}"
+            )

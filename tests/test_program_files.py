@@ -1,0 +1,312 @@
+"""`operant generate --tests`, `operant eval --metrics pass@k`, and what is trained on the programs that they write."""
+
+import json
+import shutil
+from fractions import Fraction
+from functools import partial
+from itertools import combinations
+from statistics import fmean
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from toys import lm
+from transformers import PreTrainedTokenizerFast
+
+from operant.cli import main, program_files
+from operant.data import load_tasks
+from operant.programs.repair import repair
+from operant.sandbox.jail import Jail
+
+PIECES = ["<pad>", "</s>", "Twice:", "Thrice:", "Same:", "x", "+", "1", "#", "failed", "test", "Q"]
+FACTORS = {"Twice:": 2, "Thrice:": 3, "Same:": 1}
+SAMPLING = ["--max-tokens", "4", "--banned", "0,2,3,4,8,9,10,11"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model that writes sums of x and 1, problems that ask for multiples of x, and one without example tests."""
+    folder = tmp_path_factory.mktemp("code")
+    core = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="removed")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>")
+    model = lm("gpt2", len(PIECES), spread=0.02, eos_token_id=1, bos_token_id=1)
+    tokenizer.save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model")
+    rows = [{"prompt": prompt, "target": target(factor)} for prompt, factor in FACTORS.items()]
+    write(folder / "problems.jsonl", rows)
+    write(folder / "bare.jsonl", [rows[0], {"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}])
+    write(folder / "shown.jsonl", [{"prompt": "Same:", "target": {"examples": ["assert f(3) == 3"], "before": BEFORE}}])
+    write(folder / "plain.jsonl", [{"prompt": "Same:"}])
+    (folder / "ones.py").write_text(
+        "class Ones:\n"
+        "    def prefixes(self, problem, ids, tokenizer):\n"
+        "        return [tokenizer.decode(ids[: n + 1]).count('1') for n in range(len(ids))]\n"
+        "class Nothing:\n    pass\n"
+    )
+    return folder
+
+
+BEFORE = "def f(x): return"
+
+
+def target(factor):
+    tests = [f"assert f({x}) == {x * factor}" for x in (2, 5)]
+    return {"tests": tests, "examples": ["assert f(0) == 0"], "before": BEFORE}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+def passes(text, xs, factor) -> bool:
+    """What a sum of x and 1 is worth, by Python itself."""
+    try:
+        return all(eval(text, {"x": x}) == factor * x for x in xs)
+    except (SyntaxError, TypeError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def candidates(place):
+    """24 samples and one round of each problem, every candidate of which is kept."""
+    options = ["--tests", "--samples", 24, "--refine", "--repair", "policy", "--all", *SAMPLING]
+    template = "{prompt} {program} Q {outcome}"
+    out = place / "candidates.jsonl"
+    words = ["generate", place / "model", "--tasks", place / "problems.jsonl", "--out", out, *options]
+    assert run(*words, "--repair-template", template) == 0
+    return read(out)
+
+
+def test_every_candidate_has_its_outcomes(candidates, place):
+    assert {row["prompt"] for row in candidates} == set(FACTORS)
+    for row in candidates:
+        factor = FACTORS[row["prompt"]]
+        assert (row["examples"] == "passed") == passes(row["completion"], [0], factor)
+        assert (row["outcome"] == "passed") == passes(row["completion"], [2, 5], factor)
+        assert row["hidden"] and (row["round"] == 0) == (row["how"] == "sampled")
+        if "right" in row:
+            assert not passes(row["completion"], [0], factor) and passes(row["right"], [0, 2, 5], factor)
+    assert sum("right" in row for row in candidates) > 10
+    refined = [row for row in candidates if row["how"] == "refined"]
+    for row in refined:
+        parent = [one for one in candidates if one["task"] == row["task"]][row["parent"]]
+        assert row["completion"].split()[: row["kept"]] == parent["completion"].split()[: row["kept"]]
+        assert 1 <= row["kept"] < len(parent["completion"].split())
+    passed = {row["task"]: row for row in candidates if row["round"] == 0 and row["examples"] == "passed"}
+    longer = {row["task"] for row in candidates if row["round"] == 0 and row["examples"] == "passed"
+              and len(row["completion"].split()) > 1}  # fmt: skip
+    assert len(refined) == 24 * len(longer) > 0
+    assert sum(row["how"] == "repaired" for row in candidates) == 24 * (3 - len(passed))
+
+
+def test_the_same_rows_teach_a_critic_and_a_repair_model(candidates, place):
+    """Pairs of a failure with its outcome and a right program; the critic reads every row."""
+    path = place / "candidates.jsonl"
+    made = load_tasks(
+        str(path), None, form=partial(repair, template="{program}|{outcome}|{message}|{prompt}"), with_replies=True
+    )
+    wrong = [row for row in candidates if "right" in row]
+    asked = {
+        f"{r['completion']}|{r['examples']}|{' '.join(r['examples_message'].split())}|{r['prompt']}": r["right"]
+        for r in wrong
+    }
+    assert {task.prompt: task.replies[0] for task in made} == asked
+    fast = ["--steps", 1, "--batch", 4, "--tasks", path]
+    assert run("train", "sft", "--policy", place / "model", "--form", "repair", "--out", place / "repairer", *fast) == 0
+    learns = ["--trunk", place / "model", "--out", place / "critic"]
+    assert run("train", "outcome-critic", *learns, *fast) == 0
+    words = ["--tasks", place / "problems.jsonl", "--tests", "--samples", 4, *SAMPLING]
+    more = ["--critic", place / "critic", "--refine", "--repair", place / "repairer"]
+    assert run("generate", place / "model", *words, *more, "--out", place / "both.jsonl", "--rounds", 2) == 0
+    assert all(0 < program["critic"] < 1 for row in read(place / "both.jsonl") for program in row["programs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tasks", "problems.jsonl", "--refine"], "--refine is about programs that tests judge: give --tests too"),
+        (["--prompt", "Twice:", "--tests"], "--tests is about the programs for the tasks of a file"),
+        (["--tests", "--best-of", 4], "--best-of beside --tests"),
+        (["--tests", "--cut", "line"], "--cut line says where programs are cut to be refined: give --refine too"),
+        (["--tests", "--refine", "--cut", "critic"], "--cut critic needs a critic"),
+        (["--tests", "--refine", "--cut", "best"], "refine='best'"),
+        (["--tests", "--repairs", 2], "--repairs is about repairing"),
+        (["--tests", "--rounds", 2], "--rounds counts what is refined and repaired"),
+        (["--tests", "--samples", 8, "--refine", "--budget", 4], "budget=4 is below samples=8"),
+        (["--tests", "--submit", 2], "--submit 2 of --samples 1"),
+        (["--tests", "--critic", "nowhere"], "nowhere"),
+        (["--tests", "--critic", "model"], "model is no outcome critic: train one"),
+        (["--tests", "--critic", "ones.py:Nothing"], "Nothing has no method prefixes"),
+        (["--tests", "--repair", "nowhere"], "nowhere"),
+        (["--tests", "--repair", "policy", "--repair-template", "{program}"], "has no {prompt}"),
+        (["--tests", "--jail", "{second: 2}"], "second"),
+        (["--tests", "--jail", "4"], "give options in braces"),
+        (["--tests", "--out", "x.parquet"], "must end in .jsonl"),
+        (["--tests", "--tasks", "bare.jsonl"], "1 of 2 tasks, first 'bare/1', have no example tests"),
+        (["--tests", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
+    ],
+)  # fmt: skip
+def test_wrong_options_get_a_sentence(words, told, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    with monkeypatch.context() as no:
+        no.setattr(Jail, "run", lambda self, programs: pytest.fail("a program ran"))
+        words = [*words, *([] if "--tasks" in words or "--prompt" in words else ["--tasks", "problems.jsonl"])]
+        assert run("generate", "model", *words) == 2
+    error = capsys.readouterr().err
+    assert told in error and "Traceback" not in error
+
+
+def test_the_summary_counts_all_draws_and_submissions(place, capsys):
+    """pass@1, pass@k and n@k of the samples, again from the texts; the chosen are the most frequent that pass."""
+    out = place / "chosen.jsonl"
+    words = ["--tests", "--samples", 40, "--submit", 2, *SAMPLING, "--out", out]
+    assert run("generate", place / "model", "--tasks", place / "problems.jsonl", *words) == 0
+    told = capsys.readouterr()
+    assert "jail: process" in told.err
+    written = read(out)
+    drawn = place / "drawn.jsonl"
+    assert run("generate", place / "model", "--tasks", place / "problems.jsonl", *words[:-1], drawn, "--all") == 0
+    rows = read(drawn)
+    ones, any_of, submitted, solved = [], [], [], 0
+    for line in written:
+        factor = FACTORS[line["prompt"]]
+        texts = [row["completion"] for row in rows if row["task"] == line["id"]]
+        kept = [text for text in texts if passes(text, [0], factor)]
+        right = [passes(text, [2, 5], factor) for text in texts]
+        pairs = list(combinations([passes(text, [2, 5], factor) for text in kept], 2))
+        ones.append(fmean(right))
+        any_of.append(float(any(right)))
+        submitted.append(float(Fraction(sum(map(any, pairs)), len(pairs))))
+        count = {text: kept.count(text) for text in kept}
+        best = sorted(count, key=count.__getitem__, reverse=True)[:2]
+        assert [reply for reply in line["replies"]] == best
+        solved += any(passes(reply, [2, 5], factor) for reply in best)
+        assert [p["examples"] for p in line["programs"]] == ["passed"] * 2
+    numbers = f"pass@1 {fmean(ones):.3f}, pass@40 {fmean(any_of):.3f}, 2@40 {fmean(submitted):.3f}"
+    assert f"40 samples of each of 3 tasks: {numbers}" in told.out
+    assert f"the chosen programs solve {solved} of 3 tasks" in told.out
+
+
+def test_a_critic_of_ones_own_ranks_and_cuts(place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    words = ["--tests", "--samples", 8, "--refine", "--critic", "ones.py:Ones", *SAMPLING, "--all"]
+    assert run("generate", "model", "--tasks", "problems.jsonl", *words) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for row in rows:
+        assert row["critic"] == row["completion"].count("1")
+        if row["how"] == "refined":  # passing sums at x = 0 have no 1, and the first of equal beginnings is a token
+            assert row["kept"] == 1
+
+
+def test_tasks_with_examples_alone_are_chosen_for_without_hidden_tests(place, capsys):
+    words = ["--tasks", place / "shown.jsonl", "--tests", "--samples", 40, *SAMPLING]
+    assert run("generate", place / "model", *words) == 0
+    told = capsys.readouterr()
+    row = json.loads(told.out)
+    assert row["replies"] == [" x"] and row["programs"][0]["hidden"] is False
+    assert "on the example tests" in told.err and "pass@" not in told.err
+
+
+def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch):
+    """After two of three tasks: the unfinished file has their candidates, and the rest gives what one go would."""
+    words = ["generate", place / "model", "--tasks", place / "problems.jsonl", "--tests", "--samples", 8, *SAMPLING]
+    assert run(*words, "--out", place / "whole.jsonl") == 0
+    monkeypatch.setattr(program_files, "AT_ONCE", 8)
+    real, calls = Jail.run, []
+
+    def stop(self, programs):
+        calls.append(len(programs))
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return real(self, programs)
+
+    monkeypatch.setattr(Jail, "run", stop)
+    program_files.shared.cache_clear()
+    assert run(*words, "--out", place / "parts.jsonl") == 130
+    monkeypatch.undo()
+    unfinished = place / ".parts.jsonl.unfinished"
+    assert str(unfinished) in capsys.readouterr().err
+    _, *kept = read(unfinished)
+    assert [line["task"] for line in kept] == ["problems/0", "problems/1"]
+    assert all(len(line["replies"]) == 8 and line["replies"][0]["outcome"] for line in kept)
+    assert run(*words, "--seed", 1, "--out", place / "parts.jsonl") == 2
+    assert "another" in capsys.readouterr().err
+    assert run(*words, "--out", place / "parts.jsonl") == 0
+    assert (place / "parts.jsonl").read_text() == (place / "whole.jsonl").read_text()
+    assert not unfinished.exists()
+
+
+# --- pass@k and n@k in evaluations ------------------------------------------------------------------------------------
+
+
+def test_eval_compares_models_by_pass_at_k(place, capsys):
+    """Means over tasks, the paired difference of two models, and the replies that it came from."""
+    out = place / "compared.json"
+    words = ["--tasks", place / "problems.jsonl", "--samples", 20, "--metrics", "pass@1,pass@5,1@20", *SAMPLING]
+    other = place / "other"
+    if not other.exists():
+        shutil.copytree(place / "model", other)
+        lm("gpt2", len(PIECES), spread=0.3, eos_token_id=1, bos_token_id=1).save_pretrained(other)
+    assert run("eval", place / "model", other, *words, "--out", out, "--report", place / "page.html") == 0
+    told = json.loads(out.read_text())
+    scores = {(row["reward"], row["model"]): row for row in told["scores"]}
+    for n, name in enumerate([str(place / "model"), str(other)]):
+        chances = {"pass@1": [], "pass@5": [], "1@20": []}
+        for task in told["tasks"]:
+            factor = FACTORS[task["prompt"]]
+            texts = [reply["reply"] for reply in task["replies"] if reply["source"] == name]
+            right = [passes(text, [2, 5], factor) for text in texts]
+            kept = [r for r, text in zip(right, texts, strict=True) if passes(text, [0], factor)]
+            some = list(combinations(right, 5))
+            expected = [fmean(right), sum(map(any, some)) / len(some), fmean(kept) if kept else 0.0]
+            for metric, value in zip(chances, expected, strict=True):
+                assert task["metrics"][metric][n] == pytest.approx(value)
+                chances[metric].append(value)
+        for metric, values in chances.items():
+            assert scores[metric, name]["mean"] == pytest.approx(fmean(values))
+    second = scores["pass@5", str(other)]
+    gaps = [task["metrics"]["pass@5"][1] - task["metrics"]["pass@5"][0] for task in told["tasks"]]
+    assert second["difference"]["mean"] == pytest.approx(fmean(gaps))
+    assert "pass@5" in (place / "page.html").read_text() and "pass@5" in capsys.readouterr().out
+
+
+def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
+    """The numbers of evaluation.json are those of its replies, and `--best` takes one."""
+    words = ["--policy", place / "model", "--tasks", place / "problems.jsonl", "--target-field", "target"]
+    held = ["--evaluate", place / "problems.jsonl", "--evaluation.samples", 10, "--metrics", "pass@1,pass@5,1@10"]
+    more = ["--reward", "length:3", "--steps", 1, "--batch", 4, "--best", "evaluate/pass@5", "--evaluate-every", 1]
+    assert run("train", *words, *held, *more, *SAMPLING, "--out", tmp_path / "run") == 0
+    after = json.loads((tmp_path / "run" / "evaluation.json").read_text())["after"]
+    groups = [after["replies"][i : i + 10] for i in range(0, 30, 10)]
+    right = [[passes(r["reply"], [2, 5], FACTORS[r["query"]]) for r in group] for group in groups]
+    assert after["metrics"]["pass@1"] == pytest.approx(fmean(map(fmean, right)))
+    some = [fmean(any(draw) for draw in combinations(each, 5)) for each in right]
+    assert after["metrics"]["pass@5"] == pytest.approx(fmean(some))
+    assert 0 <= after["metrics"]["1@10"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eval", "model", "--metrics", "pass@8", "--samples", 4], "needs 8 replies to each task, and there are 4: --samples 8"),
+        (["eval", "model", "--metrics", "bleu"], "--metrics bleu: models are compared by pass@k and n@k"),
+        (["eval", "model", "--metrics", "pass@0"], "pass@0: write pass@k or n@k"),
+        (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
+        (["eval", "model", "--metrics", "1@1", "--tasks", "bare.jsonl"], "task 'bare/1' has none: ask for pass@1"),
+        (["eval", "model", "--metrics", "pass@1", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
+        (["train", "--policy", "model", "--reward", "length:3", "--metrics", "pass@2"], "1: --evaluation.samples 2"),
+    ],
+)  # fmt: skip
+def test_wrong_metrics_get_a_sentence(words, told, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    assert run(*words, *([] if "--tasks" in words else ["--tasks", "problems.jsonl"])) == 2
+    error = capsys.readouterr().err
+    assert told in error and "Traceback" not in error
