@@ -24,7 +24,7 @@ from importlib import resources
 from typing import Any
 
 from operant.sandbox import levels
-from operant.types import OUTCOMES, OperantError, shown
+from operant.types import OperantError, shown
 
 COMPARISONS = ("strict", "apps")
 LEAST_MEMORY = 64 << 20
