@@ -183,6 +183,8 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
+OF_ANOTHER = ("minus_greedy", "minus_query", "per_token")
+"""Rewards of another reward, which stands behind their name; its options are theirs."""
 OF_TEXTS: dict[str, Callable[..., Any]] = {**SCORES, "intent": intent}
 """Rewards whose arguments are options, the first of which may stand behind the name: rouge:rougeL."""
 NAMES |= {name: (made, "") for name, made in OF_TEXTS.items()}
@@ -198,7 +200,7 @@ def factory(spec: Any) -> Factory | None:
     """
     if isinstance(spec, str):
         name, _, argument = spec.strip().partition(":")
-        if name in ("minus_greedy", "minus_query", "per_token"):
+        if name in OF_ANOTHER:
             return factory(argument) if argument else None
         if name in OF_TEXTS:
             return Factory(OF_TEXTS[name])

@@ -119,6 +119,7 @@ class Tests:
 
     @property
     def jail(self) -> Jail:
+        """Made when it is first used."""
         if self._jail is None:
             self._jail = Jail(self.options)
         return self._jail
