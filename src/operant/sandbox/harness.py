@@ -75,7 +75,8 @@ VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()):
 MUTABLE = (list, dict, set, bytearray, deque)
 PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, deque, complex)
 
-TYPES = {kind.__name__: kind for kind in (*PLAIN, bool, range, type(None), object)}
+ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
+TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
 
 
