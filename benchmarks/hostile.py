@@ -1,9 +1,9 @@
 """Hostile programs, one after the other, at every level of the jail. `python -m benchmarks.hostile`.
 
-Each program of `tests/hostile_programs.txt` runs without a sandbox first: a plain interpreter executes program and test,
-and the exit status is the verdict. Then it runs at each level that this machine has, in a room of canaries that is made
-anew after every harm. Writes `benchmarks/results/hostile.json`. The exit status is 0 if every program does harm without
-a sandbox, and none does at the levels that are a security boundary.
+Each program of `tests/hostile_programs.txt` runs without a sandbox first: a plain interpreter executes program and
+test, and the exit status is the verdict. Then it runs at each level that this machine has, in a room of canaries that
+is made anew after every harm. Writes `benchmarks/results/hostile.json`. The exit status is 0 if every program does harm
+without a sandbox, and none does at the levels that are a security boundary.
 """
 
 import argparse

@@ -5,6 +5,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -424,6 +425,15 @@ def test_numbers_of_system_calls(machine: str) -> None:
     }
     assert seccomp.numbers(machine) == wanted
     assert len(seccomp.program(machine) or b"") % 8 == 0
+
+
+def test_the_snippet_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs/sandbox.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(snippet, "sandbox.md", "exec"), {})
+    level, *printed = capsys.readouterr().out.splitlines()
+    assert level.partition(":")[0] in levels.LEVELS
+    assert [line.rstrip() for line in printed] == re.findall(r"^# (.*)$", snippet, flags=re.MULTILINE)
 
 
 def mbpp() -> list[dict]:
