@@ -131,8 +131,9 @@ put y | y - self.n | becomes y minus it / sets it to y less what it was
 
 
 def _operations(table: str) -> list[Operation]:
-    cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
-    return [Operation(*kinds.split(maxsplit=1), code, tuple(said.split(" / "))) for kinds, code, said in cells]
+    lines = [re.split(r" \| | ", line, maxsplit=2) for line in table.strip().splitlines()]
+    cells = [(of, to, *rest.split(" | ")) for of, to, rest in lines]
+    return [Operation(of, to, code, tuple(said.split(" / "))) for of, to, code, said in cells]
 
 
 OPERATIONS, UPDATES = _operations(_TABLE), _operations(_STARTS)
