@@ -30,6 +30,7 @@ PAGES = [
     "docs/rlhf.md",
     "docs/translation.md",
     "docs/tasks.md",
+    "docs/code.md",
     "docs/rl4lms.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
