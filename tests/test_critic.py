@@ -80,11 +80,11 @@ def test_pooling_is_a_loop_over_the_positions_of_the_program_whatever_stands_bes
     made = critic(tmp_path, kind)
     for (prompt, program), (own, pooled) in zip(ROWS, made.read(ROWS), strict=True):
         wanted = by_hand(made, prompt, program)
-        assert torch.allclose(own, wanted, atol=1e-5) and len(own) == len(program)
+        assert torch.allclose(own, wanted, atol=1e-4) and len(own) == len(program)
         for t in range(len(program)):
-            assert pooled[t].tolist() == pytest.approx(highest(wanted[: t + 1]), abs=1e-5)
+            assert pooled[t].tolist() == pytest.approx(highest(wanted[: t + 1]), abs=1e-4)
         [(_, alone)] = made.read([(prompt, program)])
-        assert torch.allclose(alone, pooled, atol=1e-5)
+        assert torch.allclose(alone, pooled, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
@@ -183,8 +183,8 @@ def write(path, rows):
     return str(path)
 
 
-def trained(folder, kind, *, shuffled=False, lr=3e-3, **more):
-    given = {"algorithm": "outcome-critic", "steps": 60, "batch": 16, "lr": lr, "quiet": True, "out": folder / "run"}
+def trained(folder, kind, *, shuffled=False, lr=2e-3, **more):
+    given = {"algorithm": "outcome-critic", "steps": 60, "batch": 32, "lr": lr, "quiet": True, "out": folder / "run"}
     folder.mkdir(exist_ok=True)
     tasks, held = (
         write(folder / "a.jsonl", programs(300, 1, shuffled)),
@@ -211,8 +211,9 @@ def test_it_learns_the_rule_and_from_shuffled_outcomes_nothing(learnt, tmp_path)
     assert 0.3 < chance["evaluate/critic/auc_100"] < 0.7
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_learns_it_too(tmp_path):
-    found = trained(tmp_path, "t5", lr=1e-2).after.metrics()
+    found = trained(tmp_path, "t5", lr=5e-3, steps=120).after.metrics()
     assert found["evaluate/critic/accuracy"] > 0.8 > 0.6 > found["evaluate/critic/majority"]
 
 
