@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -474,6 +476,17 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind):
     assert metrics["loss/total"] == pytest.approx(float(loss), rel=1e-5)
     right = -sum(bare_logprobs(twin, *pair).sum() for pair in texts) / sum(len(r) for _, r in texts)
     assert metrics["given/loss"] == pytest.approx(float(right), rel=1e-5)
+
+
+def test_the_snippet_of_the_page_runs(learnt, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "critic.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "critic").symlink_to(learnt.path)
+    monkeypatch.chdir(tmp_path)
+    known = {"ids": letters()("return x + x").input_ids, "tokenizer": letters()}
+    exec(snippet, known)
+    assert float(known["reading"].pooled[-1].sum()) == pytest.approx(1)
 
 
 def coderl_run(learnt, folder, out, *, steps, **more):
