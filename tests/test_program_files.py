@@ -170,7 +170,7 @@ def test_the_summary_counts_all_draws_and_submissions(place, capsys):
     words = ["--tests", "--samples", 40, "--submit", 2, *SAMPLING, "--out", out]
     assert run("generate", place / "model", "--tasks", place / "problems.jsonl", *words) == 0
     told = capsys.readouterr()
-    assert "jail: process" in told.err
+    assert f"jail: {Jail().describe()}\n" in told.err
     written = read(out)
     drawn = place / "drawn.jsonl"
     assert run("generate", place / "model", "--tasks", place / "problems.jsonl", *words[:-1], drawn, "--all") == 0
@@ -296,7 +296,7 @@ def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["eval", "model", "--metrics", "pass@8", "--samples", 4], "needs 8 replies to each task, and there are 4: --samples 8"),
+        (["eval", "model", "--metrics", "pass@8"], "pass@8 needs 8 replies to each task, and there are 1: --samples 8"),
         (["eval", "model", "--metrics", "bleu"], "--metrics bleu: models are compared by pass@k and n@k"),
         (["eval", "model", "--metrics", "pass@0"], "pass@0: write pass@k or n@k"),
         (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
