@@ -49,7 +49,7 @@ def known_options() -> str:
         traits = [algorithm.source, *(["groups"] if algorithm.needs.samples > 1 else [])]
         traits += [f"kl in the {place}" for place in algorithm.kl[:1]]  # where it is usually charged
         traits += ["labels"] if algorithm.needs.labels else ["demonstrations"] if algorithm.source == "data" else []
-        traits += [] if algorithm.needs.text_scores else ["language model"]
+        traits += [] if algorithm.needs.policy else ["language model"]
         methods[method] = {"values": ours, "defaults": dict(algorithm.defaults), "traits": traits}
     declared = {}
     for spec in (spec for command in COMMANDS.values() for spec in command.declared):

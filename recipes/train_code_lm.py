@@ -14,6 +14,7 @@ A run that was stopped continues from its newest checkpoint if started again.
 import argparse
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,18 @@ def fresh_model(encoder_decoder: bool, width: int, layers: int) -> LlamaForCausa
     """Rotary positions, as a model of this size learns much sooner with them to copy. Dropout is 0 as in training."""
     ends: Any = {"eos_token_id": END, "pad_token_id": END, "vocab_size": VOCABULARY}
     if encoder_decoder:
+        ends |= {"decoder_start_token_id": END}
         size: Any = {"d_model": width, "d_kv": width // 4, "d_ff": 3 * width, "num_heads": 4, "num_layers": layers}
-        return T5ForConditionalGeneration(T5Config(decoder_start_token_id=END, dropout_rate=0.0, **size, **ends))
+        return T5ForConditionalGeneration(T5Config(dropout_rate=0.0, **size, **ends))
     size = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 3 * width}
     ends |= {"bos_token_id": END, "tie_word_embeddings": True, "max_position_embeddings": CONTEXT}
     return LlamaForCausalLM(LlamaConfig(**size, **ends))
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    """Write the rows, unless they are there."""
     if not path.is_file():
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return rows
 
 
 def main() -> None:
@@ -61,19 +63,20 @@ def main() -> None:
     given = parser.parse_args()
     work = given.work
     work.mkdir(parents=True, exist_ok=True)
-    rows = write(work / "train.jsonl", programs(count=given.rows, levels=given.levels, seed=given.seed))
+    write(work / "train.jsonl", programs(count=given.rows, levels=given.levels, seed=given.seed))
     write(work / "held-out.jsonl", held_out(count=given.held_out, seed=given.seed))
     if not (work / "start").is_dir():
-        tokenizer = train_bpe([text for row in rows[:8000] for text in (row["prompt"], row["completion"])], VOCABULARY)
+        rows = programs(count=8000, levels=given.levels, seed=given.seed)
+        tokenizer = train_bpe([text for row in rows for text in (row["prompt"], row["completion"])], VOCABULARY)
         tokenizer.model_max_length = CONTEXT
         save(tokenizer, work / "tokenizer")
         torch.manual_seed(given.seed)
         fresh_model(given.encoder_decoder, given.width, given.layers).save_pretrained(work / "start")
         AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(work / "start")
-    out, form = work / "sft", "code"
+    out = work / "sft"
     options: Any = {
         "algorithm": "sft",
-        "form": form,
+        "form": "code",
         "steps": given.steps,
         "batch": given.batch,
         "lr": given.lr,
@@ -92,7 +95,7 @@ def main() -> None:
         if run.interrupted:
             raise SystemExit(f"stopped after step {len(run.metrics)}: the same command goes on from there")
         shutil.copytree(out / "export", work / "code-lm")
-    judged = ["--tasks", str(work / "held-out.jsonl"), "--form", form, "--reward", "tests", "--max-tokens", "100"]
+    judged = ["--tasks", str(work / "held-out.jsonl"), "--form", "code", "--reward", "tests", "--max-tokens", "100"]
     for sampling, name in ([], "sampled"), (["--top-k", "1"], "greedy"):
         command(["eval", str(work / "code-lm"), *judged, *sampling, "--out", str(work / f"{name}.json")])
 

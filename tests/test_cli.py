@@ -176,7 +176,7 @@ def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, mon
 @pytest.mark.parametrize("preset", [None, "trl", "openai", "textworld", "trunk"])
 @pytest.mark.parametrize("recipe", ["letters", "sentiment", "sft"])
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
-    for method in (name for name, row in ALGORITHMS.items() if not row.needs.text_scores):  # it refuses a reward
+    for method in (name for name, row in ALGORITHMS.items() if not row.needs.policy):  # it refuses a reward
         given = {"preset": preset, "algorithm": method, "samples": 4, "tasks": "x", "reward": "letters:e"}
         given = given if ALGORITHMS[method].source != "data" else given | {"samples": 1}
         of_run = flat(as_mapping(configure(given, recipe)))

@@ -228,7 +228,7 @@ def test_a_wrong_option_costs_nothing(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_loads(name):
-    generates = not find(PRESETS[name].get("algorithm", "ppo")).needs.text_scores
+    generates = not find(PRESETS[name].get("algorithm", "ppo")).needs.policy
     config = configure({"preset": name, "tasks": TASKS, **({"reward": count_a} if generates else {})})
     flat = as_mapping(config)
     for option, value in PRESETS[name].items():

@@ -30,8 +30,7 @@ End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed",
 `raised`, `crashed`, `timeout`: the world failed (`Failure`), and the episode is not trained on.
 """
 
-OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
-"""What may become of a program, from worst to best."""
+OUTCOMES = ("compile error", "runtime error", "failed test", "passed")  # of a program, from worst to best
 
 
 class OperantError(ValueError):
@@ -282,8 +281,9 @@ class Env(Protocol):
     tokens of a prompt (None: no limit), for a world that shortens its prompts. `waves`: parts of the live episodes:
     `step` is called for one, in a thread, while the replies of the next are generated (1 if absent). `games(split)`:
     its own tasks, "train" or "test", for a run that names none. `check()`: called before models load, it raises
-    `OperantError` for what is missing. A world with `state_dict()` and `load_state_dict(state)` has a state that
-    checkpoints keep from step to step.
+    `OperantError` for what is missing. `judges`: rewards that the world calls, which read the tasks of the run before
+    it as the run's own does. A world with `state_dict()` and `load_state_dict(state)` has a state that checkpoints keep
+    from step to step.
     """
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -447,8 +447,7 @@ A reward may also have these attributes, all of them optional:
   of the reward itself. It checks its answers, or calls `operant.rewards.judge` on the rewards that it is made of.
 - `needs_references`: whether it compares with the references of tasks; `check_task(task)`: raises `OperantError` for a
   task that it cannot judge; `read_tasks(tasks)`: gets all tasks of the training, once before it.
-- `see_greedy(rollouts)`, with an attribute `wants_greedy` that is True: before each call in a run it gets the policy's
-  greedy reply to each prompt of the call.
+- `wants_greedy = True` and `see_greedy(rollouts)`, which a run calls first, with the greedy reply to each prompt.
 - `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
   on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
 """

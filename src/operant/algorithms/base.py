@@ -24,10 +24,8 @@ class Needs:
     """Whether it learns from a reward. Without, a reward is optional: it is measured, and not trained on."""
     labels: bool = False
     """Whether it learns from labelled replies: a demonstration is then paid its label (`Task.scores`)."""
-    text_scores: bool = False
-    """Whether it needs a policy that scores whole texts (`models.reward_model`), and generates nothing."""
-    outcomes: bool = False
-    """Whether it needs a policy that predicts outcomes of programs (`models.outcome_critic`), and generates nothing."""
+    policy: str = ""
+    """The policy that it needs, which generates nothing: its name in `models.base.POLICIES`. Empty: any that does."""
     keys: bool = False
     """Whether it compares turns that begin in the same state (`Step.key`)."""
     selection: bool = False

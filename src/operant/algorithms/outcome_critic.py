@@ -58,7 +58,7 @@ ALGORITHM = Algorithm(
     source="data",
     per="episode",
     usable=usable,
-    needs=Needs(reward=False, labels=True, outcomes=True),
+    needs=Needs(reward=False, labels=True, policy="outcome_critic"),
     defaults=DEFAULTS,
 )
 

@@ -72,7 +72,7 @@ ALGORITHM = Algorithm(
     unit="group",
     per="group",
     usable=usable,
-    needs=Needs(reward=False, labels=True, text_scores=True),
+    needs=Needs(reward=False, labels=True, policy="reward_model"),
     defaults=DEFAULTS,
 )
 

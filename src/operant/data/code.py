@@ -13,6 +13,12 @@ from operant.types import OperantError, shown
 
 LANGUAGES = ("language", "lang", "programming_language")
 """Fields that name the language of a row."""
+APPS_IMPORTS = (
+    "import bisect, collections, copy, fractions, functools, heapq, itertools, math, operator, random, re, string, "
+    "sys, time; from bisect import *; from collections import *; from functools import *; from heapq import *; "
+    "from itertools import *; from math import *; from typing import *\n"
+)
+"""What the judge of APPS puts in front of every program, as one line; without numpy."""
 
 
 def code(row: Row) -> Any:
@@ -95,17 +101,21 @@ def apps(
     between: str = "\nUse {format} format\n",
     cue: str = "\nANSWER:\n",
     examples: int = 0,
+    imports: bool = True,
 ) -> Any:
     """APPS (Hendrycks et al. 2021): a question, programs that solve it, and pairs of inputs and outputs.
 
     A row with `fn_name` in its input_output calls that function (of `Solution`, where the starter code has that class);
     others read a standard input. prefix, between, cue: CodeRL's prompt by default; {format} in `between` becomes
     "Standard Input" or "Call-Based". examples: this many of the first pairs are examples, and the others decide.
+    imports: with a line of imports in front of each program, as the published judge has it.
     """
     _check_language(row)
     given = _parsed(found_in(row, ("input_output",)), "input_output")
     if not isinstance(given, Mapping) or not given.get("inputs"):
-        raise OperantError(f"input_output is {shown(given)}: it has no tests, so no program can be judged; leave it out")
+        raise OperantError(
+            f"input_output is {shown(given)}: it has no tests, so no program can be judged; leave it out"
+        )
     inputs, outputs, name = given["inputs"], given.get("outputs") or (), given.get("fn_name")
     if len(inputs) != len(outputs):
         raise OperantError(f"input_output has {len(inputs)} inputs and {len(outputs)} outputs; give as many of both")
@@ -130,7 +140,7 @@ def apps(
         "target": {
             "tests": tests[examples:],
             "examples": tests[:examples],
-            "setup": "from typing import *\n" if starter else "",
+            "before": APPS_IMPORTS if imports else "",
         },
     }
 
@@ -190,4 +200,6 @@ def _check_language(row: Row) -> None:
     """Raises: OperantError for a row that names a language other than Python."""
     for field in LANGUAGES:
         if (named := row.get(field)) and not str(named).lower().startswith("py"):
-            raise OperantError(f"{field} is {shown(named)}: tests run in Python only; leave out rows of other languages")
+            raise OperantError(
+                f"{field} is {shown(named)}: tests run in Python only; leave out rows of other languages"
+            )

@@ -61,6 +61,8 @@ def _called(function: Callable[..., Any]) -> str:
 
 
 def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+    if name in SOURCES:
+        return read(SOURCES.find(name), text_field)
     if name.startswith("builtin:"):
         return _builtin(name.removeprefix("builtin:"))
     there = found(name)

@@ -14,6 +14,7 @@ ENVS = Table(
         "gymnasium": "operant.envs.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",
         "jericho": "operant.envs.textworld:Jericho",
+        "programs": "operant.rewards.programs:Programs",
         "rooms": "operant.envs.rooms:Rooms",
         "single_turn": "operant.envs.single_turn:SingleTurn",
         "textworld": "operant.envs.textworld:TextWorld",

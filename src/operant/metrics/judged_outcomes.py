@@ -1,6 +1,6 @@
 """How an outcome critic judges held-out programs: beside the most frequent outcome, how sure, and how early.
 
-metrics(critic, rollouts)    # {"critic/majority": 0.41, "critic/calibration_error": 0.03, "critic/auc_25": 0.61, ...}
+metrics(pooled, outcomes)    # {"critic/majority": 0.41, "critic/calibration_error": 0.03, "critic/auc_25": 0.61, ...}
 """
 
 import math
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from operant.models.outcome_critic import OutcomeCritic
-from operant.types import OUTCOMES, Rollout
+from operant.types import OUTCOMES
 
 BINS = 10
 """Intervals of confidence, from 0 to 1."""
@@ -20,21 +19,20 @@ QUARTERS = (25, 50, 75, 100)
 PASSED = OUTCOMES.index("passed")
 
 
-def metrics(critic: OutcomeCritic, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The metrics of demonstrated programs whose reward is the number of the outcome.
+def metrics(pooled: Sequence[Tensor], outcomes: Sequence[float]) -> dict[str, float]:
+    """The metrics of N programs and the numbers of their true outcomes.
 
+    pooled: of each program of T tokens the logits [T + 1, C] for its first 0 to T tokens (`OutcomeCritic.logits`).
     The areas under the curve are absent if all have passed, or none has.
     """
-    true = torch.tensor([round(rollout.paid) for rollout in rollouts])
-    read = critic.read([(rollout.turns[-1].prompt, rollout.turns[-1].action) for rollout in rollouts])
-    whole = torch.stack([pooled[-1].double().softmax(-1) for _, pooled in read])
+    true = torch.tensor([round(outcome) for outcome in outcomes])
+    chances = [logits.double().softmax(-1) for logits in pooled]
     found = {
         "critic/majority": max(Counter(true.tolist()).values()) / len(true),
-        "critic/calibration_error": calibration_error(whole, true),
+        "critic/calibration_error": calibration_error(torch.stack([own[-1] for own in chances]), true),
     }
     for share in QUARTERS:
-        at = [math.ceil(share / 100 * (len(pooled) - 1)) for _, pooled in read]
-        scores = torch.stack([pooled[k].double().softmax(-1)[PASSED] for k, (_, pooled) in zip(at, read)])
+        scores = torch.stack([own[math.ceil(share / 100 * (len(own) - 1)), PASSED] for own in chances])
         area = area_under_curve(scores, true == PASSED)
         if area is not None:
             found[f"critic/auc_{share}"] = area

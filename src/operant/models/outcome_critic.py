@@ -10,6 +10,7 @@ arXiv:2207.01780), and for its first t tokens that of the maximum until position
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from operant.models.base import PolicyBase
 from operant.models.loading import load_policy
 from operant.models.safe_loading import load_tensors
-from operant.sampling import Sampling
+from operant.sampling import Sampling, token_pieces
 from operant.storage import atomic_io
 from operant.storage.hub import find_model
 from operant.types import OUTCOMES, Batch, Completion, OperantError, Outputs
@@ -38,7 +39,8 @@ class OutcomeCritic(PolicyBase):
     Raises: OperantError for a folder that is no such model, or without a tokenizer or an end token.
     """
 
-    predicts_outcomes = True
+    as_reward = "critic:"
+    """What stands before its run in --reward."""
 
     def __init__(
         self,
@@ -97,7 +99,8 @@ class OutcomeCritic(PolicyBase):
         actions. At the last action of a row it is the pool of the whole program, with its padding if that is pooled."""
         batch = batch.to(self.device)
         if not self.pool_padding:
-            own = self._spread(self._head(self.inner.states(batch)), batch.actions)
+            read = self._head(self.inner.states(batch))
+            own = read.new_zeros(*batch.actions.shape, read.shape[-1]).masked_scatter(batch.actions[..., None], read)
             lowest = torch.where(batch.actions[..., None], own, -torch.inf)
             return own, torch.where(batch.actions[..., None], lowest.cummax(1).values, 0.0)
         rows = [row[at].tolist() for row, at in zip(batch.tokens.cpu(), (batch.actions & batch.mask).cpu())]
@@ -114,11 +117,7 @@ class OutcomeCritic(PolicyBase):
     def _head(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, C], in float32 or the trunk's dtype if that is wider."""
         with torch.autocast(states.device.type, enabled=False):
-            return self.outcome_head(states.to(self.outcome_head[-1].weight.dtype))
-
-    def _spread(self, x: Tensor, where: Tensor) -> Tensor:
-        """[N, C] -> [B, T, C], 0 elsewhere."""
-        return x.new_zeros(*where.shape, x.shape[-1]).masked_scatter(where[..., None], x)
+            return self.outcome_head(states.to(next(self.outcome_head.parameters()).dtype))
 
     @torch.no_grad()
     def read(self, rows: Sequence[tuple[list[int], list[int]]], batch: int = 32) -> list[tuple[Tensor, Tensor]]:
@@ -164,6 +163,15 @@ class OutcomeCritic(PolicyBase):
 def is_critic(folder: Path) -> bool:
     """Whether a model's folder has the head of an outcome critic."""
     return (folder / ABOUT).is_file()
+
+
+def ends_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
+    """[len(ids)] the characters of `text`, a reply, until the end of each of its tokens; special tokens have none."""
+    special = set(tokenizer.all_special_ids)
+    pieces = ["" if token in special else piece for token, piece in zip(ids, token_pieces(tokenizer, ids))]
+    first = next((piece for piece in pieces if piece), "")
+    lead = int(first.startswith(" ") and not text.startswith(" "))  # a space that is dropped where a text begins
+    return [min(max(end - lead, 0), len(text)) for end in accumulate(map(len, pieces))]
 
 
 def _about(folder: Path) -> dict[str, Any]:

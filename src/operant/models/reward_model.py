@@ -38,7 +38,8 @@ class RewardModel(PolicyBase):
     Raises: OperantError for a folder that is no such model, or that has no tokenizer.
     """
 
-    scores_texts = True
+    as_reward = ""
+    """What stands before its run in --reward."""
     scale: Tensor
     """[2] gain and bias."""
 

@@ -14,7 +14,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from operant.types import OperantError
@@ -30,7 +29,7 @@ CLASSES = 0.12
 
 
 class Operation(NamedTuple):
-    """A step from a value of kind `of` to one of kind `to`; {n} is a number and {c} a letter, drawn for each problem."""
+    """A step from a value of kind `of` to one of kind `to`. {n} is a number, {c} a letter, drawn for each problem."""
 
     of: str
     to: str
@@ -133,7 +132,7 @@ put y | y - self.n | becomes y minus it / sets it to y less what it was
 
 def _operations(table: str) -> list[Operation]:
     cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
-    return [Operation(*kinds.split(), code, tuple(said.split(" / "))) for kinds, code, said in cells]
+    return [Operation(*kinds.split(maxsplit=1), code, tuple(said.split(" / "))) for kinds, code, said in cells]
 
 
 OPERATIONS, UPDATES = _operations(_TABLE), _operations(_STARTS)
@@ -141,6 +140,8 @@ WORDS = (
     "red blue green cat dog bird sun moon star tree leaf river stone bread apple chair table lamp door window garden "
     "music paper silver gold summer winter"
 ).split()
+LARGEST = 10_000
+"""Numbers beyond this size, and texts and lists with more items, occur nowhere in a reference."""
 LETTERS = "abdeilmnorst"
 TRIVIAL = (
     "x", "0", "1", "-1", "None", "''", "[]", "len(x)", "sum(x)", "max(x)", "min(x)", "sorted(x)", "x[::-1]", "x[0]",
@@ -151,46 +152,42 @@ TRIVIAL = (
 
 def programs(
     *, count: int = 2000, levels: str = "1-3", seed: int = 0, part: Part = "train", classes: float = CLASSES
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Problems as rows: `prompt`, `completion` (the reference), `tests`, `examples` (those in the prompt), `level`.
 
     count: how many; the first ones of a seed do not depend on it. levels: operations of a problem, "2", or "1-3" in
     equal shares. part: `train` or `held-out`; the latter has no problem of one operation. classes: the share of
     problems that ask for a class. Any seed gives other problems.
-    Raises: OperantError for levels outside 1 to 3, or less than one problem.
+    Raises: OperantError for levels outside 1 to 3, less than one problem, or a share outside 0 to 1.
     """
-    return list(problems(count, levels, seed, part, classes))
-
-
-def held_out(
-    *, count: int = 256, levels: str = "2-3", seed: int = 0, classes: float = CLASSES
-) -> list[dict[str, Any]]:
-    """As `programs`, of compositions that no problem of training has."""
-    return programs(count=count, levels=levels, seed=seed, part="held-out", classes=classes)
-
-
-def problems(count: int, levels: str, seed: int, part: Part, classes: float) -> Iterator[dict[str, Any]]:
-    """The rows of `programs`, made one by one."""
     span = re.fullmatch(r"([1-3])(?:-([1-3]))?", str(levels))
     low, high = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)
     if part not in ("train", "held-out") or count < 1 or not 0 <= classes <= 1:
         raise OperantError(
-            f"tasks.count={count}, tasks.part={part!r}, tasks.classes={classes}: give at least one problem, of train or "
-            "held-out, and a share from 0 to 1"
+            f"tasks.count={count}, tasks.part={part!r}, tasks.classes={classes}: give at least one problem, of train "
+            "or held-out, and a share from 0 to 1"
         )
     if not (2 if part == "held-out" else 1) <= low <= high:
         raise OperantError(
             f"tasks.levels={levels!r}: give a number of operations from 1 to 3, or a range such as 1-3; held-out "
             "problems have at least 2, because training has all single operations"
         )
-    for number in range(count):
-        chance = random.Random(f"programs/{part}/{seed}/{number}")
-        level, of_class = chance.randint(low, high), chance.random() < classes
-        while True:
-            made = _of_class(chance, level, part) if of_class else _of_function(chance, level, part)
-            if made is not None:
-                break
-        yield made | {"level": level, "verified": True}
+    return (_problem(f"programs/{part}/{seed}/{number}", low, high, part, classes) for number in range(count))
+
+
+def held_out(
+    *, count: int = 256, levels: str = "2-3", seed: int = 0, classes: float = CLASSES
+) -> Iterator[dict[str, Any]]:
+    """As `programs`, of compositions that no problem of training has."""
+    return programs(count=count, levels=levels, seed=seed, part="held-out", classes=classes)
+
+
+def _problem(seed: str, low: int, high: int, part: Part, classes: float) -> dict[str, Any]:
+    chance = random.Random(seed)
+    level, make = chance.randint(low, high), _of_class if chance.random() < classes else _of_function
+    while (made := make(chance, level, part)) is None:
+        pass
+    return made | {"level": level, "verified": True}
 
 
 def is_held_out(composition: str, level: int) -> bool:
@@ -208,14 +205,13 @@ def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, Any
         return None
     drawn = [_drawn(chance, step) for step in steps]
     inputs = [_value(chance, start) for _ in range(EXAMPLES + TESTS)]
-    argument, wrong = VARIABLES[start], _wrong(drawn, steps)
+    argument, others = VARIABLES[start], _wrong(drawn, steps)
+    others += [_function("x", code) for code in TRIVIAL] if level > 1 else []
     found = _outputs(_chain([code for code, _ in drawn], steps), inputs)
-    trivial = [lambda x, made=_function("x", code): made(x) for code in TRIVIAL] if level > 1 else []
-    constant = [lambda x, value=value: value for value in found or ()]
-    if found is None or any(_outputs(other, inputs[EXAMPLES:]) == found[EXAMPLES:] for other in [*wrong, *trivial, *constant]):
+    if found is None or _too_easy(found, others, inputs):
         return None
-    *lines, last = [f"    {VARIABLES[step.to]} = {code}\n" for (code, _), step in zip(drawn, steps, strict=True)]
-    body = "".join(lines) + f"    return {last.split(' = ', 1)[1]}"
+    lines = [f"    {VARIABLES[step.to]} = {code}\n" for (code, _), step in zip(drawn[:-1], steps)]
+    body = "".join(lines) + f"    return {drawn[-1][0]}"
     tests = [f"assert f({value!r}) == {output!r}" for value, output in zip(inputs, found, strict=True)]
     said = ", then ".join(phrase for _, phrase in drawn)
     return _row(f"Write f({argument}): {said}.", tests, f"def f({argument}):\n{body}")
@@ -227,7 +223,11 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] |
     steps = [chance.choice([one for one in OPERATIONS if one.of == one.to == "number"]) for _ in range(level - 1)]
     if is_held_out(" | ".join(step.code for step in (update, *steps)), level) != (part == "held-out"):
         return None
-    first, (changed, said), drawn = chance.randint(0, 9), _drawn(chance, update), [_drawn(chance, step) for step in steps]
+    first, (changed, said), drawn = (
+        chance.randint(0, 9),
+        _drawn(chance, update),
+        [_drawn(chance, step) for step in steps],
+    )
     inputs = [[chance.randint(-9, 20) for _ in range(chance.randint(1, 3))] for _ in range(EXAMPLES + TESTS)]
 
     def runs(first: int, changed: str, codes: list[str], kinds: list[Operation]) -> Callable[[Any], Any]:
@@ -243,16 +243,12 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] |
 
     codes = [code for code, _ in drawn]
     found = _outputs(runs(first, changed, codes, steps), inputs)
-    others = [runs(first + 1, changed, codes, steps), runs(first, "n", codes, steps), runs(first, "n + y", [], [])][
-        : 2 if changed == "self.n + y" and not codes else 3
-    ]
+    others = [runs(first + 1, changed, codes, steps), runs(first, "n", codes, steps)]
     others += [runs(first, changed, codes[:i] + codes[i + 1 :], steps[:i] + steps[i + 1 :]) for i in range(len(codes))]
-    others += [lambda _, value=value: value for value in found or ()]
-    if found is None or any(_outputs(other, inputs[EXAMPLES:]) == found[EXAMPLES:] for other in others):
+    if found is None or _too_easy(found, others, inputs):
         return None
-    *lines, last = [f"n = {code}" for code, _ in drawn] or ["n = n"]
-    read = "".join(f"        {line}\n" for line in (["n = self.n", *lines] if drawn else []))
-    returned = last.split(" = ", 1)[1] if drawn else "self.n"
+    *lines, returned = ["self.n", *codes]
+    read = "".join(f"        n = {line}\n" for line in lines)
     reference = (
         f"class Box:\n    def __init__(self):\n        self.n = {first}\n"
         f"    def put(self, y):\n        self.n = {changed}\n        return self\n"
@@ -304,6 +300,8 @@ def _chain(codes: list[str], steps: list[Operation]) -> Callable[[Any], Any]:
     def run(value: Any) -> Any:
         for function in functions:
             value = function(value)
+            if (abs(value) if isinstance(value, int) else len(value)) > LARGEST:
+                raise ValueError(f"{value!r:.40} is too large")
         return value
 
     return run
@@ -316,6 +314,12 @@ def _outputs(function: Callable[[Any], Any], inputs: list[Any]) -> list[Any] | N
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
         return None
     return None if any(len(repr(value)) > 60 for value in found) else found
+
+
+def _too_easy(found: list[Any], others: list[Callable[[Any], Any]], inputs: list[Any]) -> bool:
+    """Whether a constant or one of other programs passes the tests that decide."""
+    decide, given = found[EXAMPLES:], inputs[EXAMPLES:]
+    return all(value == decide[0] for value in decide) or any(_outputs(other, given) == decide for other in others)
 
 
 def _wrong(drawn: list[tuple[str, str]], steps: list[Operation]) -> list[Callable[[Any], Any]]:

@@ -46,8 +46,8 @@ def problem_of(task: Task) -> Problem:
         tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
         return Problem(tests, examples, target.get("setup") or "", target.get("before") or "")
     raise OperantError(
-        f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or name "
-        "the form of a published file, as in --form mbpp"
+        f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or "
+        "name the form of a published file, as in --form mbpp"
     )
 
 

@@ -43,8 +43,8 @@ class ConsoleDisplay(Console):
         for line in held_out(run):
             print(line)
         print_diagnosis(run.path)
-        scores = getattr(run.policy, "scores_texts", False)
-        use = f"train against it: --reward {run.path}" if scores else f"try the model: operant generate {run.path}"
+        before, use = getattr(run.policy, "as_reward", None), f"try the model: operant generate {run.path}"
+        use = use if before is None else f"train against it: --reward {before}{run.path}"
         print(f"report: {run.folder.report}   {use}")
 
 

@@ -336,7 +336,7 @@ def keep_in(reward: RewardFn | None, folder: Path) -> None:
 
 def usable(reward: RewardFn | None, tasks: Sequence[Task]) -> list[Task]:
     """The tasks that all parts of the reward can use, once `prepare` has looked at them."""
-    left = list(tasks)
+    left: Any = list(tasks)
     for part in every_part(reward):
         if callable(keeps := getattr(part, "usable", None)):
             left = keeps(left)

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from operant import distributed
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
 from operant.rollouts.totals import Total
-from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading, ends_of
+from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading
 from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout
 
 RETURNS = ("coderl", "group", "difference", "plain")
@@ -112,7 +112,8 @@ class CriticReward:
         baselines = self._baselines(rollouts, judged)
         scores: list[Total] = [None] * len(rollouts)
         shown: list[list[float] | None] = [None] * len(rollouts)
-        right, passed = ([None] * len(rollouts) for _ in range(2))  # type: list[float | None], list[float | None]
+        right: list[float | None] = [None] * len(rollouts)
+        passed: list[float | None] = [None] * len(rollouts)
         for i, outcome, reading in zip(known, true, self.scorer.read(attempts), strict=True):
             places = self._places(rollouts[i], reading)
             before = [0.0] * (rollouts[i].count - len(places))
@@ -157,7 +158,7 @@ class CriticReward:
                 "reward 'critic' needs the policy's tokenizer, to place its scores: a run passes it; elsewhere "
                 "call operant.rewards.read_with(reward, policy.tokenizer)"
             )
-        return reading.after(ends_of(self.tokenizer, turn.action, rollout.reply))
+        return reading.after(turn.action, self.tokenizer)
 
     def _paid(self, reading: Reading, places: list[int], outcome: int, score: float, baseline: float) -> list[float]:
         """What each action of the last turn is paid."""

@@ -30,6 +30,8 @@ class Feedback:
         if "{message}" not in text:
             raise OperantError(f"env.text={text!r}: it must contain {{message}}, where the reward's message is put")
         self.reward, self.turns, self.text = resolve(reward), turns, text
+        self.judges = [self.reward]
+        """The rewards that the run shows its tasks to beforehand, as it does with its own."""
         self._rollouts: dict[int, Rollout] = {}
         check(self.reward)
 

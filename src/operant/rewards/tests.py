@@ -21,7 +21,7 @@ from operant.storage import atomic_io
 from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
-CODERL = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
+CODERL: dict[str, float] = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
 """The score of each outcome in CodeRL."""
 LIMITS = JailOptions()
 NAMED = 5
@@ -50,8 +50,8 @@ class Tests:
     policy may read; it is empty once they pass. references: the reference solutions of all tasks run once before
     training; those that fail their own tests are named (`warn`), refuse the run (`refuse`), or `drop` their tasks;
     `skip`: they do not run. level, seconds, memory, at_once, compare: the limits of `JailOptions`.
-    Each program runs once on its tests: `keep_in` writes its verdict to the run folder, and a resumed run reads it there,
-    because a program at its limit of time may end otherwise the next time.
+    Each program runs once on its tests: `keep_in` writes its verdict to the run folder, and a resumed run reads it
+    there, because a program at its limit of time may end otherwise the next time.
     Raises: OperantError for outcomes that lack one of the four or name another.
     """
 

@@ -10,6 +10,7 @@ from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import prepared, resolve
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
+from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tokenizer
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
@@ -62,10 +63,11 @@ def build(
     reward = None
     if train.reward is not None:
         reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
-        if folder is not None:
-            rewards.keep_in(reward, folder)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
     env = env.under(config.isolation) if isinstance(env, IsolatedEnv) else env
+    judges = [reward, *getattr(env, "judges", ())]
+    for judge in judges if folder is not None else ():
+        rewards.keep_in(judge, folder)
     engine = None
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
@@ -78,7 +80,8 @@ def build(
         if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
             first = load_tasks(rows, None, one_row, **forms)
             prepared(measured, first, alone=True)
-            rewards.prepare(reward, first, alone=True)
+            for judge in judges:
+                rewards.prepare(judge, first, alone=True)
     if reward is not None:
         rewards.check(reward)
     for metric in metrics:
@@ -115,17 +118,17 @@ def build(
     tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
     tasks, left_out = _usable(learner, tasks)
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
+    for judge in judges:
+        rewards.prepare(judge, held_out, alone=True)
+        rewards.prepare(judge, tasks)
+        tasks = rewards.usable(judge, tasks)
     if reward is not None:
-        rewards.prepare(reward, held_out, alone=True)
-        rewards.prepare(reward, tasks)
-        tasks = rewards.usable(reward, tasks)
         rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
     evaluator = None
     if held_out:
         evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
-    silent = learner.algorithm.needs.text_scores or learner.algorithm.needs.outcomes
-    probed = (held_out or tasks)[: 0 if silent else train.probes]
+    probed = (held_out or tasks)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     return RunParts(
@@ -163,7 +166,7 @@ def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:
     """Prepare supervised training. Raises: OperantError for the first row that cannot be trained on."""
     policy = learner.policy
-    if learner.algorithm.needs.text_scores:
+    if isinstance(policy, RewardModel):
         texts = WholeTexts(policy.tokenizer, None, longest=min(data.max_length or policy.context, policy.context))
         texts.rollouts(tasks)
         return texts

@@ -260,7 +260,7 @@ def _check_together(config: Config) -> None:
             raise OperantError(f"evaluation.beams={beams} with {full}={shown(given)}: beam search cannot use it")
     if isinstance(train.trackers, Mapping):
         tracker_options(train.trackers)
-    if train.reward is not None and (algorithm.needs.text_scores or algorithm.needs.outcomes):
+    if train.reward is not None and algorithm.needs.policy:
         raise OperantError(
             f"reward={shown(train.reward)} with algorithm={train.algorithm}: it generates no replies that could be "
             "scored; leave it out"

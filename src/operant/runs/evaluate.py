@@ -240,7 +240,8 @@ class Evaluator:
                 if learner.algorithm.needs.labels:
                     of_loss = learner.measure(given)
                     if isinstance(learner.policy, OutcomeCritic):
-                        of_loss |= judged_outcomes.metrics(learner.policy, given)
+                        read = learner.policy.read([(r.turns[-1].prompt, r.turns[-1].action) for r in given])
+                        of_loss |= judged_outcomes.metrics([pooled for _, pooled in read], [r.paid for r in given])
                 else:
                     losses = reply_losses(given, learner.policy)
             generates = self.reward is not None or bool(self.metrics)

@@ -172,11 +172,9 @@ class Run:
         """Log the replies of all ranks, and the histograms of the step."""
         last = self.learner.last_step
         assert last is not None  # set by `learn`
-        pieces = partial(token_pieces, self.policy.tokenizer)
-        mine = rows(
-            rollouts, judged.scores, judged.parts, last.batch, last.places, pieces, judged.remarks, judged.passing
-        )
-        self.trackers.rollouts(step, [row for part in distributed.gathered(mine) for row in part])
+        text = partial(token_pieces, self.policy.tokenizer)
+        own = rows(rollouts, judged.scores, judged.parts, last.batch, last.places, text, judged.remarks, judged.passing)
+        self.trackers.rollouts(step, [row for part in distributed.gathered(own) for row in part])
         self.trackers.distributions(step, self.learner.distributions)
 
     def _handle_refusal(self, refusal: RefusedStep, step: int) -> None:
@@ -246,8 +244,9 @@ class Run:
             self.folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
 
     def log_notes_of_rewards(self) -> None:
-        """Log what parts of the reward have noted while they were prepared, such as references that fail their tests."""
-        for part in every_part(self.parts.reward):
+        """Log what rewards have noted while they were prepared, such as references that fail their own tests."""
+        judges = [self.parts.reward, *getattr(self.learner.env, "judges", ())]
+        for part in (part for judge in judges for part in every_part(judge)):
             for note in getattr(part, "notes", ()):
                 self._log_note(note)
 

@@ -13,6 +13,7 @@ nothing else.
 """
 
 import _signal
+import atexit
 import builtins
 import ctypes
 import os
@@ -93,7 +94,7 @@ class Peer:
     """One end of the socket between checker and program. Both may ask and answer, even in the midst of an answer.
 
     Values travel as JSON: plain scalars as such, anything else as a list behind a tag. What is not plain is kept by its
-    owner under a number, and is a `StandIn` at the other end.
+    owner under a number, and is a `Remote` at the other end.
     """
 
     def __init__(self, read, write, trusted: bool):
@@ -117,7 +118,7 @@ class Peer:
             return [SEQUENCES[kind], *map(self.pack, value)]
         if kind is dict:
             return ["d", *(self.pack(part) for item in value.items() for part in item)]
-        if kind is StandIn:
+        if kind is Remote:
             return ["yours", value._number]
         if kind is bytes or kind is bytearray:
             return ["b" if kind is bytes else "B", value.decode("latin-1")]
@@ -169,7 +170,7 @@ class Peer:
         if tag == "yours":
             return self.kept[rest[0]]
         number, name, family = rest
-        return self.exception_class(name, family) if family else StandIn(self, number, name)
+        return self.exception_class(name, family) if family else Remote(self, number, name)
 
     def exception_class(self, name: str, family: list[str]) -> type:
         """A class of exceptions that the program has defined, for a test that expects one."""
@@ -260,7 +261,7 @@ class Peer:
         return [[name, self.pack(found[name])] for name in names if name in found]
 
 
-class StandIn:
+class Remote:
     """An object of the other end: it is called, and its attributes are read and set, from here."""
 
     __slots__ = ("__name__", "_number", "_peer")
@@ -293,7 +294,7 @@ class StandIn:
         self._peer.ask("set", self._number, name, self._peer.pack(value))
 
     def __eq__(self, other) -> bool:
-        if self is other or type(other) is not StandIn:
+        if self is other or type(other) is not Remote:
             return self is other
         self._peer.trusting = True
         return self._number == other._number or operate(self, "__eq__", other) is True
@@ -305,13 +306,13 @@ class StandIn:
         return any(value is one or value == one for one in iter(self))  # here: the program is not told the value
 
     def __instancecheck__(self, value) -> bool:
-        return type(value) is StandIn and operate(self, "__instancecheck__", value) is True
+        return type(value) is Remote and operate(self, "__instancecheck__", value) is True
 
     def __iter__(self):
         return operate(self, "__iter__")
 
 
-def operate(one: StandIn, name: str, *args):
+def operate(one: Remote, name: str, *args):
     return one._peer.unpack(*one._peer.ask("operate", one._number, name, [one._peer.pack(value) for value in args]))
 
 
@@ -324,13 +325,13 @@ def operator(special: str, alone: bool):
     """An operator of stand-ins. Those of two have none with a value of the test's, which the program is not told."""
 
     def called(self, *args):
-        return operate(self, special, *args) if alone or type(args[0]) is StandIn else NotImplemented
+        return operate(self, special, *args) if alone or type(args[0]) is Remote else NotImplemented
 
     return called
 
 
 for name_ in [*ALONE, *PAIRS]:
-    setattr(StandIn, f"__{name_}__", operator(f"__{name_}__", name_ in ALONE))
+    setattr(Remote, f"__{name_}__", operator(f"__{name_}__", name_ in ALONE))
 
 
 def copy_into(old, new) -> None:
@@ -495,11 +496,12 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
         if order == b"c" or not isinstance(error, SystemExit) or isinstance(status, str):
             os.write(4, told(type(error).__name__, str(error)[:1000], line_of(error, FILE)).encode(errors="replace"))
     if order != b"c":
-        for thread in sys.modules["threading"].enumerate()[1:] if "threading" in sys.modules else ():
-            thread.daemon or thread.join()
-        try:
+        try:  # what an interpreter does at its end
+            if "threading" in sys.modules:
+                sys.modules["threading"]._shutdown()
+            atexit._run_exitfuncs()
             sys.stdout.flush()
-        except OSError:
+        except BaseException:
             status = 1
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
@@ -538,7 +540,7 @@ def exactly(fd: int, size: int) -> bytes:
 # --- the checker ----------------------------------------------------------------------------------------------------
 
 
-class Run:
+class Running:
     """A program that runs, seen from the checker, which watches its processor time whenever it waits for it."""
 
     def __init__(self, checker: "Checker", order: bytes):
@@ -553,6 +555,7 @@ class Run:
         self.inbox = bytearray()
         self.open = True
         self.status: int | None = None
+        self.end: Ended | None = None
 
     def used(self) -> float:
         """Its processor time so far, if the system tells that of another process."""
@@ -638,21 +641,25 @@ class Run:
             except ProcessLookupError:  # it has just ended
                 self.open = False
             self.take_status()
-        return Ended(CRASHED, message)
+        self.end = self.end or Ended(CRASHED, message)
+        return self.end
 
     def fate(self) -> Ended:
         """Why it has ended."""
         code = self.finish()
+        if self.end:
+            return self.end
         try:
-            compiled, _, message = os.read(self.fault, 4096).decode(errors="replace").rpartition("\n")
-            compiled = compiled or _
+            stage, newline, message = os.read(self.fault, 4096).decode(errors="replace").rpartition("\n")
         except BlockingIOError:
-            compiled, message = "", ""
+            stage, newline, message = "", "", ""
         if self.checker.spent > self.checker.seconds:
-            return Ended(CRASHED, f"used more than {self.checker.seconds:g} s of processor time")
-        if code < 0:
+            newline, message = "\n", f"used more than {self.checker.seconds:g} s of processor time"
+        elif code < 0:
             message = f"was ended by signal {-code}, {_signal.strsignal(-code)}"
-        return Ended(CRASHED if compiled else UNCOMPILED, message or f"ended itself with exit status {code}")
+        outcome = CRASHED if stage or newline else UNCOMPILED
+        self.end = Ended(outcome, message or f"ended itself with exit status {code}")
+        return self.end
 
     def close(self) -> None:
         """End it, and let go of its descriptors."""
@@ -670,7 +677,7 @@ class Checker:
         self.cores = os.cpu_count() or 1
         self.spent = 0.0
         self.received = 0
-        self.run: Run | None = None
+        self.run: Running | None = None
         self.peer: Peer | None = None
         self.names: dict = {}
         self.stopped: Ended | None = None
@@ -707,8 +714,8 @@ class Checker:
                 return FAILED, f"test {index + 1} itself does not compile: {error}"
             self.start()
             exec(test, self.names)
-            if self.run.status is not None or not self.run.open:
-                raise self.run.fate()  # the test has swallowed it
+            if self.run.end:
+                raise self.run.end  # again: the test has caught it
             return PASSED, ""
         except AssertionError as error:
             if hasattr(error, MESSAGE):  # an assertion of the program
@@ -723,7 +730,7 @@ class Checker:
         """A running program that serves calls, and the names for tests."""
         if self.run:
             return
-        self.run = Run(self, b"c")
+        self.run = Running(self, b"c")
         if self.run.read() != ["ready"]:
             raise self.run.kill("answered what is no message")
         self.peer = Peer(self.run.read, self.run.write, trusted=False)
@@ -756,7 +763,7 @@ class Checker:
     # --- tests that are a standard input
 
     def printed(self, index: int, given: str, expected: str) -> tuple[str, str]:
-        run = Run(self, b"m")
+        run = Running(self, b"m")
         try:
             run.exchange(given.encode(errors="surrogateescape"), None)
             if run.finish() or self.spent > self.seconds:

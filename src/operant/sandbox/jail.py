@@ -215,7 +215,7 @@ class Prisoner:
 
     def __init__(self, options: JailOptions, program: Program):
         """Start it. Raises: OperantError if the machine has no room for it."""
-        self.options, self.tests = options, program.tests or [Code("")]
+        self.options, self.tests = options, program.tests
         self.cell = cell = levels.LEVELS[options.level].cell(options)
         self.scratch: str | None = None
         try:
@@ -301,14 +301,15 @@ class Prisoner:
             raise OperantError(f"it does not start (exit status {code}): {said[-1] if said else 'no reason is given'}")
         found = [json.loads(line) for line in lines]
         lost = self.killed or f"its checker has ended (exit status {self.process.returncode})"
-        found += [["runtime error", lost, found[-1][2] if found else 0.0, False]] * (len(self.tests) - len(found))
+        spent = found[-1][2] if found else 0.0
+        found += [["runtime error", lost, spent, False]] * (max(1, len(self.tests)) - len(found))
         failed = next((i for i, test in enumerate(found) if test[0] != "passed"), None)
         outcome, message = ("passed", "") if failed is None else found[failed][:2]
         return Verdict(
             outcome,
-            tuple(test[0] for test in found),
+            tuple(test[0] for test in found[: len(self.tests)]),
             message,
-            failed,
+            failed if self.tests else None,
             found[-1][2],
             tuple(i for i, test in enumerate(found) if test[3]),
         )

@@ -38,7 +38,7 @@ class Cell:
     """Of the container, which does not end with the process that asked for it."""
 
 
-class Level(NamedTuple):
+class Wall(NamedTuple):
     """A level of isolation."""
 
     about: str
@@ -119,9 +119,9 @@ def container(options: Any) -> Cell:
 
 
 LEVELS = {
-    "container": Level("a container", True, container),
-    "namespaces": Level("namespaces of its own by bubblewrap, a filter of system calls, limits", True, namespaces),
-    "landlock": Level("Landlock, a filter of system calls, limits; it sees names of files", True, landlock),
-    "process": Level("limits, and a filter of system calls where Linux has it; it reads files", False, process),
+    "container": Wall("a container", True, container),
+    "namespaces": Wall("namespaces of its own by bubblewrap, a filter of system calls, limits", True, namespaces),
+    "landlock": Wall("Landlock, a filter of system calls, limits; it sees names of files", True, landlock),
+    "process": Wall("limits, and a filter of system calls where Linux has it; it reads files", False, process),
 }
 """The levels by name, from strong to weak. `auto` tries all but the first, which has to be asked for."""

@@ -8,16 +8,14 @@ critic.prefixes(problem, reply_ids, policy.tokenizer)    # after each token of t
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from operant.models.outcome_critic import OutcomeCritic, is_critic
+from operant.models.outcome_critic import OutcomeCritic, ends_of, is_critic
 from operant.rollouts.demonstrations import Demonstrations
-from operant.sampling import token_pieces
 from operant.storage.hub import find_model
 from operant.types import OUTCOMES, OperantError, Task
 
@@ -34,10 +32,12 @@ class Reading:
     """[N + 1, C] the probability of each outcome for the first t tokens; the last row is that for the program."""
     ends: list[int]
     """[N + 1] characters of the program that each position has read; the first one is 0."""
+    program: str
 
-    def after(self, ends: Sequence[int]) -> list[int]:
-        """For each number of characters, the last position that has read no more of them."""
-        return [bisect_right(self.ends, end) - 1 for end in ends]
+    def after(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+        """For each token of another tokenizer, of which the program is made, the last position that has read no more
+        than the text until its end."""
+        return [bisect_right(self.ends, end) - 1 for end in ends_of(tokenizer, ids, self.program)]
 
 
 class CriticScore:
@@ -94,7 +94,7 @@ class CriticScore:
         found = []
         for (_, ids), (_, program), (own, pooled) in zip(rows, attempts, self.critic.read(rows, self.batch)):
             ends = [0, *ends_of(self.critic.tokenizer, ids, program)][: len(ids)]
-            found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends))
+            found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends, program))
         return found
 
     def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Any = None) -> list[float]:
@@ -109,13 +109,4 @@ class CriticScore:
             raise OperantError("prefixes of ids need the tokenizer that made them: prefixes(problem, ids, tokenizer)")
         text = tokenizer.decode(reply, skip_special_tokens=True)
         [found] = self.read([(problem, text)])
-        return found.pooled[found.after(ends_of(tokenizer, reply, text)), PASSED].tolist()
-
-
-def ends_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
-    """[len(ids)] the characters of `text`, a reply, until the end of each of its tokens; special tokens have none."""
-    special = set(tokenizer.all_special_ids)
-    pieces = ["" if token in special else piece for token, piece in zip(ids, token_pieces(tokenizer, ids))]
-    first = next((piece for piece in pieces if piece), "")
-    lead = int(first.startswith(" ") and not text.startswith(" "))  # a space that is dropped where a text begins
-    return [min(max(end - lead, 0), len(text)) for end in accumulate(map(len, pieces))]
+        return found.pooled[found.after(reply, tokenizer), PASSED].tolist()

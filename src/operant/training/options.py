@@ -220,10 +220,9 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
     batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
     batch = batch.with_(anchors=batch.turns)
     out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl={"reverse": zeros, "forward": zeros})
+    out = replace(out, outcomes=torch.zeros(*zeros.shape, len(OUTCOMES)))
     if algorithm.needs.action_values:
         out = replace(out, q=dict.fromkeys(("one", "two", "one_nll", "two_nll"), zeros))
-    if algorithm.needs.outcomes:
-        out = replace(out, outcomes=zeros[..., None].expand(-1, -1, len(OUTCOMES)))
     if algorithm.source == "both":
         batch = batch.with_(demonstrated=torch.tensor([False, False, True, True]))
     if algorithm.look is not None:

@@ -8,7 +8,7 @@ import torch
 
 from operant import distributed, machine
 from operant.algorithms import Algorithm, find
-from operant.models.base import PolicyBase
+from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import load_policy, load_reference
 from operant.models.policy import Policy
 from operant.models.reference import MaskOptions, PolicyCopy
@@ -44,15 +44,10 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
         own = isinstance(loaded, PolicyBase)
         how = "set has_values and write values" if own else "build it with value=ValueOptions()"
         raise OperantError(f"algorithm {algorithm!r} needs a critic, and the policy has none: {how}")
-    if find(algorithm).needs.text_scores and not getattr(loaded, "scores_texts", False):
+    if (needed := find(algorithm).needs.policy) and not isinstance(loaded, POLICIES.find(needed)):
         raise OperantError(
-            f"algorithm {algorithm!r} trains a model that scores texts: use policy=reward_model with "
-            "policy.trunk=MODEL, as `operant reward-model --trunk MODEL` does, or RewardModel(MODEL) in Python"
-        )
-    if find(algorithm).needs.outcomes and not getattr(loaded, "predicts_outcomes", False):
-        raise OperantError(
-            f"algorithm {algorithm!r} trains a critic of outcomes: use policy=outcome_critic with policy.trunk=MODEL, "
-            "as `operant train outcome-critic --trunk MODEL` does, or OutcomeCritic(MODEL) in Python"
+            f"algorithm {algorithm!r} trains no language model: use policy={needed} with policy.trunk=MODEL, as "
+            f"`operant train {algorithm} --trunk MODEL` does"
         )
     distributed.align(loaded.trainable())
     return loaded

@@ -198,7 +198,7 @@ const Figures = (() => {
         "Each column shows the replies of one step; a stronger colour means that more of them got this reward.",
         { class: "full", unit: "score", metrics: ["reward/std", "reward/min", "reward/max"] },
       ),
-      lines("outcomes", "What became of the replies", outcomes(), { percent: true, unit: "share", caption: OUTCOMES }),
+      lines("outcomes", "What became of the replies", outcomes(), { stacked: true, percent: true, unit: "share", band: undefined, caption: OUTCOMES }),
       lines(
         "held-out",
         title,

@@ -1,0 +1,171 @@
+"""Reinforcement learning of programs, beside cross-entropy: `python -m benchmarks.programs`, hours on two cores.
+
+`recipes/train_code_lm.py --work runs/code-lm` has trained the start on generated problems, until its loss on held-out
+ones fell no more. Protocol, fixed before anything was measured:
+
+- Problems: levels 2 and 3 of `operant.programs.generated`; those of training have another seed than the start's, and
+  the 400 held-out ones have compositions of operations that training never has. The reward is `tests`.
+- Every method gets `--minutes` of processor time, the programs' own included. `ppo`, `grpo` and `reinforce` are paid 1
+  for a program that passes all tests. `coderl` mixes cross-entropy on the references into each step, and is paid
+  CodeRL's return with a critic that has learnt offline from 4,000 samples of the start; `coderl-group` has the return
+  relative to the group, and `coderl-plain` the outcome without a critic.
+- Controls: `sft`, cross-entropy that continues for the same time, and `shuffled`, `grpo` whose scores are those of
+  other programs.
+- Each is measured on the held-out problems: four samples of each (pass@1 and pass@4), and the greedy one; outcomes, and
+  mean length. Differences to `sft` are paired by problem and seed.
+
+A finished row is not repeated. Writes `benchmarks/results/programs.json`; `make docs` writes the table of docs/code.md.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kept import restore
+from benchmarks.shuffled import in_another_order
+from benchmarks.timed import spent, train_for
+from operant import Learner, OperantError, Rollout, train
+from operant.cli import main as command
+from operant.data import load_tasks
+from operant.machine import about
+from operant.programs.generated import held_out, programs
+from operant.programs.passes import pass_at_k
+from operant.rewards import judge, resolve
+
+ROOT = Path(__file__).parents[1]
+RUNS, RESULTS = ROOT / "runs/bench-programs", ROOT / "benchmarks/results/programs.json"
+WORK = ROOT / "runs/code-lm"
+START, CRITIC = WORK / "code-lm", RUNS / "critic"
+PASSED: dict[str, Any] = {"reward": "tests", "reward.kind": "passed"}
+OF_CODERL: dict[str, Any] = {"algorithm": "coderl", "reward": f"critic:{CRITIC}/export", "lr": 1e-4}
+METHODS: dict[str, dict[str, Any]] = {
+    "sft": {"algorithm": "sft", "batch": 64, "lr": 3e-4},
+    "grpo": {"algorithm": "grpo", "samples": 8, **PASSED},
+    "ppo": {"algorithm": "ppo", "samples": 4, "kl.coef": 0.02, "epochs": 2, "minibatch": 32, **PASSED},
+    "reinforce": {"algorithm": "reinforce", "samples": 4, "kl.coef": 0.0, **PASSED},
+    "coderl": {**OF_CODERL, "samples": 1},
+    "coderl-group": {**OF_CODERL, "samples": 4, "reward.returns": "group"},
+    "coderl-plain": {**OF_CODERL, "samples": 4, "reward.returns": "plain"},
+    "shuffled": {"algorithm": "grpo", "samples": 8},
+}
+COMMON: dict[str, Any] = {"batch": 64, "lr": 2e-4, "max_tokens": 100, "steps": 100_000, "form": "code"}
+COMMON |= {"probes": 0, "quiet": True, "threads": "1"}
+
+
+def shuffled(rollouts: list[Rollout]) -> list[Any]:
+    """The scores of other programs."""
+    return in_another_order(rollouts, judge(resolve("tests", {"kind": "passed"}), rollouts).scores)
+
+
+def write_tasks() -> None:
+    """Problems to train on, and held-out ones."""
+    for name, rows in (
+        ("train", lambda: programs(count=20_000, levels="2-3", seed=77)),
+        ("held-out", lambda: held_out(count=400, levels="2-3", seed=77)),
+    ):
+        if not (RUNS / f"{name}.jsonl").is_file():
+            (RUNS / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
+
+
+def measured(policy: Any) -> dict[str, Any]:
+    """What a policy writes for the held-out problems."""
+    found = dict[str, Any]()
+    reward = resolve("tests", {"kind": "passed"})
+    for name, samples, sampling in (("sampled", 4, {}), ("greedy", 1, {"top_k": 1, "truncation": "stored"})):
+        learner = Learner(policy, algorithm="rloo", max_tokens=100, seed=1234, threads="1", **sampling)
+        tasks = load_tasks(str(RUNS / "held-out.jsonl"), learner.policy.tokenizer, form="code")
+        rollouts = learner.play([task for task in tasks for _ in range(samples)], stream="evaluate")
+        judged = judge(reward, rollouts)
+        passed = [value or 0.0 for value in judged.parts["passed"]]
+        right = [int(sum(passed[i : i + samples])) for i in range(0, len(passed), samples)]
+        outcomes = Counter(judged.remark(i).classes[0] for i in range(len(rollouts)))
+        found[name] = {
+            "pass@1": statistics.mean(count / samples for count in right),
+            "right": right,
+            "outcomes": {outcome: count / len(rollouts) for outcome, count in outcomes.items()},
+            "tokens": statistics.mean(rollout.count for rollout in rollouts),
+        }
+        if samples > 1:
+            found[name][f"pass@{samples}"] = statistics.mean(pass_at_k(samples, count, samples) for count in right)
+    return found
+
+
+def train_critic() -> dict[str, Any]:
+    """CodeRL's critic, on samples of the start."""
+    begin, samples = spent(), RUNS / "samples.jsonl"
+    few = RUNS / "few.jsonl"
+    rows = (RUNS / "train.jsonl").read_text(encoding="utf-8").splitlines()[:1100]
+    few.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    words = ["generate", str(START), "--tasks", str(few), "--form", "code", "--tests", "--all", "--samples", "4"]
+    if not samples.is_file():
+        command([*words, "--max-tokens", "100", "--out", str(samples)])
+    found = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    for name, some in (("critic-train", found[:-400]), ("critic-test", found[-400:])):
+        (RUNS / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+    options: dict[str, Any] = {"recipe": "outcome-critic", "policy.trunk": str(START), "steps": 250, "threads": "1"}
+    run = train(
+        tasks=str(RUNS / "critic-train.jsonl"),
+        evaluate=str(RUNS / "critic-test.jsonl"),
+        out=CRITIC,
+        quiet=True,
+        **options,
+    )
+    known = {name: x for name, x in run.metrics[-1].items() if name.startswith(("critic/", "evaluate/"))}
+    return {"method": "critic", "seed": 0, "seconds": spent() - begin, "samples": len(found), "metrics": known}
+
+
+def one(method: str, seed: int, minutes: float) -> dict[str, Any]:
+    """One row, in this process."""
+    if method == "critic":
+        return train_critic()
+    if method == "start":
+        return {"method": method, "seed": seed, "evaluation": measured(str(START))}
+    options = {**COMMON, "policy": str(START), "tasks": str(RUNS / "train.jsonl"), **METHODS[method], "seed": seed}
+    options |= {"reward": shuffled} if method == "shuffled" else {}
+    found, policy = train_for(minutes, RUNS / f"{method}-{seed}", **options)
+    return {"method": method, "seed": seed, **found, "evaluation": measured(policy)}
+
+
+def place(row: dict[str, Any]) -> Path:
+    return RUNS / f"{row['method']}-{row['seed']}.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default=",".join(METHODS), help="methods and controls, separated by commas")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help="one row, in this process")
+    given = parser.parse_args()
+    RUNS.mkdir(parents=True, exist_ok=True)
+    if given.one:
+        row = one(given.one[0], int(given.one[1]), given.minutes)
+        place(row).write_text(json.dumps(row), encoding="utf-8")
+        print(*given.one, json.dumps(row.get("evaluation") or row["metrics"])[:600], flush=True)
+        return
+    if not START.is_dir():
+        raise OperantError(f"{START} does not exist: run recipes/train_code_lm.py --work {WORK} first")
+    write_tasks()
+    if given.keep:
+        restore(RESULTS, place)
+    jobs = [("start", "1"), ("critic", "0")]
+    jobs += [(method, seed) for seed in given.seeds.split(",") for method in given.only.split(",")]
+    for method, seed in jobs:
+        if not place({"method": method, "seed": seed}).is_file():
+            words = [sys.executable, "-m", "benchmarks.programs", "--one", method, seed]
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            subprocess.run([*words, "--minutes", str(given.minutes)], cwd=ROOT, env=environment, check=True)
+        rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*-?.json"))]
+        result = {"command": "python -m benchmarks.programs", "machine": about(), "minutes": given.minutes}
+        RESULTS.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Hostile programs against the jail: none escapes, none forges a pass, none disturbs its neighbours."""
+
+import os
+import platform
+from pathlib import Path
+
+import hostile_programs
+import pytest
+from hostile_programs import ALL, Hostile, Room
+
+from operant.sandbox.jail import Code, Jail, JailOptions, Program
+from operant.types import OperantError
+
+NEIGHBOUR = Program("def f(x): return sorted(x)", [Code("assert f([3, 1, 2]) == [1, 2, 3]")])
+WEAK = {"reads", "harms"}
+"""What the level without a boundary promises nothing about."""
+
+
+@pytest.mark.parametrize(
+    "level", ["namespaces", *(pytest.param(level, marks=pytest.mark.slow) for level in ("landlock", "process"))]
+)
+def test_no_program_escapes(level: str, tmp_path: Path) -> None:
+    try:
+        jail = Jail(JailOptions(level=level, seconds=0.4, patience=0.6, at_once=4))
+    except OperantError as error:
+        pytest.skip(f"THE HOSTILE PROGRAMS ARE NOT TRIED AT THE LEVEL {level}: {error}")
+    room = Room(tmp_path / "room")
+    try:
+        programs = [program for one in ALL for program in (room.program(one), NEIGHBOUR)]
+        verdicts = jail.run(programs)
+        escaped = {one.name for one, verdict in zip(ALL, verdicts[::2]) if verdict.outcome == "passed"}
+        strong = {one.name for one in ALL if level != "process" or one.kind not in WEAK}
+        assert escaped & strong == set()
+        assert {verdict.outcome for verdict in verdicts[1::2]} == {"passed"}, "a neighbour was disturbed"
+        assert level == "process" or room.state() == room.before
+    finally:
+        room.close()
+
+
+def test_the_suite_is_what_the_page_says() -> None:
+    kinds = [one.kind for one in ALL]
+    assert len({one.name for one in ALL}) == len(ALL) >= 150
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"forged": 53, "reads": 12, "harms": 70, "hangs": 18}
+
+
+def unprotected(one: Hostile, folder: Path) -> str:
+    room = Room(folder)
+    try:
+        return room.unprotected(one)
+    finally:
+        room.close()
+
+
+SOME = ("exits at once", "reads a file of the user", "cuts a file of the user", "sends SIGKILL", "connects", "sleeps")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_some_programs_do_harm_without_a_sandbox(name: str, tmp_path: Path) -> None:
+    [one] = [one for one in ALL if one.name == name]
+    assert unprotected(one, tmp_path / "room")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64" or os.getuid() != 0, reason="some need root, some x86_64")
+def test_every_program_does_harm_without_a_sandbox(tmp_path: Path) -> None:
+    assert [one.name for i, one in enumerate(ALL) if not unprotected(one, tmp_path / str(i))] == []
+
+
+def test_an_honest_program_does_no_harm_without_a_sandbox(tmp_path: Path) -> None:
+    honest = Hostile("honest", "harms", "def f(): return 41\n", hostile_programs.PROOF)
+    assert unprotected(honest, tmp_path / "room") == ""
