@@ -23,6 +23,7 @@ PAGES = [
     "docs/soft-prompts.md",
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
+    "docs/code-test-time.md",
     "docs/evaluation.md",
     "docs/recipes.md",
     "docs/rewards.md",

@@ -1,7 +1,7 @@
 """A rule about programs: a ladder of outcomes that pays for short wrong ones."""
 
 from operant.diagnosis.history import RECENT, Finding, History, percent
-from operant.sandbox.jail import OUTCOMES
+from operant.types import OUTCOMES
 
 FEWER = 0.2
 """Compile errors have become rarer by at least this share of all programs. A probe of 0.34M parameters fell by 0.59."""
@@ -41,8 +41,8 @@ def short_programs(history: History) -> Finding | None:
         f"programs have become shorter, from {tokens[0]:.1f} to {tokens[1]:.1f} tokens, and not better.",
         "the ladder of outcomes pays more for a program that runs and is wrong than for one that does not compile, and "
         "the easiest such program is a short one",
-        "pay for tests that pass (`--reward.kind passed` or `--reward.kind fraction`), learn from right programs in the "
-        "same step (`--algorithm coderl`), or begin with easier problems, some of which are solved",
+        "pay for tests that pass (`--reward.kind passed` or `--reward.kind fraction`), learn from right programs, too "
+        "(`--algorithm coderl`), or begin with easier problems, some of which are solved",
         (broken, "rollout/reply_tokens"),
         history.step,
     )
