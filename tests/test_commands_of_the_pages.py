@@ -24,6 +24,7 @@ PAGES = [
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
     "docs/critic.md",
+    "docs/code-test-time.md",
     "docs/evaluation.md",
     "docs/recipes.md",
     "docs/rewards.md",

@@ -19,7 +19,7 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import train
+from operant import Judgement, train
 from operant.diagnosis import RULES, Finding, History, diagnose, verdict
 from operant.diagnosis.progress import progress
 from operant.engines.native.engine import NativeEngine
@@ -219,6 +219,35 @@ def longer(fault: bool) -> TrainedLearner:
 @cache
 def shorter(fault: bool) -> TrainedLearner:
     return run(toy(max_tokens=16), lambda r: -abs(len(r.ids) - 4.0) if fault else share(r), 14)
+
+
+LADDER = {"compile error": -1.0, "failed test": -0.3, "passed": 1.0}
+
+
+@cache
+def short_programs(fault: bool) -> TrainedLearner:
+    """A program compiles if it ends within 5 tokens, and passes if it begins with `ddd`; in the twin, with `d`."""
+    least = 3 if fault else 1
+
+    def judge(r) -> Judgement:
+        outcome = "compile error" if r.turns[0].end != "stop" or len(r.ids) > 5 else "failed test"
+        outcome = "passed" if r.ids[:least] == [D] * least else outcome
+        return Judgement(LADDER[outcome], outcome=outcome)
+
+    return run(toy(max_tokens=16), judge, 14)
+
+
+def ladder(trained: TrainedLearner) -> tuple[str, ...]:
+    """Return the shares of outcomes and the lengths in the first and the last five steps."""
+    kinds = [Counter(judged.outcome for judged in step) for step in trained.scores]
+    shares = {name: [average(k[name] / 32 for k in part) for part in (kinds[:5], kinds[-5:])] for name in LADDER}
+    first, last = (average(part) for part in (lengths(trained)[:5], lengths(trained)[-5:]))
+    errors, wrong, passed = ((percent(a), percent(b)) for a, b in shares.values())
+    return (
+        f"compile went from {errors[0]} to {errors[1]}, but wrong ones from {wrong[0]} to {wrong[1]}",
+        f"{passed[1]} pass ({passed[0]} before)",
+        f"from {first:.1f} to {last:.1f} tokens",
+    )
 
 
 @cache
@@ -432,6 +461,7 @@ CASES = {
     "ratio": (ratio, ratios, "too far", "--optimizer.lr", True),
     "clipping": (clipping, lambda t: percent(t.mean("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
     "unmeasured": (unmeasured, lost, "no reference", "--reference copy` and `--kl.coef 0.1", True),
+    "short_programs": (short_programs, ladder, "the ladder of outcomes", "--reward.kind passed", False),
     "drowned": (drowned, penalties, "coefficient of 5 is too high", "--kl.coef 0.0", True),
 }  # fmt: skip
 

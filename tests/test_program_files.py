@@ -8,6 +8,7 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
+from test_commands_of_the_pages import commands
 from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import lm
 from transformers import PreTrainedTokenizerFast
@@ -107,8 +108,8 @@ def test_every_candidate_has_its_outcomes(candidates, place):
     assert sum(row["how"] == "repaired" for row in candidates) == 24 * (3 - len(passed))
 
 
-def test_the_same_rows_teach_a_critic_and_a_repair_model(candidates, place):
-    """Pairs of a failure with its outcome and a right program; the critic reads every row."""
+def test_candidates_become_pairs_for_a_repair_model(candidates, place):
+    """A failure with its outcome and message is the prompt, and a right program of the same task the reply."""
     path = place / "candidates.jsonl"
     made = load_tasks(
         str(path), None, form=partial(repair, template="{program}|{outcome}|{message}|{prompt}"), with_replies=True
@@ -119,14 +120,6 @@ def test_the_same_rows_teach_a_critic_and_a_repair_model(candidates, place):
         for r in wrong
     }
     assert {task.prompt: task.replies[0] for task in made} == asked
-    fast = ["--steps", 1, "--batch", 4, "--tasks", path]
-    assert run("train", "sft", "--policy", place / "model", "--form", "repair", "--out", place / "repairer", *fast) == 0
-    learns = ["--trunk", place / "model", "--out", place / "critic"]
-    assert run("train", "outcome-critic", *learns, *fast) == 0
-    words = ["--tasks", place / "problems.jsonl", "--tests", "--samples", 4, *SAMPLING]
-    more = ["--critic", place / "critic", "--refine", "--repair", place / "repairer"]
-    assert run("generate", place / "model", *words, *more, "--out", place / "both.jsonl", "--rounds", 2) == 0
-    assert all(0 < program["critic"] < 1 for row in read(place / "both.jsonl") for program in row["programs"])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ def test_the_summary_counts_all_draws_and_submissions(place, capsys):
     words = ["--tests", "--samples", 40, "--submit", 2, *SAMPLING, "--out", out]
     assert run("generate", place / "model", "--tasks", place / "problems.jsonl", *words) == 0
     told = capsys.readouterr()
-    assert "jail: process" in told.err
+    assert f"jail: {Jail().describe()}\n" in told.err
     written = read(out)
     drawn = place / "drawn.jsonl"
     assert run("generate", place / "model", "--tasks", place / "problems.jsonl", *words[:-1], drawn, "--all") == 0
@@ -296,7 +289,7 @@ def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["eval", "model", "--metrics", "pass@8", "--samples", 4], "needs 8 replies to each task, and there are 4: --samples 8"),
+        (["eval", "model", "--metrics", "pass@8"], "pass@8 needs 8 replies to each task, and there are 1: --samples 8"),
         (["eval", "model", "--metrics", "bleu"], "--metrics bleu: models are compared by pass@k and n@k"),
         (["eval", "model", "--metrics", "pass@0"], "pass@0: write pass@k or n@k"),
         (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
@@ -310,3 +303,26 @@ def test_wrong_metrics_get_a_sentence(words, told, place, capsys, monkeypatch):
     assert run(*words, *([] if "--tasks" in words else ["--tasks", "problems.jsonl"])) == 2
     error = capsys.readouterr().err
     assert told in error and "Traceback" not in error
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatch, capsys):
+    """With a model that writes sums for `runs/code`, fewer samples and a single step."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "model", tmp_path / "runs" / "code")
+    for name in ("problems.jsonl", "training.jsonl"):
+        shutil.copy(place / "problems.jsonl", tmp_path / name)
+    done = []
+    for _, command, *words in commands("docs/code-test-time.md"):
+        if words[0] == "code":  # tests/test_commands_of_the_pages.py
+            continue
+        shorter = [{"32": "12"}.get(word, word) for word in words]
+        more = ["--steps", 1, "--batch", 4] if command == "train" else SAMPLING
+        assert run(command, *shorter, *more) == 0, capsys.readouterr().err
+        done.append(command)
+    assert done == ["eval", "generate", "generate", "generate", "train", "train", "generate"]
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"id"')]
+    assert len(printed) == len(read(tmp_path / "better.jsonl")) == 3
+    assert all(0 < program["critic"] < 1 for row in printed for program in row["programs"])

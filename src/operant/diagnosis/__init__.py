@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from operant.diagnosis import distance, games, rewards, sampling, texts, updates
+from operant.diagnosis import distance, games, programs, rewards, sampling, texts, updates
 from operant.diagnosis.history import Finding, History, latest, read_history
 from operant.diagnosis.verdict import short_verdict, verdict
 
@@ -30,6 +30,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     games.invalid,
     games.copied,
     games.never_won,
+    programs.short_programs,
     texts.empty,
     texts.one_word,
     texts.signs,
@@ -68,6 +69,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "copied_commands": frozenset({"invalid_commands", "never_won"}),
     "invalid_commands": frozenset({"never_won"}),
     "empty": frozenset({"length", "entropy", "diversity", "critic", "saturated", "one_word", "constant", "drowned"}),
+    "short_programs": frozenset({"length"}),
     "one_word": frozenset({"repetition", "diversity", "entropy", "unmeasured", "critic", "saturated"}),
     "repetition": frozenset({"diversity"}),
     "leap": frozenset(

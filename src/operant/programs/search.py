@@ -160,11 +160,11 @@ class Search:
         drafts = [_Draft(place, i, prompt) for place, prompt in enumerate(prompts) for i in range(options.samples)]
         self._write(tasks, found, drafts, 0)
         for number in range(1, options.rounds + 1):
-            drafts = [draft for place in range(len(tasks)) for draft in self._plan(tasks, found, place, number)]
+            drafts = [draft for place in range(len(tasks)) for draft in self.plan(tasks, found, place, number)]
             self._write(tasks, found, drafts, number)
         return found
 
-    def _plan(
+    def plan(
         self, tasks: Sequence[Task], found: Sequence[Sequence[Candidate]], place: int, number: int
     ) -> list[_Draft]:
         """What is written for a task in a round: each parent has as many of the N drafts, or one more."""
@@ -172,13 +172,13 @@ class Search:
         count = options.samples if options.budget is None else min(options.samples, options.budget - len(known))
         passing = [(i, c) for i, c in known if c.passed]
         if passing:
-            lengths = {i: self._length(c) for i, c in passing} if options.refine else {}
+            lengths = {i: self.length(c) for i, c in passing} if options.refine else {}
             parents = _different([(i, c) for i, c in passing if lengths.get(i, 0) > 1])
             ranges = range(count if parents else 0)
             shares = [(sample, *parents[sample % len(parents)]) for sample in ranges]
             return [
                 _Draft(place, s, list(c.prompt), "refined",
-                       c.ids[: self._cut(tasks[place], c, lengths[i], number, s)], i, c.writer)
+                       c.ids[: self.cut(tasks[place], c, lengths[i], number, s)], i, c.writer)
                 for s, i, c in shares
             ]  # fmt: skip
         newest = max((c.round for _, c in known), default=0)
@@ -203,14 +203,14 @@ class Search:
         ids = [token for token in task.prompt if isinstance(token, int)]
         return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 
-    def _length(self, candidate: Candidate) -> int:
+    def length(self, candidate: Candidate) -> int:
         """The number of tokens after which the text of a candidate is complete."""
         writer, count = self.writers[candidate.writer], len(candidate.ids)
         while count and _text(writer, candidate.prompt, candidate.ids[: count - 1]) == candidate.text:
             count -= 1
         return count
 
-    def _cut(self, task: Task, candidate: Candidate, length: int, number: int, sample: int) -> int:
+    def cut(self, task: Task, candidate: Candidate, length: int, number: int, sample: int) -> int:
         """How many tokens of a candidate are kept: at least one, and at most all but the last of `length`."""
         if self.options.refine == "critic":
             scores = candidate.scores[: length - 1]

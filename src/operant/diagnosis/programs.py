@@ -1,0 +1,48 @@
+"""A rule about programs: a ladder of outcomes that pays for short wrong ones."""
+
+from operant.diagnosis.history import RECENT, Finding, History, percent
+from operant.types import OUTCOMES
+
+FEWER = 0.2
+"""Compile errors have become rarer by at least this share of all programs. A probe of 0.34M parameters fell by 0.59."""
+PASSED = 0.25
+"""Of that fall, programs that pass have taken less than this share: in the probe 0.03. A policy that learns to program
+turns its errors into passes."""
+SHORTER = 0.85
+"""The replies have at most this share of the tokens that they had."""
+
+
+def short_programs(history: History) -> Finding | None:
+    """Programs compile more often because they are shorter, and they are wrong."""
+    last = history.metrics[-1] if history.metrics else {}
+    # In a weighted sum of rewards, the classes have the name of their part in front.
+    broken = next((name for name in last if name.startswith("outcome/") and name.endswith(OUTCOMES[0])), None)
+    steps = [m for m in history.metrics if broken in m and m.get("rollout/reply_tokens")]
+    if broken is None or len(steps) < 2 * RECENT:
+        return None
+    both = [steps[:RECENT], steps[-RECENT:]]
+
+    def means(name: str) -> tuple[float, float]:
+        before, after = (sum(m.get(name) or 0.0 for m in part) / RECENT for part in both)
+        return before, after
+
+    errors, _, wrong, passed = (means(broken.removesuffix(OUTCOMES[0]) + name) for name in OUTCOMES)
+    tokens = means("rollout/reply_tokens")
+    fall = errors[0] - errors[1]
+    if fall < FEWER or wrong[1] - wrong[0] < fall / 2 or passed[1] - passed[0] >= PASSED * fall:
+        return None
+    if tokens[1] > SHORTER * tokens[0]:
+        return None
+    return Finding(
+        "short_programs",
+        "warning",
+        f"Programs that do not compile went from {percent(errors[0])} to {percent(errors[1])}, but wrong ones from "
+        f"{percent(wrong[0])} to {percent(wrong[1])}, and {percent(passed[1])} pass ({percent(passed[0])} before): "
+        f"programs have become shorter, from {tokens[0]:.1f} to {tokens[1]:.1f} tokens, and not better.",
+        "the ladder of outcomes pays more for a program that runs and is wrong than for one that does not compile, and "
+        "the easiest such program is a short one",
+        "pay for tests that pass (`--reward.kind passed` or `--reward.kind fraction`), learn from right programs, too "
+        "(`--algorithm coderl`), or begin with easier problems, some of which are solved",
+        (broken, "rollout/reply_tokens"),
+        history.step,
+    )
