@@ -26,7 +26,7 @@ FILES = {
 }
 SHORT = {"steps": "1", "batch": "4", "probes": "0", "sampling.max_tokens": "6", "sampling.min_tokens": "0"}
 SHORT |= {"update.minibatch": "4", "data.prompt_tokens": "80", "reward": "letters:e"}
-HERE = {"rouge": "letters:e"}
+HERE = {"rouge": "letters:e", "1,2,3": "1", "ppo,nlpo,a2c": "ppo,a2c"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def short(command, words):
     """A command with few steps, and a reward that is there in place of one that is not."""
     words = [HERE.get(word, word) if word not in (*NAMES, *INSTALLED.names()) else word for word in words]
     named = {word.lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-    more = {name: value for name, value in SHORT.items() if name not in named and command == "train"}
+    more = {name: value for name, value in SHORT.items() if name not in named and command != "eval"}
     if "sft" in words:
         more = {name: value for name, value in more.items() if name != "reward" or "summarize" in words}
     if "evaluate" in named:
