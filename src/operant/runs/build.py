@@ -45,6 +45,8 @@ class RunParts:
     """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
     left_out: int = 0
     """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
+    notes: tuple[str, ...] = ()
+    """Sentences of rewards for the log, such as which reference solutions fail their own tests."""
 
 
 def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any) -> RunParts:
@@ -121,9 +123,9 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     probed = (held_out or tasks)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
-    return RunParts(
-        learner, source, tasks, Order(len(tasks), seed), reward, held_out, evaluator, probes, demonstrations, left_out
-    )
+    notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
+    order = Order(len(tasks), seed)
+    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, probes, demonstrations, left_out, notes)
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:

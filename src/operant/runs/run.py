@@ -18,7 +18,7 @@ from operant import distributed, machine
 from operant.algorithms import left_out_message
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.rollout_table import rows
-from operant.rewards import IsolatedReward, Judged, every_part, isolated_parts, reward_metrics
+from operant.rewards import IsolatedReward, Judged, isolated_parts, reward_metrics
 from operant.runs import named_parts
 from operant.runs.build import RunParts
 from operant.runs.calibrate import calibrate
@@ -235,20 +235,15 @@ class Run:
         return [*isolated_parts(self.parts.reward), *env]
 
     def log_isolation(self) -> None:
-        """Log how isolated rewards and worlds are limited on this machine, and record it for the report."""
+        """Log how isolated rewards and worlds are limited here, also for the report, and what rewards have noted."""
+        for note in self.parts.notes:
+            self._log_note(note)
         levels = {part.__name__: part.level for part in self.isolated}
         for part in self.isolated:
             what = "world" if isinstance(part, IsolatedEnv) else "reward"
             self.folder.log_message(f"isolation of {what} {part.__name__!r}: {part.level}")
         if levels:
             self.folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
-
-    def log_notes_of_rewards(self) -> None:
-        """Log what rewards have noted while they were prepared, such as references that fail their own tests."""
-        judges = [self.parts.reward, *getattr(self.learner.env, "judges", ())]
-        for part in (part for judge in judges for part in every_part(judge)):
-            for note in getattr(part, "notes", ()):
-                self._log_note(note)
 
     def log_crowded(self) -> None:
         """Log a note if other processes use this machine's processor, where several threads would be slowed down."""

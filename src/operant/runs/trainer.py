@@ -83,7 +83,6 @@ def runs(
         for guest in run.isolated:
             stack.callback(guest.close)
         run.log_isolation()
-        run.log_notes_of_rewards()
         run.log_crowded()
         if resume:
             _resume(run, path, changed, fresh_optimizer=fresh_optimizer)
