@@ -65,7 +65,8 @@ def known_options() -> str:
 
 def _parts() -> dict[str, dict[str, Any]]:
     """The options of the built-in parts, by kind and name."""
-    named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", "minus_query", "per_token")]
+    of_another = ("isolated", "minus_greedy", "minus_query", "per_token")
+    named = [("reward", name, f"{name}:x") for name in NAMES if name not in of_another]
     tables = {"env": ENVS, "engine": ENGINES, "form": ROW_FORMS, "tasks": SOURCES}
     named += [(kind, name, name) for kind, table in tables.items() for name in table.built_in]
     found = {}

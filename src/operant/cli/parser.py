@@ -20,6 +20,7 @@ ARGUMENTS = {
     "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
     "value_coef": "Weight of the value loss beside the policy loss.",
     "entropy_coef": "Weight of the entropy bonus.",
+    "given_coef": "Weight of the cross-entropy of given programs beside the loss of the policy's own.",
     "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
     "scale": "Divide by the deviation of the group's returns.",
     "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
