@@ -239,6 +239,7 @@ def methods() -> str:
             + ", their returns in the prompt" * row.condition
         )
         source = {"play": "its own replies", "data": "labelled replies" if row.needs.labels else "given replies"}
+        source["both"] = "its own and given replies"
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
         cells = [f"`{name}`", source[row.source] + hidden, f"`{row.loss.__name__}`, {row.per}", credit]
         table += f"| {' | '.join([*cells, ', '.join(needs), ', '.join(row.kl), own])} |\n"
