@@ -69,7 +69,7 @@ CRITICS = Table("critic", "operant.critics", {})
 
 
 @dataclass(frozen=True)
-class Programs:
+class ProgramsAsked:
     """What the command line asks for."""
 
     model: str
@@ -120,7 +120,7 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Programs:
+def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAsked:
     """Read the options, of which those of sampling are left. Raises: OperantError for one that is not valid."""
     if odd := next((name for name in (*OF_PROMPTS, *OF_OTHERS) if name in options), None):
         raise OperantError(
@@ -153,7 +153,7 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Programs:
     jail = read_option(options.pop("jail", {}))
     if not isinstance(jail, Mapping):
         raise OperantError(f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
-    return Programs(
+    return ProgramsAsked(
         model=words[0],
         search=search,
         submit=submit,
@@ -202,7 +202,7 @@ def critic_of(name: str) -> Any:
     return critic
 
 
-def writer_of(name: str, asked: Programs) -> tuple[Writer, Any]:
+def writer_of(name: str, asked: ProgramsAsked) -> tuple[Writer, Any]:
     """A model that writes programs, and its policy. Raises: OperantError for a model without a tokenizer."""
     policy, engine = load(name)
     if policy.tokenizer is None:
@@ -215,7 +215,7 @@ def writer_of(name: str, asked: Programs) -> tuple[Writer, Any]:
 
 
 def search_on(
-    asked: Programs,
+    asked: ProgramsAsked,
     tasks: TaskSet,
     hidden: set[str],
     critic: Any,
@@ -277,7 +277,7 @@ def nearest_to(text: str, others: Sequence[str]) -> str | None:
 
 
 def finish(
-    asked: Programs, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept | None
+    asked: ProgramsAsked, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept | None
 ) -> None:
     """Write the chosen programs, or all candidates, or print them; then say what they are."""
     ranked = [sorted((r for r in some if "rank" in r), key=lambda r: r["rank"])[: asked.submit] for some in rows]
@@ -304,7 +304,7 @@ def finish(
 
 
 def summary(
-    asked: Programs, rows: Sequence[list[dict[str, Any]]], ranked: Sequence[list[dict[str, Any]]], hidden: set[str]
+    asked: ProgramsAsked, rows: Sequence[list[dict[str, Any]]], ranked: Sequence[list[dict[str, Any]]], hidden: set[str]
 ) -> list[str]:
     """Sentences on what became of the programs."""
     outcomes = Counter(row["examples"] for some in rows for row in some)
