@@ -6,7 +6,7 @@ ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
-text-worlds.md, translation.md, resuming.md  the same
+text-worlds.md, translation.md, resuming.md, sandbox.md  the same
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
@@ -98,6 +98,7 @@ def pages() -> dict[str, str]:
             "process": measured.process_rewards(),
         },
         "isolated-rewards.md": {"hostile": measured.hostile()},
+        "sandbox.md": {"hostile": measured.hostile_programs(), "cost": measured.sandbox()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},
         "fast.md": {
@@ -239,6 +240,7 @@ def methods() -> str:
             + ", their returns in the prompt" * row.condition
         )
         source = {"play": "its own replies", "data": "labelled replies" if row.needs.labels else "given replies"}
+        source["both"] = "its own replies and given ones"
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
         cells = [f"`{name}`", source[row.source] + hidden, f"`{row.loss.__name__}`, {row.per}", credit]
         table += f"| {' | '.join([*cells, ', '.join(needs), ', '.join(row.kl), own])} |\n"

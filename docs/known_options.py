@@ -22,7 +22,7 @@ from operant.engines import ENGINES
 from operant.envs import ENVS
 from operant.import_by_name import find
 from operant.options import compose, defaults, kinds, names
-from operant.rewards import NAMES
+from operant.rewards import NAMES, OF_ANOTHER
 from operant.runs.config import OWN, config_schema
 from operant.runs.named_parts import groups
 from operant.training.optimizer import USED, unused
@@ -65,7 +65,7 @@ def known_options() -> str:
 
 def _parts() -> dict[str, dict[str, Any]]:
     """The options of the built-in parts, by kind and name."""
-    named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", "minus_query", "per_token")]
+    named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", *OF_ANOTHER)]
     tables = {"env": ENVS, "engine": ENGINES, "form": ROW_FORMS, "tasks": SOURCES}
     named += [(kind, name, name) for kind, table in tables.items() for name in table.built_in]
     found = {}

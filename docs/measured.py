@@ -202,6 +202,42 @@ def hostile() -> str:
     return f"{table}\nThe deadline was {deadline:g} s. Made by `{results['command']}`.\n"
 
 
+def hostile_programs() -> str:
+    """One row per hostile program: what it does without a sandbox, and at every level."""
+    results: Any = _read("hostile.json")
+    if not results:
+        return NOTHING
+    levels = [name for name in results["rows"][0] if name not in ("name", "kind", "none")]
+    table = f"| program | kind | without a sandbox | {' | '.join(levels)} |\n|---|---|---|{'---|' * len(levels)}\n"
+    for row in results["rows"]:
+        cells = " | ".join(f"**{row[level]}**" if row[level] else "held" for level in levels)
+        table += f"| {row['name']} | {row['kind']} | {row['none']} | {cells} |\n"
+    sums = ", ".join(f"{sum(bool(row[level]) for row in results['rows'])} at {level}" for level in levels)
+    untried = "".join(f" Not tried: {level}." for level in results["untried"])
+    return (
+        f"Of {len(results['rows'])} programs, these do harm: {sums}.{untried}\n\n{table}\n"
+        f"Made by `{results['command']}` as root on {results['machine']}.\n"
+    )
+
+
+def sandbox() -> str:
+    """One row per level: the seconds of a program, and programs a second."""
+    results: Any = _read("sandbox.json")
+    if not results:
+        return NOTHING
+    table = "| level | one program alone, ms: median | 99 % within | programs a second |\n|---|---|---|---|\n"
+    for row in results["rows"]:
+        numbers = f"{1000 * row['median']:.0f} | {1000 * row['p99']:.0f} | {row['per_second']:.0f}"
+        table += f"| {row['level']} | {numbers} |\n"
+    text = "".join(
+        f"{row['many']:,} programs at {row['level']}, a tenth of which never end, took {row['seconds']:.1f} s; "
+        f"{row['necessary']:.1f} s are what the others take alone, and as many endless plain processes that the kernel "
+        f"ends after {results['deadline']:g} s. No program had more than {row['late']:.3f} s beyond its deadline. "
+        for row in results["endless"]
+    )
+    return f"{table}\n{text}{results['cores']} cores: {results['machine']}. Made by `{results['command']}`.\n"
+
+
 def threads() -> str:
     """One row per shape and machine: a step with the library's number of threads, with one and with all."""
     results: Any = _read("threads.json")

@@ -66,7 +66,7 @@ def main() -> None:
     write(work / "train.jsonl", programs(count=given.rows, levels=given.levels, seed=given.seed))
     write(work / "held-out.jsonl", held_out(count=given.held_out, seed=given.seed))
     if not (work / "start").is_dir():
-        rows = programs(count=8000, levels=given.levels, seed=given.seed)
+        rows = programs(count=min(given.rows, 8000), levels=given.levels, seed=given.seed)
         tokenizer = train_bpe([text for row in rows for text in (row["prompt"], row["completion"])], VOCABULARY)
         tokenizer.model_max_length = CONTEXT
         save(tokenizer, work / "tokenizer")

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from toys import lm
 
-from operant import Learner, Task
+from operant import Learner, Rollout, Task
+from operant.types import Turn
 
 STEPS = 20
 FOLDER = Path(__file__).parent / "golden"
 ALGORITHMS = ("ppo", "grpo", "rloo", "gigpo", "rejection", "sft", "distill", "decision", "ilql")
-ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce")
+ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce", "coderl")
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
 """The architecture and the algorithm of each file."""
@@ -44,6 +45,7 @@ MORE = {
     "trpo": {"update.epochs": ABSENT, "update.minibatch": ABSENT, "update.critic_minibatch": 4},
     "nlpo": {"sampling.top_p": 0.8, "sampling.top_p_least": 5, "mask.every": 3},
     "reinforce": {"update.epochs": 1, "advantage.gamma": 0.97},
+    "coderl": {"update.epochs": 1, "advantage.gamma": 0.97, "loss.given_coef": 0.5, "kl.loss_coef": 0.05},
     "ppo": {
         "score.scale": True,
         "kl.control": "adaptive",
@@ -68,7 +70,7 @@ policy/allowed_tokens trust/kl trust/improvement
 policy/clip_fraction policy/advantage_std value/loss value/mean value/prediction value/explained_variance
 returns/mean returns/std supervised/loss preference/loss preference/margin distill/divergence ilql/q ilql/value_loss
 kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
-reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
+given/loss reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
 rollout/reply_tokens select/threshold select/score update/grad_norm update/grad_norm_clipped
 update/lr update/steps""".split()
 """Metrics that are recorded if a run has them."""
@@ -108,14 +110,18 @@ def prompts(step: int) -> list[list[int]]:
 def step(learner: Learner, number: int) -> tuple[list[list[int]], dict[str, float]]:
     """Two replies to each prompt (fixed ones if the algorithm learns from data) and the metrics of a step on them."""
     asked = [p for p in prompts(number) for _ in range(2)]
+    data = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
     if learner.algorithm.source == "data":
-        data = [[(11 * number + 7 * i + k * k) % 21 + 3 for k in range(2 + i)] for i in range(8)]
         labels = [[float((number + i) % 2) for i in range(8)]] * learner.algorithm.needs.labels
         return data, learner.step(asked, data, *labels)
     tasks = [Task(f"{number}/{p}", p) for p in asked]
     replies = learner.play(tasks)
-    scores = [score(p, r.ids) for p, r in zip(asked, replies, strict=True)]
-    return [r.ids for r in replies], learner.learn(replies, scores)
+    scores: list[float | None] = [score(p, r.ids) for p, r in zip(asked, replies, strict=True)]
+    ids, given = [r.ids for r in replies], zip(tasks, data, strict=True)
+    if learner.algorithm.source == "both":
+        replies = replies + [Rollout(task, 0, [Turn(task.prompt, own)], [""], demonstrated=True) for task, own in given]
+        scores += [None] * len(data)
+    return ids, learner.learn(replies, scores)
 
 
 def run(name: str, learner: Learner | None = None, steps: int = STEPS) -> dict:

@@ -23,6 +23,7 @@ PAGES = [
     "docs/soft-prompts.md",
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
+    "docs/critic.md",
     "docs/code-test-time.md",
     "docs/evaluation.md",
     "docs/recipes.md",
@@ -31,6 +32,7 @@ PAGES = [
     "docs/rlhf.md",
     "docs/translation.md",
     "docs/tasks.md",
+    "docs/code.md",
     "docs/rl4lms.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}

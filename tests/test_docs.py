@@ -65,6 +65,7 @@ def generate() -> ModuleType:
         "from-trl.md",
         "fast.md",
         "isolated-rewards.md",
+        "sandbox.md",
         "checkpoints.md",
         "how-to-train.md",
         "recipes.md",

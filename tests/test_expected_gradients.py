@@ -259,9 +259,12 @@ def test_a2c_climbs_the_return(shape, monkeypatch):
     assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
 
 
+@pytest.mark.parametrize("name", ["reinforce", "coderl"])
 @pytest.mark.parametrize("shape", ["one", "two"])
-def test_reinforce_climbs_the_return(shape, monkeypatch):
-    mine = expected("reinforce", shape, 1, monkeypatch, **{"kl.coef": BETA, "score.centre": False})
+def test_reinforce_climbs_the_return(shape, name, monkeypatch):
+    """CodeRL's loss is the same if no programs are given beside the policy's, and rewards are not discounted."""
+    own = {"score.centre": False, "advantage.gamma": 1.0}
+    mine = expected(name, shape, 1, monkeypatch, **{"kl.coef": BETA} | own)
     assert gap(mine, of(best_return, shape) / len(replies(shape)[-1])) < EXACT
 
 
@@ -346,10 +349,10 @@ def test_distill_descends_on_the_divergence_in_the_states_that_it_visits(shape, 
     assert gap(mine, flat(model)) < EXACT
 
 
-ELSEWHERE = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model", "trpo", "nlpo"}
-"""They are no averages over what the policy says: test_decision.py, test_ilql.py, test_dpo.py and test_labelled.py have
-their losses by hand. TRPO's step is held to a dense matrix in test_trust_region.py, and NLPO, whose replies come with
-masks, to PPO in test_policy_gradients.py."""
+ELSEWHERE = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic", "trpo", "nlpo"}
+"""They are no averages over what the policy says: test_decision.py, test_ilql.py, test_dpo.py, test_labelled.py and
+test_critic.py have their losses by hand. TRPO's step is held to a dense matrix in test_trust_region.py, and NLPO, whose
+replies come with masks, to PPO in test_policy_gradients.py."""
 
 # --- GiGPO and rejection ----------------------------------------------------------------------------------------------
 
@@ -405,6 +408,7 @@ CLAIMED = {
     "ppo": test_ppo_climbs_the_return,
     "a2c": test_a2c_climbs_the_return,
     "reinforce": test_reinforce_climbs_the_return,
+    "coderl": test_reinforce_climbs_the_return,
     "grpo": test_grpo_is_the_sum_over_its_groups,
     "rloo": test_rloo_climbs_the_return,
     "sft": test_sft_descends_on_cross_entropy,

@@ -127,6 +127,7 @@ CASES = {
     "ppo": Case("ppo", lambda: tilted(PRICE), {"kl.coef": PRICE}, [lambda: tilted(2 * PRICE)], steps=40),
     "a2c": Case("a2c", lambda: tilted(PRICE), {"kl.coef": PRICE, "optimizer.kind": "adamw"}, steps=40),
     "reinforce": Case("reinforce", lambda: tilted(PRICE), {"kl.coef": PRICE}, steps=48),
+    "coderl": Case("coderl", lambda: tilted(PRICE), {"kl.coef": PRICE, "score.centre": True}, steps=48),
     "nlpo": Case("nlpo", lambda: tilted(PRICE), {"kl.coef": PRICE, "top_p": 1.0, "top_k": V}, steps=40),
     "trpo": Case("trpo", lambda: tilted(PRICE), {"kl.coef": PRICE, "update.target_kl": 0.003}, steps=64),
     "rloo": Case("rloo", lambda: tilted(PRICE), {"kl.coef": PRICE}, [lambda: tilted(2 * PRICE)], steps=48),
@@ -223,7 +224,7 @@ def test_every_row_of_the_table_has_an_end():
     assert {case.name for case in CASES.values()} == set(ALGORITHMS) - WITHOUT
 
 
-WITHOUT = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model"}
+WITHOUT = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic"}
 """They imitate what is asked of them or what a player said, or follow labels: where they end depends on the replies."""
 
 

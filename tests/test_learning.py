@@ -18,9 +18,15 @@ ABSENT = "absent"
 """An option that the method does not have."""
 ROWS = {"ppo": {}, "grpo": {"kl.loss_coef": 0.0, "epochs": 2}, "rloo": {"epochs": 2}, "sft": {}}
 ROWS |= {"decision": {"condition.template": lambda value: [round(5 * value)], "epochs": 4}}
-ELSEWHERE = {"distill", "ilql", "dpo", "online-dpo", "kto", "reward-model"}
+ELSEWHERE = {"distill", "ilql", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic"}
 """Their canaries stand in files of their own: one learns without a reward, the others from recorded replies, labels."""
-ROWS |= {"a2c": {"minibatch": 8, "optimizer.lr": 3e-3}, "reinforce": {"minibatch": 8}, "nlpo": {"top_p_least": 8}}
+ROWS |= {
+    "a2c": {"minibatch": 8, "optimizer.lr": 3e-3},
+    "reinforce": {"minibatch": 8},
+    "coderl": {"minibatch": 8, "score.centre": True, "advantage.gamma": 1.0},
+    "nlpo": {"top_p_least": 8},
+}
+ROWS |= {"coderl": {"minibatch": 8, "score.centre": True, "advantage.gamma": 1.0}}
 ROWS |= {"trpo": {"update.target_kl": 0.1, "fisher_share": 1.0, "critic_epochs": 10, "minibatch": ABSENT}}
 ROWS |= {"gigpo": ROWS["grpo"], "rejection": {"learner.select": "top:25%", "epochs": 4}}
 LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first", "turn_mean")}

@@ -268,5 +268,5 @@ def test_a_row_that_does_not_fit_the_context_is_refused_before_the_first_step(fi
 
 
 def test_every_row_names_a_source_that_is_read():
-    assert {row.source for row in ALGORITHMS.values()} == {"play", "data"}
+    assert {row.source for row in ALGORITHMS.values()} == {"play", "data", "both"}
     assert Policy(lm()).trainable()

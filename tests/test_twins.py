@@ -224,6 +224,7 @@ COMPARED = {
 
 ELSEWHERE = {name: f"test_{name}.py" for name in ("decision", "distill", "ilql", "dpo")}
 ELSEWHERE |= {"online-dpo": "test_dpo.py", "kto": "test_dpo.py", "reward-model": "test_labelled.py"}
+ELSEWHERE |= {"coderl": "test_critic.py", "outcome-critic": "test_critic.py"}
 ELSEWHERE |= {"trpo": "test_trust_region.py", **dict.fromkeys(("a2c", "nlpo", "reinforce"), "test_policy_gradients.py")}
 """Their losses are compared with bare models, by hand and by enumeration in the test file of each."""
 

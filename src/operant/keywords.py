@@ -211,6 +211,8 @@ class LossKeywords(TypedDict, total=False):
     """Weight of the entropy bonus."""
     dual_clip: float | None
     """Bounds the loss of a bad action that became likely, at this many times its advantage; above 1."""
+    given_coef: float
+    """Weight of the cross-entropy of given replies beside the loss of the policy's own."""
     clip_high: float | None
     """The bound above, where it is another than `clip`; none: `clip`."""
     kind: str
@@ -506,6 +508,8 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """Weight of the entropy bonus."""
     dual_clip: float | None
     """Bounds the loss of a bad action that became likely, at this many times its advantage; above 1."""
+    given_coef: float
+    """Weight of the cross-entropy of given replies beside the loss of the policy's own."""
     clip_high: float | None
     """The bound above, where it is another than `clip`; none: `clip`."""
     margin: float

@@ -30,7 +30,8 @@ End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed",
 `raised`, `crashed`, `timeout`: the world failed (`Failure`), and the episode is not trained on.
 """
 
-OUTCOMES = ("compile error", "runtime error", "failed test", "passed")  # of a program, from worst to best
+OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
+"""What may become of a program, from worst to best."""
 
 
 class OperantError(ValueError):

@@ -42,6 +42,7 @@ ARGUMENTS = {
     "beta": "Coefficient of the log-ratio to the reference: a smaller one allows more distance from it.",
     "label_smoothing": "Share of labels that are taken to be wrong; with kind sigmoid or robust.",
     "pairs": "all: every pair of replies to a prompt; ends: only the best ones against the worst ones.",
+    "given_coef": "Weight of the cross-entropy of given replies beside the loss of the policy's own.",
     "good_weight": "Weight of good replies.",
     "bad_weight": "Weight of bad replies.",
     "margin": "Scores of a pair should differ by this times the difference of their labels.",

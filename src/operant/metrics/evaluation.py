@@ -145,8 +145,8 @@ def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetri
     head, _, argument = full.partition(":")
     if argument and head in EVALUATION_METRICS.names():
         raise OperantError(
-            f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as a "
-            f"mapping, such as {{{head}: {{option: {argument}}}}}"
+            f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as "
+            f"a mapping, such as {{{head}: {{option: {argument}}}}}"
         )
     found = metric_named(full) or EVALUATION_METRICS.find(full)
     if not callable(found):

@@ -132,7 +132,9 @@ put y | y - self.n | becomes y minus it / sets it to y less what it was
 
 def _operations(table: str) -> list[Operation]:
     cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
-    return [Operation(*kinds.split(maxsplit=1), code, tuple(said.split(" / "))) for kinds, code, said in cells]
+    return [
+        Operation(of, to, code, tuple(said.split(" / "))) for kinds, code, said in cells for of, to in [kinds.split()]
+    ]
 
 
 OPERATIONS, UPDATES = _operations(_TABLE), _operations(_STARTS)

@@ -43,7 +43,7 @@ from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, ch
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.reward_model import RewardModelScore
-from operant.rewards.tests import Tests
+from operant.rewards.tests import UnitTests
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
@@ -63,7 +63,7 @@ __all__ = [
     "PrefixGain",
     "RewardModelScore",
     "SampleResult",
-    "Tests",
+    "UnitTests",
     "Vader",
     "check",
     "compared_with_greedy",
@@ -82,7 +82,6 @@ __all__ = [
     "reward_metrics",
     "totals",
     "under",
-    "usable",
     "weighted",
 ]
 
@@ -179,10 +178,12 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
-    "tests": (Tests, ""),
+    "tests": (UnitTests, ""),
     "vader": (Vader, ""),
 }
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
+OF_ANOTHER = ("minus_greedy", "minus_query", "per_token")
+"""Rewards of another reward, which stands behind their name; its options are theirs."""
 OF_TEXTS: dict[str, Callable[..., Any]] = {**SCORES, "intent": intent}
 """Rewards whose arguments are options, the first of which may stand behind the name: rouge:rougeL."""
 NAMES |= {name: (made, "") for name, made in OF_TEXTS.items()}
@@ -198,12 +199,12 @@ def factory(spec: Any) -> Factory | None:
     """
     if isinstance(spec, str):
         name, _, argument = spec.strip().partition(":")
-        if name in ("minus_greedy", "minus_query", "per_token"):
+        if name in OF_ANOTHER:
             return factory(argument) if argument else None
         if name in OF_TEXTS:
             return Factory(OF_TEXTS[name])
         if name == "tests":
-            return Factory(Tests)
+            return Factory(UnitTests)
         if name == "critic":
             return Factory(critic, 1)
         if name == "humans":
@@ -327,27 +328,25 @@ def parts_of(reward: Any, kind: type) -> list[Any]:
     return [part for part in every_part(reward) if isinstance(part, kind)]
 
 
-def keep_in(reward: RewardFn | None, folder: Path) -> None:
-    """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there."""
-    for part in every_part(reward):
-        if callable(keep := getattr(part, "keep_in", None)):
-            keep(folder)
+def keep_in(reward: RewardFn | None, journal: Any) -> None:
+    """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there.
 
-
-def usable(reward: RewardFn | None, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks that all parts of the reward can use, once `prepare` has looked at them."""
-    left: Any = list(tasks)
-    for part in every_part(reward):
-        if callable(keeps := getattr(part, "usable", None)):
-            left = keeps(left)
-    return left
-
-
-def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> None:
-    """Refuse tasks that a part of the reward cannot judge, and let its parts read what they need of all tasks.
-
-    alone: only look at these tasks, which are some of all.
-    Raises: OperantError that names the first such task.
+    journal: a `runs.journal.Journal`.
     """
     for part in every_part(reward):
-        (text_scores.check_tasks if alone else text_scores.prepare)(part, f"reward {name_of(part)!r}", tasks)
+        if callable(keep := getattr(part, "keep_in", None)):
+            keep(journal)
+
+
+def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> list[Task]:
+    """Refuse tasks that a part of the reward cannot judge, and let its parts read what they need of all tasks.
+
+    alone: only look at these tasks, which are some of all. Returns the tasks without those that a part leaves out.
+    Raises: OperantError that names the first task that a part refuses.
+    """
+    left: Any = list(tasks)
+    for part in every_part(reward):
+        (text_scores.check_tasks if alone else text_scores.prepare)(part, f"reward {name_of(part)!r}", left)
+        if not alone and callable(usable := getattr(part, "usable", None)):
+            left = usable(left)
+    return left

@@ -180,7 +180,7 @@ class MinusGreedy(MinusQuery):
         for rollout in rollouts:
             if rollout.task.id not in places:
                 raise OperantError(no_greedy(self, rollout))
-        return self.greedy, [places[rollout.task.id] for rollout in rollouts]
+        return list(self.greedy), [places[rollout.task.id] for rollout in rollouts]
 
 
 def minus_query(reward: RewardFn) -> MinusQuery:

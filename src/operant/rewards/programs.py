@@ -6,7 +6,7 @@ operant train code --env programs --env.turns 3
 from typing import Any
 
 from operant.rewards.feedback import Feedback
-from operant.rewards.tests import LIMITS, Kind, Tests
+from operant.rewards.tests import LIMITS, Kind, UnitTests
 
 
 class Programs(Feedback):
@@ -31,4 +31,4 @@ class Programs(Feedback):
         compare: str = LIMITS.compare,
     ):
         limits: Any = {"level": level, "seconds": seconds, "memory": memory, "at_once": at_once, "compare": compare}
-        super().__init__(Tests(kind=kind, outcomes=outcomes, message="examples", **limits), turns, text)
+        super().__init__(UnitTests(kind=kind, outcomes=outcomes, message="examples", **limits), turns, text)

@@ -10,14 +10,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from operant import distributed
 from operant.programs.problems import problem_of
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
-from operant.storage import atomic_io
 from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
@@ -41,8 +39,8 @@ class BadReference:
         return f"task {self.task!r}: {self.verdict.outcome}: {self.verdict.message or 'no message'}"
 
 
-class Tests:
-    """Scores of programs by their tests: `Tests(kind="passed")(rollouts)`, a `Judgement` for each with its outcome.
+class UnitTests:
+    """Scores of programs by their tests: `UnitTests(kind="passed")(rollouts)`, a `Judgement` for each with its outcome.
 
     kind: `ladder`, the number of the outcome in `outcomes`; `passed`, 1 if all tests pass and 0 if not; `fraction`, the
     share of the tests that pass. outcomes: a mapping from outcomes to scores, or four numbers from the worst outcome to
@@ -79,7 +77,7 @@ class Tests:
         """References that do not pass their own tests."""
         self._jail: Jail | None = None
         self._verdicts: dict[str, Verdict] = {}
-        self._kept: Path | None = None
+        self._journal: Any = None
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of the program in each last reply. Equal programs of a task run once."""
@@ -108,17 +106,19 @@ class Tests:
 
     def verdicts(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program; those that are known do not run again."""
-        keys = [_key(program, self.options) for program in programs]
+        keys = [key_of(program, self.options) for program in programs]
         new = {key: program for key, program in zip(keys, programs, strict=True) if key not in self._verdicts}
         found = dict(zip(new, self.jail.run(list(new.values())), strict=True)) if new else {}
         self._verdicts |= found
-        if self._kept is not None and found:
+        if self._journal is not None and found:
             lines = [json.dumps([key, *astuple(verdict)]) + "\n" for key, verdict in found.items()]
-            atomic_io.append_text(self._kept, "".join(lines))
+            with suppress(OperantError):  # the disk refuses: the lines wait, and are written before the next ones
+                self._journal.add("".join(lines))
         return [self._verdicts[key] for key in keys]
 
     @property
     def jail(self) -> Jail:
+        """Made when it is first used."""
         if self._jail is None:
             self._jail = Jail(self.options)
         return self._jail
@@ -135,13 +135,14 @@ class Tests:
         problem_of(task)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
-        """Run the reference solutions of all tasks but those that are known to pass, and note the bad ones.
+        """Run the reference solutions of all tasks but those whose row says that it is verified, and note bad ones.
 
         Raises: OperantError that names them, with references=refuse, or with references=drop if none is left.
         """
         if self.references == "skip":
             return
-        solved = [(task, found[0]) for task in tasks if (found := references(task)) and not _verified(task)]
+        checked = [task for task in tasks if not task.target.get("verified")]
+        solved = [(task, found[0]) for task in checked if (found := references(task))]
         verdicts = self.verdicts([problem_of(task).program(solution) for task, solution in solved])
         self.bad = [
             BadReference(task.id, verdict)
@@ -166,15 +167,15 @@ class Tests:
         bad = {bad.task for bad in self.bad} if self.references == "drop" else set()
         return [task for task in tasks if task.id not in bad]
 
-    def keep_in(self, folder: Path) -> None:
-        """Write verdicts to a run folder from now on, and read those of an earlier part of the run there."""
-        self._kept = folder / f"verdicts-{distributed.rank()}.jsonl"
-        if self._kept.is_file():
-            for line in self._kept.read_text(encoding="utf-8").splitlines():
-                try:
-                    key, outcome, results, *others = json.loads(line)
-                except ValueError:  # a kill may have cut the last line
-                    continue
+    def keep_in(self, journal: Any) -> None:
+        """Write verdicts to a journal from now on, and read those of an earlier part of the run there."""
+        self._journal = journal
+        text = journal.path.read_text(encoding="utf-8") if journal.path.is_file() else ""
+        if text and not text.endswith("\n"):
+            journal.add("\n")
+        for line in text.splitlines():
+            with suppress(ValueError):  # a kill may have cut the last line
+                key, outcome, results, *others = json.loads(line)
                 self._verdicts[key] = Verdict(outcome, tuple(results), *others)
 
 
@@ -196,12 +197,7 @@ def ladder(outcomes: Any) -> dict[str, float]:
     )
 
 
-def _verified(task: Task) -> bool:
-    """Whether the row says that its reference has passed its tests, as generated ones do."""
-    return isinstance(task.target, Mapping) and task.target.get("verified") is True
-
-
-def _key(program: Program, options: JailOptions) -> str:
+def key_of(program: Program, options: JailOptions) -> str:
     """What the verdict of a program depends on, but for `at_once`, as 32 hexadecimal digits."""
     tests = [(type(test).__name__, *astuple(test)) for test in program.tests]
     limits = (options.level, options.seconds, options.memory, options.compare)

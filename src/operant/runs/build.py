@@ -17,6 +17,7 @@ from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
+from operant.runs.journal import Journal
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids
 from operant.storage.hub import OWN
@@ -46,17 +47,10 @@ class RunParts:
     """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
 
 
-def build(
-    config: Config,
-    *,
-    folder: Path | None = None,
-    tokenizer: Any = None,
-    optimizer: Any = None,
-    lr_scheduler: Any = None,
-) -> RunParts:
-    """Load the models, tasks and reward of a configuration. `folder`: the run's, for what a reward keeps there.
+def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any) -> RunParts:
+    """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded.
 
-    Raises: OperantError for anything that cannot be loaded.
+    journal: for what a reward keeps for a resumed run. of_optimizer: `optimizer` and `lr_scheduler` of `Learner`.
     """
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
@@ -66,20 +60,18 @@ def build(
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
     env = env.under(config.isolation) if isinstance(env, IsolatedEnv) else env
     judges = [reward, *getattr(env, "judges", ())]
-    for judge in judges if folder is not None else ():
-        rewards.keep_in(judge, folder)
+    for judge in judges if journal is not None else ():
+        rewards.keep_in(judge, journal)
     engine = None
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
-    one_row = replace(config.data, query_tokens=None, limit=1, shuffle=False)
     metrics = resolve(config.evaluation.metrics)
     for rows, measured in ((source, []), (evaluated, metrics)):
         # A wrong path or field shows in the first row, before any model loads.
         if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
-            first = load_tasks(rows, None, one_row, **forms)
-            prepared(measured, first, alone=True)
+            prepared(measured, first := load_tasks(rows, None, _one_row(config), **forms), alone=True)
             for judge in judges:
                 rewards.prepare(judge, first, alone=True)
     if reward is not None:
@@ -95,8 +87,7 @@ def build(
         algorithm=train.algorithm,
         engine=engine,
         env=env,
-        optimizer=optimizer,
-        lr_scheduler=lr_scheduler,
+        **of_optimizer,
         total_steps=train.steps,
         composed=config.learner,
     )
@@ -107,7 +98,7 @@ def build(
     bounds["cue"] = not policy.encoder_decoder
     seed = config.learner["learner"].seed
     if policy.tokenizer is None and env is None:
-        task = next(iter(load_tasks(source, None, one_row, **forms)))
+        task = next(iter(load_tasks(source, None, _one_row(config), **forms)))
         if not all(isinstance(token, int) for token in task.prompt):
             name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
             raise OperantError(
@@ -120,8 +111,7 @@ def build(
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
-        rewards.prepare(judge, tasks)
-        tasks = rewards.usable(judge, tasks)
+        tasks = rewards.prepare(judge, tasks)
     if reward is not None:
         rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
@@ -152,6 +142,11 @@ def trained(folder: Path) -> tuple[Any, Engine]:
     if engine is None or str(engine).startswith("<"):  # none, or an object of a Python program
         return policy, default_engine(policy)
     return policy, named_parts.make("engine", engine, named_parts.stored_options("engine", config), policy)
+
+
+def _one_row(config: Config) -> DataOptions:
+    """What reads the first row of a source alone."""
+    return replace(config.data, query_tokens=None, limit=1, shuffle=False)
 
 
 def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:

@@ -22,6 +22,7 @@ from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import RunFolder
 from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
+from operant.runs.journal import Journal
 from operant.runs.resume import Change, apply_changes, changes, changes_after, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import StopRequest, stop_on_signal
@@ -165,7 +166,8 @@ def _load(
             named, own = config.train.trackers, config.parts.get("trackers")
             named = named if own is None or isinstance(named, Mapping) else {named[0]: own}
             trackers = [*show, *make_trackers(named, folder.path, log_message)] if first else []
-            parts = build(models, folder=folder.checkpoints.parent, **objects)
+            verdicts = folder.checkpoints.parent / f"verdicts-{distributed.rank()}.jsonl"
+            parts = build(models, journal=Journal(verdicts), **objects)
     except BaseException:
         folder.close()
         if not resume:  # the folder holds no results yet

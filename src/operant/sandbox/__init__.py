@@ -9,5 +9,8 @@ Three layers, each usable without the next:
 3. `serialise.py` and `reward_job.py`: rollouts as plain data, and the rewards that judge them in a worker. Worlds in
    workers stand in `envs/isolated.py`. `spec.py`: the name by which a worker finds the user's function or class.
 
+Beside them, for programs that attack: `jail.py` judges untrusted programs, at one of the `levels.py`; `harness.py` runs
+inside, and `seccomp.py` is the filter of system calls.
+
 This file imports nothing, so that supervisors and workers load only what they need. The package never imports torch.
 """

@@ -25,7 +25,7 @@ from _collections import deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
 from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 
-take = globals()["take"]
+take = globals().get("take", bytes)
 """The next bytes that the run has given: `jail.py` defines it, where it starts this file."""
 PASSED, FAILED, CRASHED, UNCOMPILED = "passed", "failed test", "runtime error", "compile error"
 FILE, TEST = "<program>", "<test>"
@@ -75,7 +75,8 @@ VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()):
 MUTABLE = (list, dict, set, bytearray, deque)
 PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, deque, complex)
 
-TYPES = {kind.__name__: kind for kind in (*PLAIN, bool, range, type(None), object)}
+ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
+TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
 
 
@@ -853,4 +854,5 @@ def main() -> None:
     Checker(control, given, scan(take().decode(), 0)[0]).judge()
 
 
-main()
+if __name__ == "__main__":
+    main()

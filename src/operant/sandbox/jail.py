@@ -24,7 +24,7 @@ from importlib import resources
 from typing import Any
 
 from operant.sandbox import levels
-from operant.types import OUTCOMES, OperantError, shown
+from operant.types import OperantError, shown
 
 COMPARISONS = ("strict", "apps")
 LEAST_MEMORY = 64 << 20
@@ -297,8 +297,12 @@ class Prisoner:
         self.end()
         ready, *lines = self.text.decode().split("\n")[:-1] or [""]
         if ready != "ready" and not self.killed:
-            code = self.process.returncode
-            raise OperantError(f"it does not start (exit status {code}): {said[-1] if said else 'no reason is given'}")
+            why = (
+                (said[-1] if said[0].startswith("Traceback") else " ".join(said)[:300])
+                if said
+                else "no reason is given"
+            )
+            raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")
         found = [json.loads(line) for line in lines]
         lost = self.killed or f"its checker has ended (exit status {self.process.returncode})"
         spent = found[-1][2] if found else 0.0

@@ -1,0 +1,530 @@
+"""The critic of outcomes: pooling, what it learns, the returns that it makes, replies beside the greedy one, CodeRL."""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from toys import CAUSAL, bare_logprobs, letters, lm
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+
+import operant
+from operant import Judgement, Learner, OperantError, Policy, Rollout, Task
+from operant.metrics.judged_outcomes import area_under_curve, calibration_error, metrics
+from operant.models.loading import export
+from operant.models.outcome_critic import OutcomeCritic
+from operant.models.safe_loading import load_tensors
+from operant.report import parquet
+from operant.rewards import held_out, judge, read_with, resolve
+from operant.rewards.combine import MinusGreedy
+from operant.rewards.critic import CriticReward
+from operant.sandbox import jail
+from operant.storage.checkpoint import read_part
+from operant.storage.checkpoint_store import newest_whole
+from operant.text_scores.outcome_critic import CriticScore, Reading
+from operant.types import OUTCOMES, Turn
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+KINDS = (*CAUSAL, "t5", "bart")
+ROWS = [([4, 9, 5], [7, 8, 11, 6, 2]), ([5], [10, 2]), ([4, 6], [9, 3, 5, 2]), ([8, 8, 8, 4], [2])]
+"""Prompts, and programs with their end token."""
+
+
+def save(folder, kind="gpt2"):
+    lm(kind, 40).save_pretrained(folder)
+    letters().save_pretrained(folder)
+    return str(folder)
+
+
+def critic(folder, kind="gpt2", **more):
+    made = OutcomeCritic(save(folder, kind), **more)
+    torch.manual_seed(5)
+    for p in made.outcome_head.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return made
+
+
+def by_hand(made, prompt, program, padding=0):
+    """[A, C] the head on the states that transformers returns for one row: behind no token of the program, one, ..."""
+    model, program = made.model, (program + [0] * padding)[: padding or None]
+    with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            start = [model.config.decoder_start_token_id, *program[:-1]]
+            known = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([start])}
+            states = model(**known, output_hidden_states=True).decoder_hidden_states[-1][0]
+        else:
+            whole = torch.tensor([prompt + program])
+            states = model(whole, output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
+        return made.outcome_head(states)
+
+
+def highest(rows):
+    """The maximum of each class, by a loop."""
+    found = [-math.inf] * len(OUTCOMES)
+    for row in rows.tolist():
+        found = [max(pair) for pair in zip(found, row, strict=True)]
+    return found
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_the_outcomes_are_those_of_the_jail():
+    assert OUTCOMES == jail.OUTCOMES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pooling_is_a_loop_over_the_positions_of_the_program_whatever_stands_beside_it(kind, tmp_path):
+    made = critic(tmp_path, kind)
+    for (prompt, program), (own, pooled) in zip(ROWS, made.read(ROWS), strict=True):
+        wanted = by_hand(made, prompt, program)
+        assert torch.allclose(own, wanted, atol=1e-4) and len(own) == len(program)
+        for t in range(len(program)):
+            assert pooled[t].tolist() == pytest.approx(highest(wanted[: t + 1]), abs=1e-4)
+        [(_, alone)] = made.read([(prompt, program)])
+        assert torch.allclose(alone, pooled, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_pooling_over_padding_is_coderls_and_tells_another_story(kind, tmp_path):
+    made, won_by_padding = critic(tmp_path, kind, pool_padding=12), 0
+    for (prompt, program), (own, pooled) in zip(ROWS, made.read(ROWS), strict=True):
+        wanted = by_hand(made, prompt, program, 12)
+        assert pooled[-1].tolist() == pytest.approx(highest(wanted), abs=1e-5)
+        assert torch.allclose(own, wanted[: len(program)], atol=1e-5)
+        won_by_padding += sum(place >= len(program) for place in wanted.argmax(0).tolist())
+        if len(program) > 1:  # a beginning is not padded
+            assert pooled[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-5)
+    assert won_by_padding >= 8  # of 16 maxima
+
+
+@pytest.mark.parametrize(("kind", "auto"), [("gpt2", AutoModelForCausalLM), ("t5", AutoModelForSeq2SeqLM)])
+def test_the_export_is_a_plain_model_with_the_head_beside_it(kind, auto, tmp_path):
+    made = critic(tmp_path / "trunk", kind, hidden=16)
+    folder = export(made, tmp_path / "export")
+    assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
+    theirs, head = auto.from_pretrained(folder), load_tensors(folder / "outcome_head.safetensors")
+    assert theirs.get_output_embeddings().weight.equal(made.model.get_output_embeddings().weight)
+    assert sorted(list(x.shape) for x in head.values()) == [[4], [4, 16], [16], [16, 32]]
+    again = OutcomeCritic(str(folder))
+    for (_, a), (_, b) in zip(made.read(ROWS), again.read(ROWS), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(OperantError, match=r"policy.hidden=8.*head with 16; leave it out"):
+        OutcomeCritic(str(folder), hidden=8)
+    (folder / "outcome_critic.json").write_text("{}")
+    with pytest.raises(OperantError, match=r"outcome_critic.json is damaged"):
+        OutcomeCritic(str(folder))
+
+
+def characters():
+    """A tokenizer of single letters."""
+    known = {letter: i for i, letter in enumerate("?$ .abcdefghijklmnopqrstuvwxyz")}
+    core = Tokenizer(models.WordLevel(known, unk_token="?"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="?", eos_token="$", clean_up_tokenization_spaces=False
+    )
+
+
+@pytest.mark.parametrize("text", ["the end.a b", " then the end", "abc", ""])
+def test_a_token_has_the_score_of_what_the_critic_has_read_by_its_end(text, tmp_path):
+    scorer = CriticScore(str(export(critic(tmp_path / "trunk"), tmp_path / "export")))
+    whole = scorer.prefixes("go a", text)
+    [reading] = scorer.read([("go a", text)])
+    pieces = [letters().decode([i]) for i in scorer.rows([("go a", text)])[0][1][:-1]]
+    assert "".join(pieces) == text and len(pieces) == len(whole) == len(reading.pooled) - 1
+    other, after = characters(), []
+    ids = other(text).input_ids
+    for end in range(1, len(text) + 1):  # the longest beginning of whole pieces within the first `end` letters
+        fitting = [k for k in range(len(pieces) + 1) if len("".join(pieces[:k])) <= end]
+        after.append(float(reading.pooled[max(fitting), 3]))
+    stop = other.eos_token_id
+    if text:
+        assert scorer.prefixes("go a", ids, other) == after
+    assert scorer.prefixes("go a", [*ids, stop], other) == [*after, float(reading.pooled[-1, 3])]
+    own = [*scorer.rows([("go a", text)])[0][1][:-1], 2]
+    assert scorer.prefixes("go a", own, letters()) == [*whole, float(reading.pooled[-1, 3])]
+
+
+def test_what_does_not_fit_is_cut(tmp_path):
+    scorer = CriticScore(str(export(critic(tmp_path / "trunk"), tmp_path / "export")))
+    [(prompt, program)] = scorer.rows([("a" * 100, "bcd")])
+    assert len(prompt) + len(program) == 64 and len(program) == 4
+    [(prompt, program)] = scorer.rows([("a", "b" * 100)])
+    assert len(prompt) == 1 and len(program) == 63
+    assert len(scorer.prefixes("a", "b" * 100)) == 62
+    ids = letters()("b" * 100).input_ids
+    assert len(set(scorer.prefixes("a", ids, letters())[62:])) == 1
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def programs(count, seed, shuffled=False):
+    """A program passes with an e, else fails a test with an a, else crashes."""
+    chance, rows = torch.Generator().manual_seed(seed), []
+    for i in range(count):
+        word = "".join("abcdefgh"[k] for k in torch.randint(8, (6,), generator=chance))
+        rows.append({"prompt": "go " + "abc"[i % 3], "completion": " " + word, "outcome": OUTCOMES[kind_of(word)]})
+    if shuffled:
+        order = torch.randperm(count, generator=chance).tolist()
+        return [row | {"outcome": rows[j]["outcome"]} for row, j in zip(rows, order, strict=True)]
+    return rows
+
+
+def kind_of(text):
+    return 3 if "e" in text else 2 if "a" in text else 1
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def trained(folder, kind, *, shuffled=False, lr=2e-3, **more):
+    given = {"algorithm": "outcome-critic", "steps": 60, "batch": 32, "lr": lr, "quiet": True, "out": folder / "run"}
+    folder.mkdir(exist_ok=True)
+    tasks, held = (
+        write(folder / "a.jsonl", programs(300, 1, shuffled)),
+        write(folder / "b.jsonl", programs(100, 2, shuffled)),
+    )
+    policy = {"name": "outcome_critic", "trunk": save(folder / "trunk", kind)}
+    return operant.train(policy, tasks, evaluate=held, **given | more)
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """A critic that has learnt the rule of `programs`."""
+    return trained(tmp_path_factory.mktemp("learnt"), "gpt2")
+
+
+def test_it_learns_the_rule_and_from_shuffled_outcomes_nothing(learnt, tmp_path):
+    found = learnt.after.metrics()
+    assert found["evaluate/critic/accuracy"] > 0.9 > 0.6 > found["evaluate/critic/majority"]
+    assert found["evaluate/critic/loss"] < 0.4 < learnt.before.metrics()["evaluate/critic/loss"]
+    areas = [found[f"evaluate/critic/auc_{share}"] for share in (25, 50, 75, 100)]
+    assert areas == sorted(areas) and areas[0] < 0.75 and areas[-1] > 0.97
+    chance = trained(tmp_path, "gpt2", shuffled=True).after.metrics()
+    assert chance["evaluate/critic/accuracy"] < chance["evaluate/critic/majority"] + 0.1
+    assert 0.3 < chance["evaluate/critic/auc_100"] < 0.7
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_learns_it_too(tmp_path):
+    found = trained(tmp_path, "t5", lr=5e-3, steps=120).after.metrics()
+    assert found["evaluate/critic/accuracy"] > 0.8 > 0.6 > found["evaluate/critic/majority"]
+
+
+def test_the_numbers_of_held_out_programs_by_hand():
+    chances = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.62, 0.08, 0.2], [0.2, 0.15, 0.0, 0.65], [0.9, 0.1, 0.0, 0.0]])
+    true = torch.tensor([0, 0, 3, 0])
+    # Two in (0.6, 0.7]: 0.62 wrong, 0.65 right; 0.7 lies in that interval as well; one in (0.8, 0.9].
+    wanted = (abs(0.62 + 0.65 + 0.7 - 2) + abs(0.9 - 1)) / 4
+    assert calibration_error(chances.double(), true) == pytest.approx(wanted, abs=1e-6)
+    scores, positive = torch.tensor([0.1, 0.4, 0.35, 0.8, 0.4]), torch.tensor([False, False, True, True, True])
+    pairs = [(a, b) for a in (0.35, 0.8, 0.4) for b in (0.1, 0.4)]
+    wanted = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / 6
+    assert area_under_curve(scores, positive) == pytest.approx(wanted)
+    assert area_under_curve(scores, torch.ones(5, dtype=torch.bool)) is None
+    rising = [torch.tensor([[0.0, 0, 0, k * sign] for k in range(5)]) for sign in (1.0, -1.0)]
+    found = metrics(rising, [3.0, 1.0])
+    assert found["critic/majority"] == 0.5
+    assert [found[f"critic/auc_{share}"] for share in (25, 50, 75, 100)] == [1.0] * 4
+    assert "critic/auc_25" not in metrics(rising, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("row", "replies", "scores"),
+    [
+        ({"completion": "a", "outcome": "passed"}, ("a",), (3.0,)),
+        ({"completion": "a", "outcome": 0}, ("a",), (0.0,)),
+        ({"completions": ["a", "b", "c"], "outcomes": ["failed test", None, 1]}, ("a", "c"), (2.0, 1.0)),
+    ],
+)
+def test_rows_with_outcomes(row, replies, scores):
+    [task] = operant.data.load_tasks([{"prompt": "p"} | row], with_replies=True, labelled=True)
+    assert (task.prompt, task.replies, task.scores) == ("p", replies, scores)
+
+
+ROW = {"prompt": "p", "completion": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"tasks": [{"prompt": "p", "completion": "a", "outcome": "pased"}]},
+            r"outcome 'pased' must be one of compile",
+        ),
+        ({"tasks": [{"prompt": "p", "completion": "a", "outcome": True}]}, r"outcome True must be one of compile"),
+        ({"tasks": [{"prompt": "p", "completions": ["a"], "outcomes": [1, 2]}]}, r"one for each of `completions`"),
+        (
+            {"tasks": [{"prompt": "p", "completion": "a", "outcome": 1}]},
+            r"all programs have the outcome 'runtime error'",
+        ),
+        (
+            {"tasks": [{"prompt": "p", "completion": "a", "chosen": "a", "rejected": "b", "margin": 9}]},
+            r"label 9 is no outcome",
+        ),
+        ({"policy": "builtin:reviews-lm"}, r"use policy=outcome_critic with policy.trunk=MODEL"),
+        ({"policy": {"name": "outcome_critic", "trunk": "builtin:reviews-lm", "hidden": -1}}, r"hidden=-1: it must be"),
+        ({"reward": "letters:e"}, r"it generates no replies that could be scored"),
+    ],
+)
+def test_a_critic_that_cannot_be_trained_is_a_sentence(given, message, tmp_path):
+    both = [{"prompt": "p", "completion": "a", "outcome": 1}, {"prompt": "p", "completion": "b", "outcome": 3}]
+    given = {"policy": {"name": "outcome_critic"}, "tasks": both, "algorithm": "outcome-critic"} | given
+    with pytest.raises(OperantError, match=message):
+        operant.train(**given, steps=1, quiet=True, out=tmp_path / "x")
+
+
+# --- returns ----------------------------------------------------------------------------------------------------------
+
+
+def by_rule(rollouts):
+    """CodeRL's rewards by the rule of `programs`."""
+    kinds = [kind_of(rollout.reply) for rollout in rollouts]
+    return [Judgement((-1.0, -0.6, -0.3, 1.0)[kind], {}, OUTCOMES[kind], "why") for kind in kinds]
+
+
+class Told:
+    """A critic that says what it was given: of every program the same numbers, at positions 0 to 3."""
+
+    path, batch = "told", 4
+    own = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.25, 0.25, 0.0, 0.5], [0.0, 0.1, 0.1, 0.8]])
+    pooled = torch.tensor([[0.1, 0.5, 0.2, 0.2], [0.1, 0.2, 0.3, 0.4], [0.0, 0.3, 0.3, 0.4], [0.0, 0.1, 0.0, 0.9]])
+
+    def read(self, attempts):
+        return [Reading(self.own.double(), self.pooled.double(), [0, 1, 2, 3], text) for _, text in attempts]
+
+    def check(self):
+        pass
+
+
+def rollout(reply, task="t", group=0):
+    ids = [*letters()(reply).input_ids, 2]
+    return Rollout(Task(task, "go"), group, [Turn([4], ids, [0.0] * len(ids))], [reply], query="go")
+
+
+def told(returns, **more):
+    made = CriticReward("told", by_rule, returns=returns, **more)
+    made.scorer = Told()
+    read_with(made, letters())
+    return made
+
+
+Q = {kind: [float(Told.own[t, kind]) for t in (1, 2, 3, 3)] for kind in range(4)}
+"""q of each class after the three letters and the stop token."""
+WORTH = (-1.0, -0.6, -0.3, 1.0)
+V = [sum(p * v for p, v in zip(row, WORTH, strict=True)) for row in Told.pooled.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("returns", "wanted"),
+    [
+        # The replies pass (+1), crash (-0.6) and fail a test (-0.3); the greedy one fails a test.
+        ("coderl", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
+        (
+            "group",
+            [[(1 - 0.1 / 3) * q for q in Q[3]], [(-0.6 - 0.1 / 3) * q for q in Q[1]], [-1.0 / 3 * q for q in Q[2]]],
+        ),
+        ("plain", [[1.0] * 4, [-0.6] * 4, [-0.3] * 4]),
+        ("difference", [[V[1] - V[0], V[2] - V[1], V[3] - V[2], r - V[3]] for r in (1.0, -0.6, -0.3)]),
+    ],
+)
+def test_returns_are_the_formulas(returns, wanted):
+    made = told(returns)
+    made.see_greedy([rollout("bab")])
+    found = judge(made, [rollout(reply) for reply in ("bed", "dud", "dad")])
+    for mine, right in zip(found.scores, wanted, strict=True):
+        assert mine == pytest.approx(right, abs=1e-6)
+    assert found.passing == [pytest.approx([0.4, 0.4, 0.9, 0.9])] * 3
+    assert found.parts["by_rule"] == [1.0, -0.6, -0.3] and found.remark(1) == (("runtime error",), "why")
+    assert found.parts["critic/accuracy"] == [1.0, 0.0, 0.0]
+    if returns == "difference":
+        assert [sum(x) for x in found.scores] == pytest.approx([r - V[0] for r in (1.0, -0.6, -0.3)])
+
+
+def test_once_the_greedy_program_passes_coderls_return_only_pushes_down():
+    made = told("coderl")
+    made.see_greedy([rollout("eee")])
+    scores = judge(made, [rollout(reply) for reply in ("bed", "dud", "dad")]).scores
+    assert scores[0] == [0.0] * 4 and all(min(score) < 0 == max([0.0, *score]) for score in scores[1:])
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (told("coderl"), r"'critic' compares with the policy's greedy replies, and has none to task 't'"),
+        (told("group"), r"returns=group with one reply to each prompt pays nothing: give --samples 2"),
+        (CriticReward("told", lambda rollouts: [1.0] * len(rollouts)), r"names no outcomes of task 't' \(none\)"),
+        (CriticReward("told", lambda rollouts: [[1.0] * 4]), r"scores each token: a critic needs one score a reply"),
+        (resolve("minus_greedy:letters:e"), r"'letters' compares with the policy's greedy replies"),
+    ],
+)
+def test_a_return_that_has_no_meaning_is_a_sentence(reward, message):
+    with pytest.raises(OperantError, match=message):
+        judge(reward, [rollout("bed")])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"returns": "codrl"}, r"returns='codrl': it must be one of coderl, group, difference, plain"),
+        ({"worth": (1.0, 2.0)}, r"worth=\(1.0, 2.0\): give a number for each of compile error"),
+        ({"refresh": -1.0}, r"a learning rate must be at least 0"),
+        ({"batch": 0}, r"batch=0 must be at least 1"),
+        ({"retruns": "group"}, r"retruns"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(options, message):
+    with pytest.raises(OperantError, match=message):
+        resolve("critic:runs/none", {"of": "letters:e"} | options)
+
+
+def test_a_folder_that_is_no_critic_is_a_sentence(tmp_path):
+    made = resolve("critic:" + save(tmp_path), {"of": "letters:e"})
+    with pytest.raises(OperantError, match=r"is no outcome critic: train one, as in `operant train outcome-critic"):
+        made.check()
+
+
+def test_held_out_replies_are_judged_by_the_outcome_alone():
+    made = resolve({"minus_greedy:letters:e": 2.0, "length:<=3": 1.0})
+    assert (
+        judge(held_out(made), [rollout("bed")]).scores
+        == judge(resolve({"letters:e": 2.0, "length:<=3": 1.0}), [rollout("bed")]).scores
+    )
+    assert held_out(told("group")) is by_rule
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """A reward that remembers its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, rollouts):
+        self.calls.append(rollouts)
+        return [float(sum(r.ids)) for r in rollouts]
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_run_subtracts_the_score_of_the_greedy_reply(chunks, tmp_path):
+    """ReMax: the greedy reply is the bare model's, decoded by argmax; it is played once a prompt and not trained on."""
+    seen, model = Seen(), lm(vocab=40)
+    run = operant.train(
+        model, ["go", "abc", "the", "d."], MinusGreedy(seen), tokenizer=letters(), algorithm="reinforce",
+        steps=1, batch=8, samples=2, max_tokens=5, lr=0.0, probes=0, quiet=True, out=tmp_path / "x",
+        reward_chunks=chunks, **{"score.centre": False},
+    )  # fmt: skip
+    greedy, own = seen.calls[0::2], seen.calls[1::2]
+    assert [len(call) for call in greedy] == [4 // chunks] * chunks and [len(c) for c in own] == [8 // chunks] * chunks
+    expected = {}
+    for one in itertools.chain(*greedy):
+        ids = list(one.turns[0].prompt)
+        for _ in range(5):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+            if ids[-1] == 2:
+                break
+        assert one.ids == ids[len(one.turns[0].prompt) :]
+        expected[one.task.id] = sum(one.ids)
+    right = [sum(r.ids) - expected[r.task.id] for r in itertools.chain(*own)]
+    assert run.metrics[0]["reward/mean"] == pytest.approx(sum(right) / 8)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind):
+    """Own programs with a number for every token, and given ones; and the same in three minibatches of any length."""
+    torch.manual_seed(0)
+    options = {"max_tokens": 6, "keep_gradients": True, "optimizer.max_grad_norm": None, "loss.given_coef": 0.7}
+    learner = Learner(Policy(lm(kind).double()), algorithm="coderl", **options, **{"update.micro_tokens": 12})
+    own = learner.generate([[3, 4, 5], [6, 7], [3, 4, 5], [8]])
+    paid = [torch.randn(one.count).tolist() for one in own]
+    texts = [([3, 4], [9, 8, 2]), ([5], [7, 7, 7, 7, 2])]
+    given = [
+        Rollout(Task(f"g{i}", p), i, [Turn(p, r)], [""], demonstrated=True, place=100 + i)
+        for i, (p, r) in enumerate(texts)
+    ]
+    metrics = learner.learn(own + given, [*paid, None, None])
+    mine = torch.cat([p.grad.flatten() for p in learner.policy.trainable()])
+    twin, loss = lm(kind).double(), 0.0
+    for (prompt, reply), numbers in [
+        *(((r.turns[0].prompt, r.ids), score) for r, score in zip(own, paid, strict=True)),
+        *((pair, None) for pair in texts),
+    ]:
+        if kind == "t5":
+            start = torch.tensor([[twin.config.decoder_start_token_id, *reply[:-1]]])
+            logits = twin(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
+        else:
+            logits = twin(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0]
+        if numbers is None:
+            loss = loss - 0.7 * chosen.sum() / sum(len(r) for _, r in texts)
+        else:
+            loss = loss - (torch.tensor(numbers, dtype=torch.float64) * chosen).sum() / sum(r.count for r in own)
+    loss.backward()
+    truth = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    assert float((mine - truth).abs().max()) < 1e-6 * float(truth.abs().max())
+    assert metrics["loss/total"] == pytest.approx(float(loss), rel=1e-5)
+    right = -sum(bare_logprobs(twin, *pair).sum() for pair in texts) / sum(len(r) for _, r in texts)
+    assert metrics["given/loss"] == pytest.approx(float(right), rel=1e-5)
+
+
+def test_the_snippet_of_the_page_runs(learnt, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "critic.md").read_text(encoding="utf-8")
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "critic").symlink_to(learnt.path)
+    monkeypatch.chdir(tmp_path)
+    known = {"ids": letters()("return x + x").input_ids, "tokenizer": letters()}
+    exec(snippet, known)
+    assert float(known["reading"].pooled[-1].sum()) == pytest.approx(1)
+
+
+def coderl_run(learnt, folder, out, *, steps, **more):
+    """A run of CodeRL whose critic is refreshed on every step's outcomes."""
+    gold = [{k: v for k, v in row.items() if k != "outcome"} for row in programs(60, 7) if row["outcome"] == "passed"]
+    given = {"algorithm": "coderl", "batch": 8, "samples": 4, "max_tokens": 6, "lr": 1e-3, "quiet": True, "probes": 2}
+    options = {"of": by_rule, "returns": "coderl", "refresh": 1e-3, "batch": 4}
+    reward = {"name": f"critic:{learnt.path}", **options}
+    reward = resolve(reward.pop("name"), reward)
+    tasks = write(folder / "gold.jsonl", gold)
+    given |= {"evaluate": tasks, "data.limit": 12, "checkpoint_every": 2}
+    return operant.train(save(folder / "policy"), tasks, reward, steps=steps, out=out, **given, **more)
+
+
+def test_a_run_with_a_refreshed_critic_resumes_exactly_and_shows_what_it_says_of_each_token(learnt, tmp_path):
+    whole = coderl_run(learnt, tmp_path, tmp_path / "whole", steps=4)
+    coderl_run(learnt, tmp_path, tmp_path / "parts", steps=2)
+    reward = resolve(f"critic:{learnt.path}", {"of": by_rule, "refresh": 1e-3, "batch": 4})
+    parts = operant.train(reward=reward, out=tmp_path / "parts", resume=True, steps=4, quiet=True)
+    for a, b in zip(whole.metrics, parts.metrics, strict=True):
+        names = [n for n in a if not n.startswith(("time/", "memory/", "tokens/", "speed/", "checkpoint/"))]
+        assert {n: a[n] for n in names} == {n: b[n] for n in names}
+    ends = [read_part(newest_whole(run.path / "checkpoints"), "reward") for run in (whole, parts)]
+    first = CriticScore(str(learnt.path)).critic.state_dict()
+    assert ends[0]["weights"] and all(torch.equal(x, ends[1]["weights"][n]) for n, x in ends[0]["weights"].items())
+    assert any(not torch.equal(x, first[n]) for n, x in ends[0]["weights"].items())
+    # Held-out replies are scored by the rule, whatever the critic says.
+    kinds = [kind_of(r.reply) for r in whole.after.rollouts]
+    assert whole.after.scores == [WORTH[kind] for kind in kinds]
+    for seen in whole.metrics:
+        worth = sum(WORTH[k] * seen.get(f"outcome/{OUTCOMES[k]}", 0.0) for k in range(4))
+        assert seen["reward/by_rule/mean"] == pytest.approx(worth)
+        assert {"reward/critic/accuracy/mean", "reward/critic/passed/mean", "given/loss"} <= seen.keys()
+    rows = parquet.tokens(sorted((whole.path / "rollouts").glob("*.parquet"))[-1], range(8))
+    assert all(len(row["passing"]) == len(row["tokens"]) and min(row["passing"]) >= 0 for row in rows)
+    # What the run stored is what the next critic is trained on.
+    stored = operant.data.load_tasks(
+        operant.data.sources.SOURCES.find("outcomes")(run=str(whole.path)), with_replies=True, labelled=True
+    )
+    assert len(stored) == 32 and {task.scores[0] for task in stored} <= {1.0, 2.0, 3.0}
+    assert [kind_of(task.replies[0]) for task in stored] == [task.scores[0] for task in stored]

@@ -1,0 +1,372 @@
+"""Programming problems, published and generated; the reward of their tests; the world that repeats; the recipe."""
+
+import gzip
+import json
+import random
+import re
+import shlex
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from toys import letters, lm
+
+from operant.cli import main
+from operant.data import load_tasks
+from operant.data.forms import ROW_FORMS
+from operant.envs import ENVS
+from operant.options import Factory, arguments
+from operant.programs.generated import held_out, is_held_out, programs
+from operant.programs.problems import problem_of
+from operant.rewards import judge, prepare, resolve
+from operant.rewards.tests import UnitTests
+from operant.runs import named_parts
+from operant.runs.journal import Journal
+from operant.sandbox.jail import Jail, JailOptions
+from operant.types import OperantError, Rollout, Task, Turn
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+DOUBLE = {"tests": ["assert f(2) == 4", "assert f(3) == 6"], "examples": ["assert f(0) == 0"]}
+OF_OUTCOME = {
+    "compile error": "def f(x) return x",
+    "runtime error": "def f(x): return x[0]",
+    "failed test": "def f(x): return 4",
+    "passed": "def f(x): return 2 * x",
+}
+
+
+def tasks_of(rows, form="code", **options):
+    made = named_parts.form(form, arguments(Factory(ROW_FORMS.find(form), 1), options, form))
+    return load_tasks(rows, form=made)
+
+
+def rollout(reply, target=DOUBLE, name="t/0", references=()):
+    task = Task(name, "Return twice x.", target, references=references)
+    return Rollout(task, 0, [Turn([1], [2], end="stop")], [reply], end="stop", query="Return twice x.")
+
+
+# --- published rows ---------------------------------------------------------------------------------------------------
+
+MBPP = {
+    "text": "Write a function to double.",
+    "code": "def f(x):\r\n  return 2 * x",
+    "task_id": 1,
+    "test_setup_code": "N = 2",
+    "test_list": ["assert f(1) == N", "assert f(2) == 4", "assert f(0) == 0"],
+    "challenge_test_list": ["assert f(9) == 18"],
+}
+SANITISED = {"prompt": "Double.", "code": "c", "test_imports": ["import math"], "test_list": ["assert f(1) == 2"]}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def f(x):\n    """Double."""\n',
+    "entry_point": "f",
+    "canonical_solution": "    return 2 * x\n",
+    "test": "METADATA = {}\n\n\ndef check(c):\n    assert c(1) == 2\n    assert c(3) == 6, 'x'\n",
+}
+LOOPED = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\n"
+STDIN = {
+    "question": "Double it.",
+    "input_output": '{"inputs": ["2\\n"], "outputs": ["4\\n"]}',
+    "solutions": '["s\\r\\n"]',
+}
+CALLED = {
+    "question": "Double.",
+    "input_output": {"fn_name": "f", "inputs": [[1], [[2]]], "outputs": [[2], [[2, 2]]]},
+    "starter_code": "class Solution:\n    def f(self, x):",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "options", "prompt", "references", "target"),
+    [
+        ("mbpp", MBPP, {}, "Write a function to double.\nassert f(1) == N\n", ("def f(x):\n  return 2 * x",),
+         {"tests": MBPP["test_list"][1:], "examples": MBPP["test_list"][:1], "setup": "N = 2"}),
+        ("mbpp", MBPP, {"shown": "none", "challenge": True, "cue": " [BEGIN]", "prefix": "Task: "},
+         "Task: Write a function to double. [BEGIN]", ("def f(x):\n  return 2 * x",),
+         {"tests": [*MBPP["test_list"], "assert f(9) == 18"], "examples": [], "setup": "N = 2"}),
+        ("mbpp", MBPP, {"shown": "one", "decide": "all"}, "Write a function to double.\nassert f(1) == N\n",
+         ("def f(x):\n  return 2 * x",),
+         {"tests": MBPP["test_list"], "examples": MBPP["test_list"][:1], "setup": "N = 2"}),
+        ("code", SANITISED, {}, "Double.\nassert f(1) == 2\n", ("c",),
+         {"tests": ["assert f(1) == 2"], "examples": ["assert f(1) == 2"], "setup": "import math"}),
+        ("code", HUMANEVAL, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
+         {"tests": ["assert f(1) == 2", "assert f(3) == 6, 'x'"], "setup": "METADATA = {}",
+          "before": HUMANEVAL["prompt"]}),
+        ("humaneval", HUMANEVAL | {"test": LOOPED}, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
+         {"tests": ["check(f)"], "setup": LOOPED, "before": HUMANEVAL["prompt"]}),
+        ("apps", STDIN, {"imports": False}, "QUESTION:\nDouble it.\nUse Standard Input format\nANSWER:\n", ("s\n",),
+         {"tests": [{"stdin": "2\n", "stdout": "4\n"}], "examples": [], "before": ""}),
+        ("apps", CALLED, {"imports": False, "examples": 1, "between": "", "cue": ""},
+         f"QUESTION:\nDouble.\n{CALLED['starter_code']}", (),
+         {"tests": ["assert Solution().f([2]) in ([2, 2], [[2, 2]])"],
+          "examples": ["assert Solution().f(1) in (2, [2])"], "before": ""}),
+    ],
+)  # fmt: skip
+def test_a_published_row_becomes_a_problem(form, row, options, prompt, references, target):
+    [task] = tasks_of([row], form, **options)
+    assert (task.prompt, task.references, task.target) == (prompt, references, target)
+    assert len(problem_of(task).tests) == len(target["tests"])
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (MBPP | {"test_list": []}, r"tasks, row 1, form 'code': test_list is \[\]: the row has no tests"),
+        (MBPP | {"language": "C++"}, "language is 'C\\+\\+': tests run in Python only"),
+        (STDIN | {"input_output": {"inputs": []}}, "it has no tests"),
+        (STDIN | {"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
+        (STDIN | {"input_output": "{"}, "which is no JSON"),
+        (HUMANEVAL | {"test": "assert True"}, r"must define check\(candidate\)"),
+        (HUMANEVAL | {"test": "def check(c):\nx"}, "test is no Python"),
+        ({"text": "a"}, "it reads tests, and the row has no such field"),
+    ],
+)
+def test_a_row_that_is_no_problem_is_refused_with_its_number(row, words):
+    with pytest.raises(OperantError, match=words):
+        tasks_of([MBPP, row])
+
+
+@pytest.mark.parametrize(("file", "count"), [("mbpp.jsonl.gz", 974), ("sanitized-mbpp.json.gz", 427)])
+def test_mbpp_is_read_and_its_programs_pass(file, count):
+    if not (path := SHARED / "code_mbpp" / file).is_file():
+        pytest.skip(f"{path} is missing")
+    tasks = tasks_of(str(path), "mbpp", decide="all")
+    assert len(tasks) == count and all(len(problem_of(task).tests) >= 1 for task in tasks)
+    some = random.Random(0).sample(tasks, 12)
+    verdicts = UnitTests().verdicts([problem_of(task).program(task.references[0]) for task in some])
+    assert [(task.id, v.outcome) for task, v in zip(some, verdicts) if v.outcome != "passed"] == []
+
+
+def test_verdicts_on_samples_of_coderl_are_its_own():
+    """Its labels came from a judge that stops at other places, so errors may be named otherwise; passes may not."""
+    if not (path := SHARED / "code_apps_sample/apps_coderl_sample.jsonl.gz").is_file():
+        pytest.skip(f"{path} is missing")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    found = []
+    for row, task in zip(rows, tasks_of(rows, "apps"), strict=True):
+        samples = row["gen_solutions"][::3]
+        verdicts = Jail(JailOptions(compare="apps")).run([problem_of(task).program(one["code"]) for one in samples])
+        found += [(one["result"], verdict.outcome) for one, verdict in zip(samples, verdicts, strict=True)]
+    names = {-2: "compile error", -1: "runtime error", False: "failed test", True: "passed"}
+    assert len(found) == 30
+    assert all((outcome == "passed") == (result is True) for result, outcome in found)
+    assert sum(outcome == names[result] for result, outcome in found) >= 28
+
+
+# --- generated problems -----------------------------------------------------------------------------------------------
+
+
+def shape(reference):
+    """A reference without its numbers and letters: its composition."""
+    return re.sub(r'"\w"', '"c"', re.sub(r"\d+", "0", reference))
+
+
+def solved(source, tests):
+    """Whether a program passes tests, by Python itself."""
+    names = {}
+    try:
+        exec(source, names)
+        for one in tests:
+            exec(one, names)
+    except Exception:
+        return False
+    return True
+
+
+def test_generated_problems_are_solved_by_their_references_and_by_nothing_simple():
+    train, other = list(programs(count=600, seed=3)), list(held_out(count=200, seed=3))
+    for row in [*train, *other]:
+        assert solved(row["completion"], [*row["tests"], *row["examples"]]), row
+        assert row["prompt"].endswith("\n".join(["", *row["examples"], ""]))
+    assert list(islice(programs(count=5, seed=3), 5)) == train[:5] and next(programs(count=1, seed=4)) != train[0]
+    assert {row["level"] for row in train} == {1, 2, 3} and {row["level"] for row in other} == {2, 3}
+    assert len({row["prompt"] for row in train}) == 600
+    assert not {shape(row["completion"]) for row in train} & {shape(row["completion"]) for row in other}
+    simple = ("x", "0", "None", "[]", "''", "len(x)", "x[0]", "sorted(x)", "sum(x)", "max(x)", "x[::-1]", "str(x)")
+    passing = {code: [r for r in train if solved(f"def f(x): return {code}", r["tests"])] for code in simple}
+    for code in ("x", "0", "None", "[]", "''"):
+        assert passing[code] == []
+    hacked = [row for rows in passing.values() for row in rows]
+    assert len(hacked) < 0.04 * len(train) and {row["level"] for row in hacked} <= {1}
+
+
+def test_the_split_goes_by_composition():
+    found = [is_held_out(f"step {i}", 2) for i in range(2000)]
+    assert 0.17 < sum(found) / 2000 < 0.23
+    assert not any(is_held_out(f"step {i}", 1) for i in range(100))
+
+
+@pytest.mark.parametrize("options", [{"levels": "4"}, {"levels": "3-2"}, {"count": 0}, {"part": "test"}])
+def test_generated_problems_refuse(options):
+    with pytest.raises(OperantError, match="tasks"):
+        programs(**options)
+    with pytest.raises(OperantError, match="at least 2"):
+        held_out(levels="1-2")
+
+
+# --- the reward -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [-1.0, -0.6, -0.3, 1.0]),
+        ({"outcomes": "-2,-1,0,3"}, [-2.0, -1.0, 0.0, 3.0]),
+        ({"outcomes": {"compile error": -0.5}}, [-0.5, -0.6, -0.3, 1.0]),
+        ({"kind": "passed"}, [0.0, 0.0, 0.0, 1.0]),
+        ({"kind": "fraction"}, [0.0, 0.0, 0.5, 1.0]),
+    ],
+)
+def test_four_outcomes_and_their_scores(options, expected):
+    judged = judge(resolve("tests", options), [rollout(program) for program in OF_OUTCOME.values()])
+    assert judged.scores == expected
+    assert [judged.remark(i).classes for i in range(4)] == [(name,) for name in OF_OUTCOME]
+    assert judged.parts["passed"] == [0, 0, 0, 1] and judged.parts["share"] == [0, 0, 0.5, 1]
+    assert "SyntaxError" in judged.remark(0).message and "TypeError" in judged.remark(1).message
+    assert judged.remark(3).message == ""
+
+
+@pytest.mark.parametrize("outcomes", [[1, 2], {"passed": "x"}, {"solved": 1.0}, 3, {}])
+def test_other_ladders_are_refused(outcomes):
+    with pytest.raises(OperantError, match="four numbers, from the worst"):
+        resolve("tests", {"outcomes": outcomes})
+
+
+def test_a_task_without_tests_is_refused_before_any_program_runs():
+    with pytest.raises(OperantError, match="task 'a' has no tests: its target is None"):
+        prepare(UnitTests(), [Task("b", "x", DOUBLE), Task("a", "x")])
+
+
+def test_verdicts_are_kept_so_that_chance_and_a_clock_do_not_break_a_replay(tmp_path, monkeypatch):
+    """Each of 24 programs passes with probability 1/2; the same reward in another process, as it were, agrees."""
+    target = {"tests": ["assert f() == 1"]}
+    thrown = [rollout(f"import os\ndef f(): return os.urandom(1)[0] % 2  # {i}", target) for i in range(24)]
+    first, again = UnitTests(), UnitTests()
+    first.keep_in(Journal(tmp_path / "verdicts.jsonl"))
+    scores = [one.score for one in first(thrown)]
+    assert set(scores) == {1.0, -0.3}
+    with (tmp_path / "verdicts.jsonl").open("a", encoding="utf-8") as file:
+        file.write('["half a li')
+    monkeypatch.setattr(Jail, "run", lambda self, programs: pytest.fail("a known program ran again"))
+    again.keep_in(Journal(tmp_path / "verdicts.jsonl"))
+    assert [one.score for one in again(thrown)] == scores == [one.score for one in first(thrown)]
+    lines = (tmp_path / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == '["half a li' and len(lines) == 25  # what comes next begins a line of its own
+    with pytest.raises(BaseException, match="ran again"):  # under other limits it would be another verdict
+        other = UnitTests(seconds=1)
+        other.keep_in(Journal(tmp_path / "verdicts.jsonl"))
+        other(thrown)
+
+
+def test_bad_references_are_named_dropped_or_refused():
+    made = [Task(f"t/{i}", "x", DOUBLE, references=(code,)) for i, code in enumerate(OF_OUTCOME.values())]
+    made.append(Task("sure", "x", DOUBLE | {"verified": True}, references=("nonsense(",)))
+    warned = UnitTests()
+    assert prepare(warned, made) == made
+    text = warned.notes[0]
+    assert "3 of 4 reference solutions" in text and "1 compile error, 1 runtime error, 1 failed test" in text
+    assert "'t/0': compile error: SyntaxError" in text and "t/3" not in text
+    dropping = UnitTests(references="drop")
+    assert [task.id for task in prepare(dropping, made)] == ["t/3", "sure"]
+    with pytest.raises(OperantError, match="3 of 4 reference solutions"):
+        prepare(UnitTests(references="refuse"), made)
+    skipping = UnitTests(references="skip")
+    prepare(skipping, made)
+    assert skipping.notes == []
+
+
+# --- the world --------------------------------------------------------------------------------------------------------
+
+
+def test_the_world_shows_what_the_examples_say_and_pays_by_the_hidden_tests():
+    world = ENVS.find("programs")(turns=2)
+    world.reset({slot: Task(f"t/{slot}", "Return twice x.", DOUBLE) for slot in range(3)})
+    steps = world.step({0: "def f(x): return x + 1", 1: "def f(x): return 3 * x", 2: "def f(x): return 2 * x"})
+    assert re.fullmatch(r"\n# failed test: .*\n", steps[0].text, re.S) and not steps[0].terminated
+    # Slot 1 passes its example, so it has seen all that it may see, and is paid by the tests that decide.
+    assert [(steps[slot].terminated, steps[slot].reward) for slot in (1, 2)] == [(True, -0.3), (True, 1.0)]
+    ended = world.step({0: "def f(x): return x +"})[0]
+    assert (ended.terminated, ended.reward, ended.text) == (True, -1.0, "")
+    assert ended.info["judgement"].outcome == "compile error"
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def gold(canary):
+    """Gold programs of an MBPP file of which four are bad: an endless loop, a deletion, no Python, a wrong answer."""
+    bad = {
+        "loop": "def f(x):\n    while True: pass",
+        "deletes": f"import os\ndef f(x):\n    os.remove({str(canary)!r})\n    return 2 * x",
+        "no Python": "def f(x) return 2 * x",
+        "wrong": "def f(x):\n    return 3 * x",
+    }
+    return [*bad.values(), *["def f(x):\n    return 2 * x"] * 4]
+
+
+def tiny(kind, folder):
+    """Save a random model with a tokenizer of letters."""
+    tokenizer = letters()
+    more = {"max_position_embeddings": 512} if kind == "llama" else {}
+    lm(kind, vocab=len(tokenizer), spread=0.02, **more).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monkeypatch, capsys):
+    """Of this test's tokenizer every program is a compile error or worse; what is counted are the gold programs."""
+    monkeypatch.chdir(tmp_path)
+    (canary := tmp_path / "canary").write_text("sings", encoding="utf-8")
+    rows = [MBPP | {"text": f"Double {i}.", "code": code} for i, code in enumerate(gold(canary))]
+    Path("mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tiny(kind, Path("tiny"))
+    short = "--steps 2 --batch 16 --samples 4 --max-tokens 6 --update.minibatch 16 --probes 0 --reward.seconds 1"
+    given = f"train code --tasks mbpp.jsonl --evaluate mbpp.jsonl --policy ./tiny {short} --out run".split()
+    assert main(given) == 0, capsys.readouterr()
+    log = Path("run/log.txt").read_text(encoding="utf-8")
+    assert f"programs run at level {Jail().level}" in log
+    assert "4 of 8 reference solutions do not pass their own tests" in log
+    assert "(1 compile error, 2 runtime error, 1 failed test)" in log
+    for number, outcome in enumerate(["runtime error", "runtime error", "compile error", "failed test"]):
+        assert f"task 'mbpp/{number}': {outcome}" in log
+    metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    for step in metrics:
+        assert sum(share for name, share in step.items() if name.startswith("outcome/")) == pytest.approx(1)
+    assert "What became of the replies" in Path("run/report.html").read_text(encoding="utf-8")
+    assert len(Path("run/verdicts-0.jsonl").read_text(encoding="utf-8").splitlines()) >= 8
+    if Jail().level != "process":
+        assert canary.read_text(encoding="utf-8") == "sings"
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "docs/code.md").read_text(encoding="utf-8")
+
+
+def test_the_rows_and_the_snippet_of_the_page(capsys):
+    [shown] = re.findall(r"```json\n(.*?)```", PAGE, re.S)
+    doubled, printed = tasks_of([json.loads(line) for line in shown.splitlines()])
+    solutions = [doubled.references[0], "print(2 * int(input()))"]
+    verdicts = Jail().run(
+        [problem_of(task).program(one) for task, one in zip([doubled, printed], solutions, strict=True)]
+    )
+    assert [verdict.outcome for verdict in verdicts] == ["passed", "passed"]
+    [snippet] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    exec(snippet, {})
+    assert re.fullmatch(r"\n# failed test: .*\n\n1\.0\n", capsys.readouterr().out, re.S)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [MBPP | {"text": f"Double {i}."} for i in range(8)]
+    Path("mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tiny("llama", Path("my-code-model"))
+    for line in re.findall(r"^    operant (.*)$", PAGE, re.M):
+        name, *words = shlex.split(line)
+        if name == "train":
+            short = "--steps 1 --batch 8 --max-tokens 6 --update.minibatch 8 --probes 0 --data.limit 4"
+            words += [*short.split(), *([] if "sft" in words else ["--samples", "4"])]
+            words += [] if "--policy" in words else ["--policy", "./my-code-model"]
+        assert main([name, *words]) == 0, (line, capsys.readouterr())
