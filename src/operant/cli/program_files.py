@@ -184,7 +184,7 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     if bare := [task.id for task in found if not problem_of(task).examples]:
         raise OperantError(
             f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests, by which programs are "
-            "chosen: give their target {'examples': ['assert f(0) == 0']}, or leave these tasks out"
+            "chosen: give their target {'examples': ['assert f(0) == 0']}, or --form.examples 2 where the form has it"
         )
     return found, hidden
 
@@ -320,7 +320,7 @@ def summary(
         passes = {f"pass@{j}": fmean(pass_at_k(k, sum(r), j) for r in right) for j in dict.fromkeys((1, k))}
         passes[f"{n}@{k}"] = fmean(n_at_k(k, sum(m), c, n, k) for m, c in zip(kept, both, strict=True))
         numbers = ", ".join(f"{name} {x:.3f}" for name, x in passes.items())
-        lines.append(f"on the hidden tests, {k} samples of each of {len(judged)} tasks: {numbers}")
+        lines.append(f"on the hidden tests, {k} sample{'s' * (k > 1)} of each of {len(judged)} tasks: {numbers}")
         best = [some for some in ranked if some[0]["task"] in hidden]
         solved = sum(any(row["outcome"] == "passed" for row in some) for some in best)
         low, high = wilson(solved / len(best), len(best))
