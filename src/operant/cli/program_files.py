@@ -69,7 +69,7 @@ CRITICS = Table("critic", "operant.critics", {})
 
 
 @dataclass(frozen=True)
-class Programs:
+class ProgramsAsked:
     """What the command line asks for."""
 
     model: str
@@ -120,7 +120,7 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Programs:
+def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAsked:
     """Read the options, of which those of sampling are left. Raises: OperantError for one that is not valid."""
     if odd := next((name for name in (*OF_PROMPTS, *OF_OTHERS) if name in options), None):
         raise OperantError(
@@ -153,7 +153,7 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Programs:
     jail = read_option(options.pop("jail", {}))
     if not isinstance(jail, Mapping):
         raise OperantError(f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
-    return Programs(
+    return ProgramsAsked(
         model=words[0],
         search=search,
         submit=submit,
@@ -184,7 +184,7 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     if bare := [task.id for task in found if not problem_of(task).examples]:
         raise OperantError(
             f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests, by which programs are "
-            "chosen: give their target {'examples': ['assert f(0) == 0']}, or leave these tasks out"
+            "chosen: give their target {'examples': ['assert f(0) == 0']}, or --form.examples 2 where the form has it"
         )
     return found, hidden
 
@@ -202,7 +202,7 @@ def critic_of(name: str) -> Any:
     return critic
 
 
-def writer_of(name: str, asked: Programs) -> tuple[Writer, Any]:
+def writer_of(name: str, asked: ProgramsAsked) -> tuple[Writer, Any]:
     """A model that writes programs, and its policy. Raises: OperantError for a model without a tokenizer."""
     policy, engine = load(name)
     if policy.tokenizer is None:
@@ -215,7 +215,7 @@ def writer_of(name: str, asked: Programs) -> tuple[Writer, Any]:
 
 
 def search_on(
-    asked: Programs,
+    asked: ProgramsAsked,
     tasks: TaskSet,
     hidden: set[str],
     critic: Any,
@@ -277,7 +277,7 @@ def nearest_to(text: str, others: Sequence[str]) -> str | None:
 
 
 def finish(
-    asked: Programs, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept | None
+    asked: ProgramsAsked, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept | None
 ) -> None:
     """Write the chosen programs, or all candidates, or print them; then say what they are."""
     ranked = [sorted((r for r in some if "rank" in r), key=lambda r: r["rank"])[: asked.submit] for some in rows]
@@ -304,7 +304,7 @@ def finish(
 
 
 def summary(
-    asked: Programs, rows: Sequence[list[dict[str, Any]]], ranked: Sequence[list[dict[str, Any]]], hidden: set[str]
+    asked: ProgramsAsked, rows: Sequence[list[dict[str, Any]]], ranked: Sequence[list[dict[str, Any]]], hidden: set[str]
 ) -> list[str]:
     """Sentences on what became of the programs."""
     outcomes = Counter(row["examples"] for some in rows for row in some)
@@ -320,7 +320,7 @@ def summary(
         passes = {f"pass@{j}": fmean(pass_at_k(k, sum(r), j) for r in right) for j in dict.fromkeys((1, k))}
         passes[f"{n}@{k}"] = fmean(n_at_k(k, sum(m), c, n, k) for m, c in zip(kept, both, strict=True))
         numbers = ", ".join(f"{name} {x:.3f}" for name, x in passes.items())
-        lines.append(f"on the hidden tests, {k} samples of each of {len(judged)} tasks: {numbers}")
+        lines.append(f"on the hidden tests, {k} sample{'s' * (k > 1)} of each of {len(judged)} tasks: {numbers}")
         best = [some for some in ranked if some[0]["task"] in hidden]
         solved = sum(any(row["outcome"] == "passed" for row in some) for some in best)
         low, high = wilson(solved / len(best), len(best))
