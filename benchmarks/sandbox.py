@@ -10,6 +10,7 @@ Writes `benchmarks/results/sandbox.json`.
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--deadline", type=float, default=1.0, help="seconds of processor time, for those that never end"
     )
     args = parser.parse_args(argv)
+    load = os.getloadavg()[0]  # before it begins: that of other work
     rows, slow = [row("plain subprocess", plain, args.rounds)], []
     print(rows[-1], flush=True)
     for level in LEVELS:
@@ -92,7 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             slow.append(endless(jail, args.many))
             print(slow[-1], flush=True)
     results = {"command": " ".join(["python -m benchmarks.sandbox", *(sys.argv[1:] if argv is None else argv)])}
-    results |= {"machine": about(), "cores": cores(), "deadline": args.deadline, "rows": rows, "endless": slow}
+    results |= {
+        "machine": about(),
+        "cores": cores(),
+        "load": load,
+        "deadline": args.deadline,
+        "rows": rows,
+        "endless": slow,
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -216,7 +216,7 @@ def hostile_programs() -> str:
     untried = "".join(f" Not tried: {level}." for level in results["untried"])
     return (
         f"Of {len(results['rows'])} programs, these do harm: {sums}.{untried}\n\n{table}\n"
-        f"Made by `{results['command']}` as root on {results['machine']}.\n"
+        f"Made by `{results['command']}` as root on {results['machine']['machine']}.\n"
     )
 
 
@@ -235,7 +235,8 @@ def sandbox() -> str:
         f"ends after {results['deadline']:g} s. No program had more than {row['late']:.3f} s beyond its deadline. "
         for row in results["endless"]
     )
-    return f"{table}\n{text}{results['cores']} cores: {results['machine']}. Made by `{results['command']}`.\n"
+    where = f"{results['machine']['machine']}, {results['cores']} cores, which other work kept at a load of"
+    return f"{table}\n{text}{where} {results['load']:.1f}. Made by `{results['command']}`.\n"
 
 
 def threads() -> str:

@@ -379,12 +379,12 @@ class Byte(_ctypes._SimpleCData):
     _type_ = "c"
 
 
-class Result(_ctypes._SimpleCData):
+class Long(_ctypes._SimpleCData):
     _type_ = "l"
 
 
 class Function(_ctypes.CFuncPtr):
-    _flags_, _restype_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO, Result
+    _flags_, _restype_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO, Long
 
 
 def call(name: str, *values: "int | bytes") -> int:
