@@ -37,6 +37,7 @@ from operant.machine import about
 from operant.programs.generated import held_out, programs
 from operant.programs.passes import pass_at_k
 from operant.rewards import judge, resolve
+from operant.runs.named_parts import form
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-programs", ROOT / "benchmarks/results/programs.json"
@@ -79,7 +80,7 @@ def measured(policy: Any) -> dict[str, Any]:
     reward = resolve("tests", {"kind": "passed"})
     for name, samples, sampling in (("sampled", 4, {}), ("greedy", 1, {"top_k": 1, "truncation": "stored"})):
         learner = Learner(policy, algorithm="rloo", max_tokens=100, seed=1234, threads="1", **sampling)
-        tasks = load_tasks(str(RUNS / "held-out.jsonl"), learner.policy.tokenizer, form="code")
+        tasks = load_tasks(str(RUNS / "held-out.jsonl"), learner.policy.tokenizer, form=form("code", {}))
         rollouts = learner.play([task for task in tasks for _ in range(samples)], stream="evaluate")
         judged = judge(reward, rollouts)
         passed = [value or 0.0 for value in judged.parts["passed"]]
