@@ -3,7 +3,7 @@
 Four steps, each left out if its result exists in `--work`:
 
 1. `train.jsonl`, `held-out.jsonl`: generated problems of `operant.programs.generated`, which any seed makes again;
-2. `start`: a byte-level BPE tokenizer of 1,024 entries of these texts, and a Llama of 0.7M parameters, or a T5 with
+2. `start`: a byte-level BPE tokenizer of 1,024 entries of these texts, and a Llama of 0.6M parameters, or a T5 with
    `--encoder-decoder`, with random weights;
 3. `sft`: supervised training on the references by `operant train sft`, here from Python; its export is `code-lm`;
 4. pass@1 on the held-out problems, whose compositions training never has: one sample each, and the greedy one.
@@ -50,13 +50,13 @@ def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("build"))
-    parser.add_argument("--rows", type=int, default=60_000, help="problems of training")
+    parser.add_argument("--rows", type=int, default=60_000, help="problems of training; with fewer the start is weaker")
     parser.add_argument("--held-out", type=int, default=400)
     parser.add_argument("--levels", default="1-3")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--encoder-decoder", action="store_true", help="a T5")
     parser.add_argument("--seed", type=int, default=1)

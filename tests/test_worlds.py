@@ -335,7 +335,7 @@ def test_every_world_that_comes_with_operant_passes_the_check(make):
         pytest.importorskip("gymnasium")
     env = make()
     own = getattr(env, "games", None)
-    target = ["3", "4"] if isinstance(env, Extract) else "3"
+    target = ["3", "4"] if isinstance(env, Extract) else {"tests": ["f()"]} if make is SHIPPED["programs"] else "3"
     for seed in range(1 if isinstance(env, IsolatedEnv) else 3):
         check_env(env, None if own else [Task(f"t/{i}", "12", target=target) for i in range(5)], seed=seed)
     if isinstance(env, IsolatedEnv):
