@@ -81,17 +81,17 @@ def test_circles_are_seen(graph: dict[str, set[str]], found: list[list[str]]) ->
 def test_the_core_can_be_read_in_an_afternoon() -> None:
     listed = architecture.afternoon()
     assert len(listed) == len(set(listed)) > 20
-    assert sum((PACKAGE / name).read_text(encoding="utf-8").count("\n") for name in listed) <= 7130
+    assert sum((PACKAGE / name).read_text(encoding="utf-8").count("\n") for name in listed) <= 7170
 
 
 LIMITS = {
     "modules in the root": 12,
     "packages": 34,
-    "imports between packages": 182,
+    "imports between packages": 188,
     "layers": 12,
     "90 % of functions have at most this many lines": 40,
     "lines of the longest function": 80,
-    "private functions used once": 195,
+    "private functions used once": 198,
 }
 
 
