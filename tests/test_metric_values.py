@@ -1122,8 +1122,9 @@ def test_a_metric_is_what_its_sentence_says(run, name, steps):
 
 def test_every_metric_has_a_row():
     rows = {describe(name).name for _, table in RUNS.values() for name in table}
-    # tests/test_dpo.py, tests/test_labelled.py; tests/test_trust_region.py; tests/test_policy_gradients.py
-    elsewhere = {name for name in METRICS if name.startswith(("preference/", "trust/"))} | {"policy/allowed_tokens"}
+    # test_dpo.py, test_labelled.py; test_trust_region.py; test_critic.py; test_policy_gradients.py
+    groups = ("preference/", "trust/", "critic/", "evaluate/critic/")
+    elsewhere = {name for name in METRICS if name.startswith(groups)} | {"policy/allowed_tokens"}
     assert rows | elsewhere == set(METRICS)
 
 
