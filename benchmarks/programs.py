@@ -135,7 +135,9 @@ def bag_of_tokens(known: list[dict[str, Any]], held: list[dict[str, Any]]) -> fl
         made = torch.zeros(len(rows), 2, len(tokenizer))
         for i, row in enumerate(rows):
             for part, text in enumerate((row["prompt"], row["completion"])):
-                made[i, part] = torch.bincount(torch.tensor(tokenizer.encode(text)), minlength=len(tokenizer))
+                made[i, part] = torch.bincount(
+                    torch.tensor(tokenizer.encode(text), dtype=torch.long), minlength=len(tokenizer)
+                )
         return made.flatten(1)
 
     torch.manual_seed(0)
