@@ -98,6 +98,7 @@ def pages() -> dict[str, str]:
             "process": measured.process_rewards(),
         },
         "isolated-rewards.md": {"hostile": measured.hostile()},
+        "code.md": {"programs": measured.programs()},
         "sandbox.md": {"hostile": measured.hostile_programs(), "cost": measured.sandbox()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},

@@ -546,6 +546,70 @@ def translation() -> str:
     )
 
 
+PROGRAMS = {
+    "start": "the start",
+    "sft": "cross-entropy, continued",
+    "grpo": "`grpo`",
+    "ppo": "`ppo`",
+    "reinforce": "`reinforce`",
+    "coderl": "`coderl`, its own return",
+    "coderl-group": "`coderl`, return of the group",
+    "coderl-plain": "`coderl`, no critic",
+    "shuffled": "`grpo`, scores of other programs",
+}
+
+
+def programs() -> str:
+    """One row per method of writing programs, over its seeds, and what the critic knows."""
+    results: Any = _read("programs.json")
+    if not results:
+        return NOTHING
+    rows = {(row["method"], row["seed"]): row for row in results["rows"]}
+    table = "| trained by | seeds | pass@1 | less cross-entropy's | pass@4 | pass@1, greedy | failed test | error |"
+    table += " tokens | replies |\n" + "|---" * 10 + "|\n"
+    for name in (name for name in PROGRAMS if any(method == name for method, _ in rows)):
+        own = {seed: row for (method, seed), row in rows.items() if method == name}
+        trained = name not in ("start", "sft")
+        found = [row["evaluation"]["sampled"] for row in own.values()]
+        gains = [
+            fmean(a - b for a, b in zip(right(row), right(rows["sft", seed]), strict=True)) / 4
+            for seed, row in own.items()
+            if trained and ("sft", seed) in rows
+        ]
+        shares = [one["outcomes"] for one in found]
+        failed = [of.get("failed test", 0.0) for of in shares]
+        errors = [of.get("compile error", 0.0) + of.get("runtime error", 0.0) for of in shares]
+        cells = [str(len(own)), _each(found, "pass@1", digits=3), ", ".join(f"{gain:+.3f}" for gain in gains)]
+        cells += [_each(found, "pass@4", digits=3)]
+        cells += [_each([row["evaluation"]["greedy"] for row in own.values()], "pass@1", digits=3)]
+        cells += [", ".join(f"{x:.2f}" for x in some) for some in (failed, errors)] + [_each(found, "tokens", digits=0)]
+        cells += [", ".join(f"{64 * row['steps']:,}" for row in own.values()) if trained else ""]
+        table += f"| {PROGRAMS[name]} | {' | '.join(cells)} |\n"
+    text = (
+        f"{table}\n400 held-out problems, four samples of each; the standard error of a pass@1 over the problems is at "
+        f"most 0.02. {results['minutes']:g} minutes of processor time each, the programs' own included. Made by "
+        f"`{results['command']}`.\n"
+    )
+    if ("critic", 0) not in rows:
+        return text
+    of = rows["critic", 0]["metrics"]
+    areas = ", ".join(f"{of[f'critic/auc_{share}']:.2f}" for share in (25, 50, 75, 100))
+    known = ("critic/accuracy", "critic/majority", "bag/accuracy")
+    accuracy, most, bag = (f"{100 * of[name]:.0f} %" for name in known)
+    samples = rows["critic", 0]["samples"] - 400
+    return text + (
+        f"\nThe critic, on {samples:,} samples of the start: of 400 others it finds {accuracy} of the outcomes (the most "
+        f"frequent is {most}, a linear model of the counts of tokens finds {bag}); calibration error "
+        f"{of['critic/calibration_error']:.2f}; area under the curve of passing after 25, 50, 75 and 100 % of the tokens: "
+        f"{areas}.\n"
+    )
+
+
+def right(row: dict[str, Any]) -> list[int]:
+    """How many of four samples of each problem pass."""
+    return row["evaluation"]["sampled"]["right"]
+
+
 def _each(rows: list[dict[str, float]], key: str, times: float = 1, digits: int = 1) -> str:
     """A number of each seed."""
     return ", ".join(f"{round(times * row[key], digits) + 0:.{digits}f}" for row in rows)
