@@ -598,10 +598,10 @@ def programs() -> str:
     accuracy, most, bag = (f"{100 * of[name]:.0f} %" for name in known)
     samples = rows["critic", 0]["samples"] - 400
     return text + (
-        f"\nThe critic, on {samples:,} samples of the start: of 400 others it finds {accuracy} of the outcomes (the most "
-        f"frequent is {most}, a linear model of the counts of tokens finds {bag}); calibration error "
-        f"{of['critic/calibration_error']:.2f}; area under the curve of passing after 25, 50, 75 and 100 % of the tokens: "
-        f"{areas}.\n"
+        f"\nThe critic, on {samples:,} samples of the start: of 400 others it finds {accuracy} of the outcomes (the "
+        f"most frequent is {most}, a linear model of the counts of tokens finds {bag}); calibration error "
+        f"{of['critic/calibration_error']:.2f}; area under the curve of passing after 25, 50, 75 and 100 % of the "
+        f"tokens: {areas}.\n"
     )
 
 
