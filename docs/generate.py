@@ -81,7 +81,11 @@ def pages() -> dict[str, str]:
         "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg"), "first": measured.first_example()},
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
-        "rl4lms.md": {"presets": rl4lms_presets(), "comparison": measured.policy_gradients()},
+        "rl4lms.md": {
+            "presets": rl4lms_presets(),
+            "comparison": measured.policy_gradients(),
+            "demo": measured.seed_demo(),
+        },
         "tasks.md": {"extract": measured.extract()},
         "translation.md": {"translation": measured.translation()},
         "text-worlds.md": {"rooms": measured.rooms(), "variants": measured.room_variants()},

@@ -546,6 +546,19 @@ def translation() -> str:
     )
 
 
+def seed_demo() -> str:
+    """A sentence on the demo at its published size."""
+    results: Any = _read("seed-demo.json")
+    if not results:
+        return NOTHING
+    [row] = results["rows"]
+    return (
+        f"{row['steps']} steps of {row['replies'] / row['steps']:.0f} replies to the first 2 to 8 tokens of real reviews: the "
+        f"mean probability over {row['openings']} held-out openings rises from {row['before']:.3f} to {row['after']:.3f}, at "
+        f"{row['kl']:.1f} nats of KL a reply (`{results['command']}`).\n"
+    )
+
+
 PROGRAMS = {
     "start": "the start",
     "sft": "cross-entropy, continued",
