@@ -552,8 +552,9 @@ def seed_demo() -> str:
     if not results:
         return NOTHING
     [row] = results["rows"]
+    batch = row["replies"] / row["steps"]
     return (
-        f"{row['steps']} steps of {row['replies'] / row['steps']:.0f} replies to the first 2 to 8 tokens of real reviews: "
+        f"{row['steps']} steps of {batch:.0f} replies to the first 2 to 8 tokens of real reviews: "
         f"the mean probability over {row['openings']} held-out openings rises from {row['before']:.3f} to "
         f"{row['after']:.3f}, at {row['kl']:.1f} nats of KL a reply (`{results['command']}`).\n"
     )
