@@ -9,8 +9,9 @@ ones fell no more. Protocol, fixed before anything was measured:
   for a program that passes all tests. `coderl` mixes cross-entropy on the references into each step, and is paid
   CodeRL's return with a critic that has learnt offline from 4,000 samples of the start; `coderl-group` has the return
   relative to the group, and `coderl-plain` the outcome without a critic.
-- Controls: `sft`, cross-entropy that continues for the same time, and `shuffled`, `grpo` whose scores are those of
-  other programs.
+- Controls: `sft`, cross-entropy that continues for the same time on the start's 4,000 references, which are also those
+  of `coderl`; `shuffled`, `grpo` whose scores are those of other programs; and `sft-fresh`, cross-entropy on 20,000 new
+  references, which the others do not have: what a teacher would be worth.
 - Each is measured on the held-out problems: four samples of each (pass@1 and pass@4), and the greedy one; outcomes, and
   mean length. Differences to `sft` are paired by problem and seed.
 
@@ -48,9 +49,11 @@ RUNS, RESULTS = ROOT / "runs/bench-programs", ROOT / "benchmarks/results/program
 WORK = ROOT / "runs/code-lm"
 START, CRITIC = WORK / "code-lm", RUNS / "critic"
 PASSED: dict[str, Any] = {"reward": "tests", "reward.kind": "passed"}
-OF_CODERL: dict[str, Any] = {"algorithm": "coderl", "reward": f"critic:{CRITIC}/export", "lr": 1e-4}
+KNOWN = {"tasks": str(WORK / "train.jsonl")}
+OF_CODERL: dict[str, Any] = {**KNOWN, "algorithm": "coderl", "reward": f"critic:{CRITIC}/export", "lr": 1e-4}
 METHODS: dict[str, dict[str, Any]] = {
-    "sft": {"algorithm": "sft", "batch": 64, "lr": 3e-4},
+    "sft": {"algorithm": "sft", "batch": 64, "lr": 3e-4, **KNOWN},
+    "sft-fresh": {"algorithm": "sft", "batch": 64, "lr": 3e-4},
     "grpo": {"algorithm": "grpo", "samples": 8, **PASSED},
     "ppo": {"algorithm": "ppo", "samples": 4, "kl.coef": 0.02, "epochs": 2, "minibatch": 32, **PASSED},
     "reinforce": {"algorithm": "reinforce", "samples": 4, "kl.coef": 0.0, **PASSED},

@@ -510,6 +510,7 @@ def rooms() -> str:
 TRANSLATION = {
     "start": "the start",
     "sft": "cross-entropy, continued",
+    "sft-fresh": "cross-entropy on 20,000 new references",
     "ppo": "PPO",
     "ppo-normalised": "PPO, scores normalised",
     "nlpo": "NLPO, scores normalised",
@@ -583,7 +584,7 @@ def programs() -> str:
     table += " tokens | replies |\n" + "|---" * 10 + "|\n"
     for name in (name for name in PROGRAMS if any(method == name for method, _ in rows)):
         own = {seed: row for (method, seed), row in rows.items() if method == name}
-        trained = name not in ("start", "sft")
+        trained = name not in ("start", "sft", "sft-fresh")
         found = [row["evaluation"]["sampled"] for row in own.values()]
         gains = [
             fmean(a - b for a, b in zip(right(row), right(rows["sft", seed]), strict=True)) / 4
