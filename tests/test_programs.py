@@ -229,7 +229,7 @@ def test_four_outcomes_and_their_scores(options, expected):
 
 @pytest.mark.parametrize("outcomes", [[1, 2], {"passed": "x"}, {"solved": 1.0}, 3, {}])
 def test_other_ladders_are_refused(outcomes):
-    with pytest.raises(OperantError, match="four numbers, from the worst"):
+    with pytest.raises(OperantError, match="four finite numbers, from the worst"):
         resolve("tests", {"outcomes": outcomes})
 
 

@@ -23,6 +23,7 @@ from operant.cli.reply_files import (
     counted,
     cuts,
     data_options,
+    first_row,
     stamp,
     take,
     take_form,
@@ -98,6 +99,9 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
     given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
     asked = what_is_asked(words, options)
+    row = first_row(source) if form is None and not given.get("target_field") else None
+    if isinstance(row, Mapping) and "tests" in row and "target" not in row:
+        form = named_parts.form("code", {})
     data = data_options(source, with_target(source, given)) if form is None else compose({"": DataOptions}, given)[""]
     policy = load(asked.model)[0] if cuts(data) or form is not None else None
     tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)

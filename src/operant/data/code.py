@@ -24,9 +24,12 @@ APPS_IMPORTS = (
 def code(row: Row) -> Any:
     """Any row of this file by its fields: `mbpp`, `humaneval`, `apps`, or one's own: prompt, tests (and completion).
 
-    Own rows have `tests` and maybe `examples`, lists of code or of {"stdin", "stdout"}, and `setup` and `before`.
+    Own rows have `tests` and maybe `examples`, lists of code or of {"stdin", "stdout"}, and `setup` and `before`, in
+    the row or in its `target`.
     """
     _check_language(row)
+    if isinstance(row.get("target"), Mapping):  # as `generate --tests` reads rows
+        row = {**row, **row["target"]}
     if "tests" in row:
         target = {name: row[name] for name in ("examples", "setup", "before", "verified") if row.get(name)}
         asked = {"prompt": found_in(row, ("prompt", "text")), "references": texts_in(row, ("completion", "solutions"))}

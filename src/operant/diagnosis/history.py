@@ -78,7 +78,7 @@ class History:
     @property
     def loss(self) -> str:
         """The metric that training on given replies lowers."""
-        return "preference/loss" if self.values("preference/loss") else "supervised/loss"
+        return next((name for name in ("preference/loss", "critic/loss") if self.values(name)), "supervised/loss")
 
     @property
     def plays(self) -> bool:

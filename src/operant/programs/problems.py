@@ -5,8 +5,10 @@
 """
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from operant.sandbox.jail import Code, Program, Stdin, Test
@@ -40,20 +42,36 @@ def program_in(reply: str) -> str:
 
 
 def problem_of(task: Task) -> Problem:
-    """The tests of a task. Raises: OperantError for a target that has none, with the task's name."""
+    """The tests of a task. Raises: OperantError for a target without tests, or with an odd one; it names the task."""
     target = task.target
     if isinstance(target, Mapping) and target.get("tests"):
-        tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
+        try:
+            tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
+        except OperantError as error:
+            raise OperantError(f"task {task.id!r}: {error}") from error
         return Problem(tests, examples, target.get("setup") or "", target.get("before") or "")
     raise OperantError(
         f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or "
-        "name the form of a published file, as in --form mbpp"
+        "name the form that reads the rows, as in --form code"
     )
 
 
+@cache
+def syntax_error(code: str) -> str | None:
+    """Why Python cannot compile a test; None if it can."""
+    with warnings.catch_warnings(action="ignore"):  # of odd escapes in strings
+        try:
+            compile(code, "test", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:  # ValueError: it has a null byte
+            return str(error)
+    return None
+
+
 def test(given: Any) -> Test:
-    """A test as a row has it: code, or {"stdin", "stdout"}. Raises: OperantError for anything else."""
+    """A test as a row has it: code, or {"stdin", "stdout"}. Raises: OperantError for others, or code with an error."""
     if isinstance(given, str):
+        if (fault := syntax_error(given)) is not None:
+            raise OperantError(f"test {shown(given)} is not Python ({fault}): repair it, or leave the row out")
         return Code(given)
     if isinstance(given, Mapping) and set(given) == {"stdin", "stdout"}:
         return Stdin(str(given["stdin"]), str(given["stdout"]))

@@ -8,6 +8,7 @@ raises, -0.3 for one that fails a test and 1 for one that passes all.
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -188,12 +189,14 @@ def ladder(outcomes: Any) -> dict[str, float]:
         given = dict(zip(OUTCOMES, given, strict=True))
     try:
         if isinstance(given, Mapping) and set(given) <= set(OUTCOMES) and given:
-            return CODERL | {name: float(number) for name, number in given.items()}
+            scores = CODERL | {name: float(number) for name, number in given.items()}
+            if all(map(math.isfinite, scores.values())):
+                return scores
     except (TypeError, ValueError):
         pass
     raise OperantError(
-        f"outcomes={shown(outcomes)}: give four numbers, from the worst outcome to the best, or a mapping with the "
-        f"names {', '.join(OUTCOMES)}"
+        f"outcomes={shown(outcomes)}: give four finite numbers, from the worst outcome to the best, or a mapping with "
+        f"the names {', '.join(OUTCOMES)}"
     )
 
 

@@ -178,7 +178,7 @@ class Kept:
         """By the place of the source, and the task's id."""
         asked = json.loads(json.dumps(asked, default=str))  # as a file gives it back
         begun, *lines = atomic_io.records(self.path) or [asked]
-        if begun != asked:
+        if lines and begun != asked:  # without a line, nothing is lost
             changed = next(name for name in {**begun, **asked} if begun.get(name) != asked.get(name))
             raise OperantError(
                 f"{self.path} keeps the replies of an interrupted command with another {changed} "
