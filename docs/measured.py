@@ -510,7 +510,6 @@ def rooms() -> str:
 TRANSLATION = {
     "start": "the start",
     "sft": "cross-entropy, continued",
-    "sft-fresh": "cross-entropy on 20,000 new references",
     "ppo": "PPO",
     "ppo-normalised": "PPO, scores normalised",
     "nlpo": "NLPO, scores normalised",
@@ -564,6 +563,7 @@ def seed_demo() -> str:
 PROGRAMS = {
     "start": "the start",
     "sft": "cross-entropy, continued",
+    "sft-fresh": "cross-entropy on 20,000 new references",
     "grpo": "`grpo`",
     "ppo": "`ppo`",
     "reinforce": "`reinforce`",

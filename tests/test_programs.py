@@ -13,6 +13,7 @@ from toys import letters, lm
 
 from operant.cli import main
 from operant.data import load_tasks
+from operant.data.code import code
 from operant.data.forms import ROW_FORMS
 from operant.envs import ENVS
 from operant.options import Factory, arguments
@@ -227,10 +228,29 @@ def test_four_outcomes_and_their_scores(options, expected):
     assert judged.remark(3).message == ""
 
 
-@pytest.mark.parametrize("outcomes", [[1, 2], {"passed": "x"}, {"solved": 1.0}, 3, {}])
+@pytest.mark.parametrize("outcomes", [[1, 2], "nan,0,0,1", {"passed": "x"}, {"solved": 1.0}, 3, {}])
 def test_other_ladders_are_refused(outcomes):
     with pytest.raises(OperantError, match="four finite numbers, from the worst"):
         resolve("tests", {"outcomes": outcomes})
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("console.assert(f(1) === 1);", "task 'js': test 'console.* is not Python .*invalid syntax"),
+        ("assert f('\\0') == 1\0", "is not Python .*null bytes"),
+        (5, "task 'js': test 5 is neither code nor"),
+    ],
+)
+def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
+    with pytest.raises(OperantError, match=reason):
+        problem_of(Task("js", "Write f.", {"tests": ["assert f(2) == 1", test]}))
+
+
+def test_own_rows_may_have_their_tests_in_a_target():
+    flat = {"prompt": "Write f.", "tests": ["assert f(2) == 4"], "examples": ["assert f(1) == 2"], "completion": "x"}
+    nested = {"prompt": "Write f.", "target": {k: flat[k] for k in ("tests", "examples")}, "completion": "x"}
+    assert code(nested) == code(flat)
 
 
 def test_a_task_without_tests_is_refused_before_any_program_runs():
