@@ -62,6 +62,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "coderl-plain": {**OF_CODERL, "samples": 4, "reward.returns": "plain"},
     "shuffled": {"algorithm": "grpo", "samples": 8},
 }
+SIZES = {"problems": 20_000, "held_out": 400, "sampled": 1100, "apart": 400, "steps": 250}
+"""Problems to train on, held-out ones, those that the critic's samples are for, samples kept apart, its steps."""
+QUICK = {"problems": 12, "held_out": 4, "sampled": 8, "apart": 8, "steps": 2}
 COMMON: dict[str, Any] = {"batch": 64, "lr": 2e-4, "max_tokens": 100, "steps": 100_000, "form": "code"}
 COMMON |= {"probes": 0, "quiet": True, "threads": "1"}
 
@@ -74,8 +77,8 @@ def shuffled(rollouts: list[Rollout]) -> list[Any]:
 def write_tasks() -> None:
     """Problems to train on, and held-out ones."""
     for name, rows in (
-        ("train", lambda: programs(count=20_000, levels="2-3", seed=77)),
-        ("held-out", lambda: held_out(count=400, levels="2-3", seed=77)),
+        ("train", lambda: programs(count=SIZES["problems"], levels="2-3", seed=77)),
+        ("held-out", lambda: held_out(count=SIZES["held_out"], levels="2-3", seed=77)),
     ):
         if not (RUNS / f"{name}.jsonl").is_file():
             (RUNS / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
@@ -108,15 +111,20 @@ def train_critic() -> dict[str, Any]:
     """CodeRL's critic, on samples of the start."""
     begin, samples = spent(), RUNS / "samples.jsonl"
     few = RUNS / "few.jsonl"
-    rows = (RUNS / "train.jsonl").read_text(encoding="utf-8").splitlines()[:1100]
+    rows = (RUNS / "train.jsonl").read_text(encoding="utf-8").splitlines()[: SIZES["sampled"]]
     few.write_text("\n".join(rows) + "\n", encoding="utf-8")
     words = ["generate", str(START), "--tasks", str(few), "--form", "code", "--tests", "--all", "--samples", "4"]
     if not samples.is_file():
         command([*words, "--max-tokens", "100", "--out", str(samples)])
     found = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
-    for name, some in (("critic-train", found[:-400]), ("critic-test", found[-400:])):
+    for name, some in (("critic-train", found[: -SIZES["apart"]]), ("critic-test", found[-SIZES["apart"] :])):
         (RUNS / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
-    options: dict[str, Any] = {"recipe": "outcome-critic", "policy.trunk": str(START), "steps": 250, "threads": "1"}
+    options: dict[str, Any] = {
+        "recipe": "outcome-critic",
+        "policy.trunk": str(START),
+        "steps": SIZES["steps"],
+        "threads": "1",
+    }
     run = train(
         tasks=str(RUNS / "critic-train.jsonl"),
         evaluate=str(RUNS / "critic-test.jsonl"),
@@ -126,7 +134,9 @@ def train_critic() -> dict[str, Any]:
     )
     judged = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))
     seconds = spent() - begin
-    known = judged["after"]["metrics"] | {"bag/accuracy": bag_of_tokens(found[:-400], found[-400:])}
+    known = judged["after"]["metrics"] | {
+        "bag/accuracy": bag_of_tokens(found[: -SIZES["apart"]], found[-SIZES["apart"] :])
+    }
     return {"method": "critic", "seed": 0, "seconds": seconds, "samples": len(found), "metrics": known}
 
 
@@ -177,9 +187,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs: tiny, no measurement")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "SEED"), help="one row, in this process")
     given = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
+    SIZES.update(QUICK if given.quick else {})
     if given.one:
         row = one(given.one[0], int(given.one[1]), given.minutes)
         place(row).write_text(json.dumps(row), encoding="utf-8")
@@ -196,7 +208,12 @@ def main() -> None:
         if not place({"method": method, "seed": seed}).is_file():
             words = [sys.executable, "-m", "benchmarks.programs", "--one", method, seed]
             environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            subprocess.run([*words, "--minutes", str(given.minutes)], cwd=ROOT, env=environment, check=True)
+            subprocess.run(
+                [*words, "--minutes", str(given.minutes), *(["--quick"] if given.quick else [])],
+                cwd=ROOT,
+                env=environment,
+                check=True,
+            )
         rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*-?.json"))]
         result = {"command": "python -m benchmarks.programs", "machine": about(), "minutes": given.minutes}
         RESULTS.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")

@@ -22,7 +22,6 @@ from operant.report import parquet
 from operant.rewards import held_out, judge, read_with, resolve
 from operant.rewards.combine import MinusGreedy
 from operant.rewards.critic import CriticReward
-from operant.sandbox import jail
 from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import newest_whole
 from operant.text_scores.outcome_critic import CriticScore, Reading
@@ -71,10 +70,6 @@ def highest(rows):
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
-
-
-def test_the_outcomes_are_those_of_the_jail():
-    assert OUTCOMES == jail.OUTCOMES
 
 
 @pytest.mark.parametrize("kind", KINDS)

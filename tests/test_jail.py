@@ -379,7 +379,8 @@ def test_scratch_folders_are_removed(jail: Jail, monkeypatch: pytest.MonkeyPatch
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit that it is ignored
 from operant.sandbox.jail import Code, Jail, JailOptions, Program
 jail = Jail(JailOptions(level=sys.argv[1], seconds=60, patience=60, at_once=3))
 print("ready", flush=True)

@@ -185,9 +185,9 @@ def test_generated_problems_are_solved_by_their_references_and_by_nothing_simple
     assert len({row["prompt"] for row in train}) == 600
     assert not {shape(row["completion"]) for row in train} & {shape(row["completion"]) for row in other}
     simple = ("x", "0", "None", "[]", "''", "len(x)", "x[0]", "sorted(x)", "sum(x)", "max(x)", "x[::-1]", "str(x)")
-    passing = {code: [r for r in train if solved(f"def f(x): return {code}", r["tests"])] for code in simple}
-    for code in ("x", "0", "None", "[]", "''"):
-        assert passing[code] == []
+    passing = {own: [r for r in train if solved(f"def f(x): return {own}", r["tests"])] for own in simple}
+    for own in ("x", "0", "None", "[]", "''"):
+        assert passing[own] == []
     hacked = [row for rows in passing.values() for row in rows]
     assert len(hacked) < 0.04 * len(train) and {row["level"] for row in hacked} <= {1}
 

@@ -33,6 +33,9 @@ ELSEWHERE = {
     "recipes/rlhf.py": "tests/test_humans.py",
     "benchmarks/reward_models.py": "docs/rlhf.md",  # its data are no part of the project
     "benchmarks/kept.py": "benchmarks/road.py",
+    "benchmarks/timed.py": "benchmarks/translation.py",
+    "benchmarks/hostile.py": "tests/test_hostile_programs.py",  # the same programs, one at a time
+    "benchmarks/sandbox.py": "docs/sandbox.md",  # a thousand programs
     "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/screenshot.py": "tests/test_replies_page.py",
     "benchmarks/chaos.py": "tests/test_chaos.py",
@@ -46,7 +49,7 @@ RUN = {
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
     "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
-    "recipes/train_code_lm.py": ["--work", "build", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
+    "recipes/train_code_lm.py": ["--work", "runs/code-lm", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
     "recipes/train_translation_t5.py": ["--data", "{data}", "--work", "runs/translation", "--steps", "2"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
@@ -61,6 +64,10 @@ RUN = {
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
     "benchmarks/translation.py": [*"--only ppo --seeds 1 --minutes 0.01 --sentences 2 --gate 0".split()],
     "benchmarks/policy_gradients.py": ["--quick", "--one", "trpo", "kl", "1", "1"],
+    "benchmarks/programs.py": [*"--only grpo --seeds 1 --minutes 0.01 --quick".split()],
+    "benchmarks/commongen.py": [*"--kinds ppo --seeds 1 --minutes 0.01 --sentences 2 --quick".split()],
+    "benchmarks/dialog_intents.py": ["--data", "{data}/dialogues.jsonl.gz", "--seeds", "1", "--quick"],
+    "benchmarks/seed_demo.py": ["--data", "{data}", "--quick"],
     "benchmarks/extract.py": ["--data", "{data}", *"--quick --seeds 1 --kinds ppo --at-once 1".split()],
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
@@ -113,6 +120,9 @@ def place(tmp_path_factory):
             told = [" ".join(chance.choices(words, k=8)) for _ in range(80)]
             lines = [{"title": "A film", "source": told[i : i + 3], "target": told[i : i + 1]} for i in range(8)]
             file.write("\n".join(json.dumps(line) for line in lines))
+    with gzip.open(place / "reviews" / "dialogues.jsonl.gz", "wt", encoding="utf-8") as file:
+        dialogues = [{"topic": 1 + i % 10, "turns": [" ".join(words[:4])] * 3} for i in range(60)]
+        file.write("\n".join(json.dumps(line) for line in dialogues))
     for split in ("train", "val", "test_2016_flickr"):
         for language in ("de", "en"):
             with gzip.open(place / "reviews" / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:

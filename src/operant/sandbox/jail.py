@@ -26,6 +26,8 @@ from typing import Any
 from operant.sandbox import levels
 from operant.types import OperantError, shown
 
+__all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
+
 COMPARISONS = ("strict", "apps")
 LEAST_MEMORY = 64 << 20
 """Bytes of address space that an interpreter with a few modules needs."""
@@ -52,6 +54,7 @@ class Code:
     """A test as Python code, such as an assertion. It meets stand-ins for what the program defines."""
 
     code: str
+    """Such as `assert f(2) == 4`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Stdin:
     """A test that runs the program with a standard input, and looks at what it has printed."""
 
     given: str
+    """What the program reads."""
     expected: str
+    """What it should print."""
 
 
 Test = Code | Stdin
@@ -67,11 +72,14 @@ Test = Code | Stdin
 
 @dataclass(frozen=True)
 class Program:
-    """A program and its tests. `setup` is code that runs before the tests, beside them."""
+    """A program and its tests."""
 
     source: str
+    """Its text."""
     tests: Sequence[Test]
+    """In their order."""
     setup: str = ""
+    """Code that runs before the tests, beside them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class JailOptions:
-    """Limits of a program, and the level of isolation."""
+    """Limits of a program, and the level of isolation. Raises: OperantError for a value out of range."""
 
     level: str = "auto"
     """auto: the strongest of namespaces, landlock and process that works; container has to be asked for."""
@@ -138,7 +146,10 @@ class JailOptions:
 
 
 class Jail:
-    """Runs programs. It chooses its level when it is made, and says so in `describe`."""
+    """Runs programs. It chooses its level when it is made, and says so in `describe`.
+
+    Raises: OperantError with the reason if no level, or the one that was asked for, works.
+    """
 
     def __init__(self, options: JailOptions | None = None):
         """Try the level, or the levels. Raises: OperantError with the reason if none works."""
