@@ -20,6 +20,7 @@ from operant.storage.hub import find_model
 from operant.types import OUTCOMES, OperantError, Task
 
 PASSED = OUTCOMES.index("passed")
+"""The column of passed programs."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Reading:
     ends: list[int]
     """[N + 1] characters of the program that each position has read; the first one is 0."""
     program: str
+    """Its text."""
 
     def after(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
         """For each token of another tokenizer, of which the program is made, the last position that has read no more
@@ -45,7 +47,7 @@ class CriticScore:
 
     path: a run folder or an exported folder. batch: programs that are read at a time. The critic is loaded by `check`
     or when it is first used. It reads text with its own tokenizer. A problem that is too long is cut at its beginning,
-    a program at its end.
+    a program at its end. Raises: OperantError for a batch below 1, or a folder that holds no critic.
     """
 
     def __init__(self, path: str, *, batch: int = 32, device: str | None = None):
@@ -101,6 +103,7 @@ class CriticScore:
         """P(passed) of a reply's beginning until each of its tokens; the last number is that of the whole reply.
 
         reply: a text, which the critic's tokenizer divides, or ids of `tokenizer`, the policy's.
+        Raises: OperantError for ids without that tokenizer.
         """
         if isinstance(reply, str):
             [found] = self.read([(problem, reply)])
