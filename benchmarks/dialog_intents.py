@@ -34,6 +34,7 @@ from operant import Rollout, train
 from operant.machine import about
 from operant.models.loading import export
 from operant.rewards import judge, resolve
+from operant.storage.hub import BUILTIN
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-dialog", ROOT / "benchmarks/results/dialog-intents.json"
@@ -41,7 +42,7 @@ CLASSIFIER, START = RUNS / "classifier", RUNS / "start-lm"
 TOPICS = (
     "ordinary life,school,culture and education,attitude and emotion,relationship,tourism,health,work,politics,finance"
 ).split(",")
-BUILTIN = ROOT / "src/operant/builtin/sentiment"
+TRUNK = BUILTIN / "sentiment"
 KINDS = ("ppo", "shuffled")
 LONGEST = 48
 
@@ -66,10 +67,10 @@ def train_classifier(quick: bool) -> dict[str, Any]:
     """The classifier of topics, as a folder; returns its accuracy."""
     torch.manual_seed(0)
     begin = time.process_time()
-    tokenizer: Any = AutoTokenizer.from_pretrained(BUILTIN)
+    tokenizer: Any = AutoTokenizer.from_pretrained(TRUNK)
     names = dict(enumerate(TOPICS))
     model: Any = AutoModelForSequenceClassification.from_pretrained(
-        BUILTIN,
+        TRUNK,
         num_labels=len(TOPICS),
         id2label=names,
         label2id={name: i for i, name in names.items()},

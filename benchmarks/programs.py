@@ -202,8 +202,10 @@ def main() -> None:
     write_tasks()
     if given.keep:
         restore(RESULTS, place)
-    jobs = [("start", "1"), ("critic", "0")]
-    jobs += [(method, seed) for seed in given.seeds.split(",") for method in given.only.split(",")]
+    methods = given.only.split(",")
+    with_critic = any(METHODS[method].get("algorithm") == "coderl" for method in methods)
+    jobs = [("start", "1"), *([("critic", "0")] if with_critic else [])]
+    jobs += [(method, seed) for seed in given.seeds.split(",") for method in methods]
     for method, seed in jobs:
         if not place({"method": method, "seed": seed}).is_file():
             words = [sys.executable, "-m", "benchmarks.programs", "--one", method, seed]
