@@ -222,7 +222,6 @@ def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch)
         return real(self, programs)
 
     monkeypatch.setattr(Jail, "run", stop)
-    program_files.shared.cache_clear()
     assert run(*words, "--out", place / "parts.jsonl") == 130
     monkeypatch.undo()
     unfinished = place / ".parts.jsonl.unfinished"

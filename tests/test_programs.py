@@ -19,11 +19,12 @@ from operant.envs import ENVS
 from operant.options import Factory, arguments
 from operant.programs.generated import held_out, is_held_out, programs
 from operant.programs.problems import problem_of
+from operant.programs.verdicts import Verdicts
 from operant.rewards import judge, prepare, resolve
 from operant.rewards.tests import UnitTests
 from operant.runs import named_parts
 from operant.runs.journal import Journal
-from operant.sandbox.jail import Jail, JailOptions
+from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
 from operant.types import OperantError, Rollout, Task, Turn
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -277,6 +278,20 @@ def test_verdicts_are_kept_so_that_chance_and_a_clock_do_not_break_a_replay(tmp_
         other = UnitTests(seconds=1)
         other.keep_in(Journal(tmp_path / "verdicts.jsonl"))
         other(thrown)
+
+
+def test_the_newest_verdicts_are_remembered_and_equal_programs_run_once(monkeypatch):
+    ran = []
+
+    def run(self, programs):
+        ran.extend(program.source for program in programs)
+        return [Verdict("passed", ("passed",))] * len(programs)
+
+    monkeypatch.setattr(Jail, "run", run)
+    verdicts = Verdicts(most=2)
+    for sources in ("aab", "c", "bc", "a"):
+        assert len(verdicts([Program(source, ()) for source in sources])) == len(sources)
+    assert "".join(ran) == "abca"
 
 
 def test_bad_references_are_named_dropped_or_refused():

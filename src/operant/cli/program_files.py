@@ -38,7 +38,7 @@ from operant.programs.passes import n_at_k, pass_at_k
 from operant.programs.problems import problem_of
 from operant.programs.repair import TEMPLATE, check_template
 from operant.programs.search import Candidate, Search, SearchOptions, Writer, chosen
-from operant.programs.verdicts import Verdicts, shared
+from operant.programs.verdicts import Verdicts
 from operant.runs import named_parts
 from operant.runs.judged_replies import AT_ONCE, Kept
 from operant.runs.named_models import load
@@ -107,7 +107,7 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
     tasks.tasks, hidden = with_examples(tasks.tasks)
     critic = None if asked.critic is None else critic_of(asked.critic)
-    verdicts = shared(asked.jail)
+    verdicts = Verdicts(asked.jail)
     print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
     kept = None if asked.out is None else Kept(asked.out, asked.made_by(tasks), dict)
     if kept is not None and kept.done:
@@ -262,9 +262,9 @@ def rows_of(
     right = {c.text: None for c, v in pairs if c.passed and (v or c.verdict).outcome == "passed"}
     rows = []
     for c, verdict in zip(candidates, judged, strict=True):
-        told = verdict or c.verdict
-        row = {"task": task.id, "prompt": prompt, "completion": c.text, "outcome": told.outcome}
-        row |= {"message": told.message, "share": told.share, "hidden": verdict is not None}
+        final = verdict or c.verdict
+        row = {"task": task.id, "prompt": prompt, "completion": c.text, "outcome": final.outcome}
+        row |= {"message": final.message, "share": final.share, "hidden": verdict is not None}
         row |= {"examples": c.verdict.outcome, "examples_message": c.verdict.message}
         row |= {"how": c.how, "round": c.round, "sample": c.sample, "parent": c.parent, "kept": c.kept}
         row |= {"critic": c.scores[-1]} if c.scores else {}

@@ -36,7 +36,7 @@ class PassAt:
 
     def check(self) -> None:
         """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
-        shared(self.options)
+        _ = shared(self.options).jail
 
     def check_task(self, task: Task) -> None:
         """Raises: OperantError for a task without tests, or for n@k without example tests."""

@@ -133,7 +133,9 @@ put y | y - self.n | becomes y minus it / sets it to y less what it was
 def _operations(table: str) -> list[Operation]:
     cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
     return [
-        Operation(of, to, code, tuple(said.split(" / "))) for kinds, code, said in cells for of, to in [kinds.split()]
+        Operation(of, to, code, tuple(phrases.split(" / ")))
+        for kinds, code, phrases in cells
+        for of, to in [kinds.split()]
     ]
 
 
@@ -215,8 +217,8 @@ def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, Any
     lines = [f"    {VARIABLES[step.to]} = {code}\n" for (code, _), step in zip(drawn[:-1], steps)]
     body = "".join(lines) + f"    return {drawn[-1][0]}"
     tests = [f"assert f({value!r}) == {output!r}" for value, output in zip(inputs, found, strict=True)]
-    said = ", then ".join(phrase for _, phrase in drawn)
-    return _row(f"Write f({argument}): {said}.", tests, f"def f({argument}):\n{body}")
+    phrases = ", then ".join(phrase for _, phrase in drawn)
+    return _row(f"Write f({argument}): {phrases}.", tests, f"def f({argument}):\n{body}")
 
 
 def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] | None:
@@ -225,7 +227,7 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] |
     steps = [chance.choice([one for one in OPERATIONS if one.of == one.to == "number"]) for _ in range(level - 1)]
     if is_held_out(" | ".join(step.code for step in (update, *steps)), level) != (part == "held-out"):
         return None
-    first, (changed, said), drawn = (
+    first, (changed, phrase), drawn = (
         chance.randint(0, 9),
         _drawn(chance, update),
         [_drawn(chance, step) for step in steps],
@@ -261,7 +263,7 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] |
         f"assert Box(){''.join(f'.put({y})' for y in values)}.get() == {output!r}"
         for values, output in zip(inputs, found, strict=True)
     ]
-    statement = f"Write a class Box with a number n that starts at {first}. put(y) {said}. get(): take n{asked}."
+    statement = f"Write a class Box with a number n that starts at {first}. put(y) {phrase}. get(): take n{asked}."
     return _row(statement, tests, reference)
 
 

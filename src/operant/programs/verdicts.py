@@ -1,34 +1,82 @@
 """Verdicts of programs, each different one of which runs once."""
 
+import hashlib
+import json
 from collections.abc import Sequence
-from functools import cache
+from contextlib import suppress
+from dataclasses import astuple
+from functools import cache, cached_property
+from typing import Any
 
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
+from operant.types import OperantError
 
 
 class Verdicts:
     """Runs programs in a jail and remembers what became of them: samples of one policy are often equal.
 
-    verdicts = Verdicts(Jail())
+    verdicts = Verdicts()
     [verdict] = verdicts([Program("x = 1", (Code("assert x == 1"),))])
+
+    With `keep_in` it writes each verdict to a file of the run, where a resumed run reads it: a program that is close to
+    its limit of time may end otherwise the next time.
     """
 
-    def __init__(self, jail: Jail, most: int = 20_000):
+    def __init__(self, options: JailOptions | None = None, most: int = 20_000):
         """most: programs that are remembered, the newest ones."""
-        self.jail, self.most = jail, most
-        self.known: dict[Program, Verdict] = {}
+        self.options, self.most = options or JailOptions(), most
+        self._known: dict[str, Verdict] = {}
+        self._journal: Any = None
+
+    @cached_property
+    def jail(self) -> Jail:
+        """Made when it is first used. Raises: OperantError for limits that it cannot keep on this machine."""
+        return Jail(self.options)
 
     def __call__(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program. Raises: OperantError of the jail."""
-        if new := [program for program in dict.fromkeys(programs) if program not in self.known]:
-            self.known |= zip(new, self.jail.run(new), strict=True)
-        found = [self.known[program] for program in programs]
-        for program in list(self.known)[: max(0, len(self.known) - self.most)]:
-            del self.known[program]
+        keys = [key_of(program, self.options) for program in programs]
+        new = {key: program for key, program in zip(keys, programs, strict=True) if key not in self._known}
+        if new:
+            made = dict(zip(new, self.jail.run(list(new.values())), strict=True))
+            self._known |= made
+            self._write(made)
+        found = [self._known[key] for key in keys]
+        self._forget()
         return found
+
+    def keep_in(self, journal: Any) -> None:
+        """Write verdicts to a `runs.journal.Journal` from now on, and read those of the run so far there."""
+        self._journal = journal
+        text = journal.path.read_text(encoding="utf-8") if journal.path.is_file() else ""
+        if text and not text.endswith("\n"):
+            journal.add("\n")
+        for line in text.splitlines():
+            with suppress(ValueError):  # a kill may have cut the last line
+                key, outcome, results, *others = json.loads(line)
+                self._known[key] = Verdict(outcome, tuple(results), *others)
+        self._forget()
+
+    def _write(self, made: dict[str, Verdict]) -> None:
+        if self._journal is not None:
+            lines = [json.dumps([key, *astuple(verdict)]) + "\n" for key, verdict in made.items()]
+            with suppress(OperantError):  # the disk refuses: the lines wait, and are written before the next ones
+                self._journal.add("".join(lines))
+
+    def _forget(self) -> None:
+        for key in list(self._known)[: -self.most]:
+            del self._known[key]
 
 
 @cache
 def shared(options: JailOptions) -> Verdicts:
     """The verdicts of one jail for all that ask with these options."""
-    return Verdicts(Jail(options))
+    return Verdicts(options)
+
+
+def key_of(program: Program, options: JailOptions) -> str:
+    """What the verdict of a program depends on, but for `at_once`, as 32 hexadecimal digits."""
+    tests = [(type(test).__name__, *astuple(test)) for test in program.tests]
+    limits = (options.level, options.seconds, options.memory, options.compare)
+    text = json.dumps([program.source, program.setup, tests, limits])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -6,17 +6,15 @@ CodeRL (Le et al. 2022, equation 6) pays by four outcomes: -1 for a program that
 raises, -0.3 for one that fails a test and 1 for one that passes all.
 """
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from operant.programs.problems import problem_of
-from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
+from operant.programs.verdicts import Verdicts
+from operant.sandbox.jail import JailOptions, Verdict
 from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
@@ -49,8 +47,7 @@ class UnitTests:
     policy may read; it is empty once they pass. references: the reference solutions of all tasks run once before
     training; those that fail their own tests are named (`warn`), refuse the run (`refuse`), or `drop` their tasks;
     `skip`: they do not run. level, seconds, memory, at_once, compare: the limits of `JailOptions`.
-    Each program runs once on its tests: `keep_in` writes its verdict to the run folder, and a resumed run reads it
-    there, because a program at its limit of time may end otherwise the next time.
+    Each program runs once on its tests, and a resumed run reads its verdict in the run folder (`Verdicts.keep_in`).
     Raises: OperantError for outcomes that lack one of the four or name another.
     """
 
@@ -71,32 +68,29 @@ class UnitTests:
     ):
         self.kind, self.message, self.references = kind, message, references
         self.outcomes = ladder(outcomes)
-        self.options = JailOptions(level, seconds, memory, at_once, compare)
+        self.verdicts = Verdicts(JailOptions(level, seconds, memory, at_once, compare))
         self.notes: list[str] = []
         """Sentences for the log of a run: the level of the jail, and bad references."""
         self.bad: list[BadReference] = []
         """References that do not pass their own tests."""
-        self._jail: Jail | None = None
-        self._verdicts: dict[str, Verdict] = {}
-        self._journal: Any = None
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of the program in each last reply. Equal programs of a task run once."""
         problems = [problem_of(rollout.task) for rollout in rollouts]
         replies = [rollout.reply for rollout in rollouts]
         verdicts = self.verdicts([problem.program(reply) for problem, reply in zip(problems, replies, strict=True)])
-        said = verdicts
+        read = verdicts
         if self.message == "examples":
             both = zip(problems, replies, strict=True)
-            said = self.verdicts([problem.program(reply, examples=bool(problem.examples)) for problem, reply in both])
+            read = self.verdicts([problem.program(reply, examples=bool(problem.examples)) for problem, reply in both])
         return [
             Judgement(
                 self.score(verdict),
                 {"passed": float(verdict.outcome == "passed"), "share": verdict.share},
                 verdict.outcome,
-                "" if told.outcome == "passed" else f"{told.outcome}: {told.message}",
+                "" if of_message.outcome == "passed" else f"{of_message.outcome}: {of_message.message}",
             )
-            for verdict, told in zip(verdicts, said, strict=True)
+            for verdict, of_message in zip(verdicts, read, strict=True)
         ]
 
     def score(self, verdict: Verdict) -> float:
@@ -105,31 +99,13 @@ class UnitTests:
             return verdict.share
         return float(verdict.outcome == "passed") if self.kind == "passed" else self.outcomes[verdict.outcome]
 
-    def verdicts(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The verdict of each program; those that are known do not run again."""
-        keys = [key_of(program, self.options) for program in programs]
-        new = {key: program for key, program in zip(keys, programs, strict=True) if key not in self._verdicts}
-        found = dict(zip(new, self.jail.run(list(new.values())), strict=True)) if new else {}
-        self._verdicts |= found
-        if self._journal is not None and found:
-            lines = [json.dumps([key, *astuple(verdict)]) + "\n" for key, verdict in found.items()]
-            with suppress(OperantError):  # the disk refuses: the lines wait, and are written before the next ones
-                self._journal.add("".join(lines))
-        return [self._verdicts[key] for key in keys]
-
-    @property
-    def jail(self) -> Jail:
-        """Made when it is first used."""
-        if self._jail is None:
-            self._jail = Jail(self.options)
-        return self._jail
-
     # --- before training ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
         if not self.notes:
-            self.notes.append(f"programs run at level {self.jail.level}: {self.jail.describe()}")
+            jail = self.verdicts.jail
+            self.notes.append(f"programs run at level {jail.level}: {jail.describe()}")
 
     def check_task(self, task: Task) -> None:
         """Raises: OperantError for a task without tests."""
@@ -170,14 +146,7 @@ class UnitTests:
 
     def keep_in(self, journal: Any) -> None:
         """Write verdicts to a journal from now on, and read those of an earlier part of the run there."""
-        self._journal = journal
-        text = journal.path.read_text(encoding="utf-8") if journal.path.is_file() else ""
-        if text and not text.endswith("\n"):
-            journal.add("\n")
-        for line in text.splitlines():
-            with suppress(ValueError):  # a kill may have cut the last line
-                key, outcome, results, *others = json.loads(line)
-                self._verdicts[key] = Verdict(outcome, tuple(results), *others)
+        self.verdicts.keep_in(journal)
 
 
 def ladder(outcomes: Any) -> dict[str, float]:
@@ -198,11 +167,3 @@ def ladder(outcomes: Any) -> dict[str, float]:
         f"outcomes={shown(outcomes)}: give four finite numbers, from the worst outcome to the best, or a mapping with "
         f"the names {', '.join(OUTCOMES)}"
     )
-
-
-def key_of(program: Program, options: JailOptions) -> str:
-    """What the verdict of a program depends on, but for `at_once`, as 32 hexadecimal digits."""
-    tests = [(type(test).__name__, *astuple(test)) for test in program.tests]
-    limits = (options.level, options.seconds, options.memory, options.compare)
-    told = json.dumps([program.source, program.setup, tests, limits])
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -204,7 +204,7 @@ class Peer:
             error = kind(*map(self.unpack, packed))
         except Exception:
             error = ProgramError(text)
-        setattr(error, MESSAGE, told(str(family[0]), str(text), line))
+        setattr(error, MESSAGE, message_of(str(family[0]), str(text), line))
         return error
 
     def answer(self, kind: str, rest: list) -> list:
@@ -304,7 +304,7 @@ class Remote:
         return self._number
 
     def __contains__(self, value) -> bool:
-        return any(value is one or value == one for one in iter(self))  # here: the program is not told the value
+        return any(value is one or value == one for one in iter(self))  # here: the value is not sent to the program
 
     def __instancecheck__(self, value) -> bool:
         return type(value) is Remote and operate(self, "__instancecheck__", value) is True
@@ -323,7 +323,7 @@ OPERATORS = {f"__{name}__" for name in [*ALONE, *PAIRS, "iter", "eq", "instancec
 
 
 def operator(special: str, alone: bool):
-    """An operator of stand-ins. Those of two have none with a value of the test's, which the program is not told."""
+    """An operator of stand-ins. Those of two have none with a value of the test's, which is not sent to the program."""
 
     def called(self, *args):
         return operate(self, special, *args) if alone or type(args[0]) is Remote else NotImplemented
@@ -355,7 +355,7 @@ def line_of(error: BaseException, file: str) -> int | None:
     return getattr(error, "lineno", None) if line is None and isinstance(error, SyntaxError) else line
 
 
-def told(name: str, text: str, line: int | None) -> str:
+def message_of(name: str, text: str, line: int | None) -> str:
     return name + (f": {text}" if text else "") + (f" (line {line})" if line else "")
 
 
@@ -495,7 +495,8 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
         code = compile(source, FILE, "exec", dont_inherit=True)
     except BaseException as error:
         os.write(
-            4, told(type(error).__name__, getattr(error, "msg", None) or str(error), line_of(error, FILE)).encode()
+            4,
+            message_of(type(error).__name__, getattr(error, "msg", None) or str(error), line_of(error, FILE)).encode(),
         )
         os._exit(1)
     os.write(4, b"\n")
@@ -507,7 +508,9 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     except BaseException as error:
         status = error.code if isinstance(error, SystemExit) else 1
         if order == b"c" or not isinstance(error, SystemExit) or isinstance(status, str):
-            os.write(4, told(type(error).__name__, str(error)[:1000], line_of(error, FILE)).encode(errors="replace"))
+            os.write(
+                4, message_of(type(error).__name__, str(error)[:1000], line_of(error, FILE)).encode(errors="replace")
+            )
     if order != b"c":
         try:  # what an interpreter does at its end
             if "threading" in sys.modules:
@@ -640,11 +643,11 @@ class Running:
         return self.status or 0
 
     def take_status(self) -> None:
-        told = b""
-        while len(told) < 40:
-            told += self.checker.control.recv(40 - len(told))
-        self.status = os.waitstatus_to_exitcode(int(told[:20]))
-        self.checker.spent += float(told[20:])
+        sent = b""
+        while len(sent) < 40:
+            sent += self.checker.control.recv(40 - len(sent))
+        self.status = os.waitstatus_to_exitcode(int(sent[:20]))
+        self.checker.spent += float(sent[20:])
 
     def kill(self, message: str) -> Ended:
         """End it; returns what to raise."""
@@ -737,7 +740,7 @@ class Checker:
         except BaseException as error:
             if isinstance(error, Ended):
                 raise
-            return CRASHED, getattr(error, MESSAGE, None) or told(type(error).__name__, str(error)[:1000], None)
+            return CRASHED, getattr(error, MESSAGE, None) or message_of(type(error).__name__, str(error)[:1000], None)
 
     def start(self) -> None:
         """A running program that serves calls, and the names for tests."""
@@ -752,7 +755,7 @@ class Checker:
         for code in [self.setup, *(test[0] for test in self.tests if len(test) == 1)]:
             try:
                 found = set(named(compile(code, TEST, "exec", dont_inherit=True)))
-            except Exception:  # said where the test is run
+            except Exception:  # the test itself fails with it, where it is run
                 continue
             wanted |= found - vars(builtins).keys() - MODULES
             shadows |= found & vars(builtins).keys()
@@ -765,13 +768,13 @@ class Checker:
         exec(compile(self.setup, TEST, "exec", dont_inherit=True), self.names)
 
     def failure(self, error: AssertionError, code: str) -> str:
-        line, said = line_of(error, TEST), str(error)
+        line, reason = line_of(error, TEST), str(error)
         text = code.splitlines()[line - 1].strip() if line else code
         if isinstance(self.peer.last, tuple):
             name, args, result = self.peer.last
             call = f"{name}({', '.join(short(arg, 40) for arg in args)})"
-            said += (": " if said else "") + f"{call} returned {short(result)}"
-        return f"{short_text(text, 150)}: {said}" if said else short_text(text, 150)
+            reason += (": " if reason else "") + f"{call} returned {short(result)}"
+        return f"{short_text(text, 150)}: {reason}" if reason else short_text(text, 150)
 
     # --- tests that are a standard input
 

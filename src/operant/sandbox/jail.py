@@ -5,7 +5,7 @@ jail.level                        # "namespaces", "landlock", "process" or "cont
 [verdict] = jail.run([Program("def double(x): return 2 * x", [Code("assert double(2) == 4")])])
 verdict.outcome, verdict.results  # "passed", ("passed",)
 
-What a verdict rests on is said in `harness.py`, which runs inside; docs/sandbox.md says what is promised.
+`harness.py`, which runs inside, describes what a verdict rests on, and docs/sandbox.md what is promised.
 """
 
 import contextlib
@@ -304,13 +304,13 @@ class Prisoner:
         """What became of it. Raises: OperantError if it never began."""
         self.process.wait()
         self.errors.seek(0)
-        said = self.errors.read(100_000).decode(errors="replace").strip().splitlines()
+        errors = self.errors.read(100_000).decode(errors="replace").strip().splitlines()
         self.end()
         ready, *lines = self.text.decode().split("\n")[:-1] or [""]
         if ready != "ready" and not self.killed:
             why = (
-                (said[-1] if said[0].startswith("Traceback") else " ".join(said)[:300])
-                if said
+                (errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300])
+                if errors
                 else "no reason is given"
             )
             raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")

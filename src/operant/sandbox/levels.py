@@ -1,4 +1,4 @@
-"""The levels of isolation of programs, from strong to weak: what is put around the harness, and what it is told.
+"""The levels of isolation of programs, from strong to weak: what is put around the harness, and its settings.
 
 Each level is a function from the options to a `Cell`, which raises OperantError where the machine cannot have it.
 """
@@ -27,7 +27,7 @@ class Cell:
 
     argv: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the harness is told: `uid`, `drop` (capabilities), `landlock`, `filter`."""
+    """The settings of the harness: `uid`, `drop` (capabilities), `landlock`, `filter`."""
     scratch: bool = False
     """Whether it needs a folder of its own, which is its working directory."""
     parent: bool = False
