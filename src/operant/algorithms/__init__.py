@@ -26,6 +26,7 @@ from operant.algorithms import (
     rl4lms,
     rloo,
     sft,
+    soft_q,
     trpo,
 )
 from operant.algorithms.base import Algorithm, Needs
@@ -65,6 +66,7 @@ METHODS = {
     "distill": distill,
     "decision": decision,
     "ilql": ilql,
+    "soft_q": soft_q,
 }
 """The module of each method."""
 ALGORITHMS: dict[str, Algorithm] = {name: module.ALGORITHM for name, module in METHODS.items()}

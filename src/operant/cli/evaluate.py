@@ -119,7 +119,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         scorers=scorers,
         metrics=metrics,
         sampling=from_generation_kwargs(sampling, kept),
-        masked=part(run, "mask").get("by", "") == "copy",
+        masked=part(run, "mask").get("by", "") in ("copy", "model"),
         search=search,
         samples=samples,
         seed=seed,

@@ -14,6 +14,8 @@ references  good replies: a text or a list of texts, of which empty ones are lef
             them, and supervised training learns them
 target      anything that a reward needs, such as the words to use
 
+A form with an attribute `whole` that is true gets all rows at once, {"rows": [...], "source": the source's name}.
+
 Adjacent rows with the same prompt and target are one task with the references of all, because some sets publish one row
 for each reference.
 """
@@ -39,6 +41,7 @@ ROW_FORMS = Table(
         "imdb": "operant.data.forms:imdb",
         "mbpp": "operant.data.code:mbpp",
         "narrativeqa": "operant.data.forms:narrativeqa",
+        "prompt": "operant.data.classification:prompt",
         "repair": "operant.programs.repair:repair",
         "summarize": "operant.data.forms:summarize",
         "totto": "operant.data.totto:totto",

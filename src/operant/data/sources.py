@@ -71,7 +71,11 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     path = there or Path(name)
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if there and there.is_dir():
-        raise OperantError(f"tasks: {name!r} is a folder; give one of its files ({_endings()})")
+        if (train := part_of("train", there)) is None:
+            raise OperantError(
+                f"tasks: {name!r} is a folder without a file train.* ({_endings()}); give one of its files"
+            )
+        return _named(str(train), text_field)
     if there and not there.is_file():
         raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
     if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
@@ -106,6 +110,28 @@ def parallel(one: Path, other: Path) -> tuple[str, Iterator[tuple[int, Any]]]:
             yield number, {"translation": dict(zip(languages, (text for _, text in pair)))}
 
     return bare[0].stem, rows()
+
+
+def part_of(name: str, *folders: Path) -> Path | None:
+    """The file that holds a part of a data set, such as `test.tsv.gz`, in the first of the folders that has one."""
+    for place in folders:
+        paths = [place / f"{name}{suffix}{packed}" for suffix in FORMATS for packed in ("", ".gz")]
+        if there := next((path for path in paths if path.is_file()), None):
+            return there
+    return None
+
+
+def held_out_of(source: Any) -> str | None:
+    """The file with the held-out rows of a folder that has a file of training rows; None for any other source.
+
+    It may stand in the folder above, as few-shot splits share one test file.
+    """
+    there = found(source) if isinstance(source, str) and not source.startswith("builtin:") else None
+    if there is None or not there.is_dir() or part_of("train", there) is None:
+        return None
+    places = there, there.resolve().parent
+    paths = (part_of(name, *places) for name in ("test", "dev", "validation", "val"))
+    return next((str(path) for path in paths if path is not None), None)
 
 
 def _endings() -> str:

@@ -130,6 +130,9 @@ def load_tasks(
     if options.query_range() and tokenizer is None:
         raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
     name, rows = read(source)
+    if getattr(form, "whole", False):
+        whole = {"rows": [row for _, row in rows], "source": source if isinstance(source, str) else name}
+        rows = iter([(0, whole)])
     rows = rows if form is None else formed(rows, form, name, skip_empty=options.min_chars > 0)
     if options.shuffle:
         listed = list(rows)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from operant.algorithms import find
 from operant.memory_plan.fake_tensors import Memory
 from operant.models import lora as adapters
+from operant.models import output_mlp as output_mlps
 from operant.models import soft_prompt as soft_prompts
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import Modes
@@ -85,12 +86,16 @@ class MemoryModel:
         with unset_fake_temporarily(), torch.device("meta"):  # peft moves weights, which fake tensors do not allow
             model = auto.from_config(config, dtype=self.options.dtype).eval()
             lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
+            mlp = self.run.learner["output_mlp"]
             soft_prompts.check(soft, lora, self.options)
+            output_mlps.check(mlp, lora, soft, self.options)
             if trained and lora.on:
                 model = adapters.adapt(model, lora)
             if trained and soft.on:
                 width = model.get_input_embeddings().embedding_dim
                 model = soft_prompts.attach(model, torch.empty(soft.tokens, width))
+            if trained and mlp.on:
+                model = output_mlps.attach(model, output_mlps.first_layers(model, mlp, seed=0))
         return meta_to_fake(model)
 
     # --- during the whole run -----------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ import torch
 
 from operant.import_by_name import nearest
 from operant.models import lora as adapters
+from operant.models import output_mlp as output_mlps
 from operant.models import quantisation
 from operant.models import soft_prompt as soft_prompts
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
+from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy, shared
 from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
@@ -40,33 +42,38 @@ def load_policy(
     options: ModelOptions = ModelOptions(),
     lora: LoraOptions = LoraOptions(),
     soft: SoftPromptOptions = SoftPromptOptions(),
+    mlp: OutputMlpOptions = OutputMlpOptions(),
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Any:
     """Load a policy by name, or make one around a loaded model. A `Policy` or `PolicyBase` is returned
     unchanged.
 
-    `name` can also be the folder of an adapter or soft prompt, whose training then continues on the model that its
-    config names. With `value`, the critic that was saved beside the model is loaded; if there is none, a new one is
-    made. `seed`: for the random numbers of a new adapter or soft prompt. `device`: for quantised weights. Code from the
-    folder or the Hub is never run.
+    `name` can also be the folder of an adapter, soft prompt or output MLP, whose training then continues on the model
+    that its config names. With `value`, the critic that was saved beside the model is loaded; if there is none, a new
+    one is made. `seed`: for the random numbers of a new adapter, soft prompt or MLP. `device`: for quantised weights.
+    Code from the folder or the Hub is never run.
     Raises: OperantError for an unknown name, a folder without a language model, an adapter that does not fit it, or a
     damaged critic.
     """
     device = torch.device(device)
     adapters.check(lora, device)
     soft_prompts.check(soft, lora, options)
+    output_mlps.check(mlp, lora, soft, options)
+    parts = (lora, soft, mlp)
     if isinstance(name, (Policy, PolicyBase)):
-        if lora.on or soft.on:
-            how = "lora=LoraOptions(rank=8)" if lora.on else "soft=SoftPromptOptions(tokens=8)"
-            raise OperantError(f"lora.* or soft_prompt.* with an existing Policy: use load_policy(name, {how})")
+        if part := next((part for part in parts if part.on), None):
+            how = {"LoraOptions": "lora", "SoftPromptOptions": "soft"}.get(type(part).__name__, "mlp")
+            raise OperantError(
+                f"lora.*, soft_prompt.* or output_mlp.* with an existing Policy: use load_policy(name, {how}={part!r})"
+            )
         if isinstance(name, PolicyBase):
             name.check()
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
         model, tokenizer = adapters.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
-        model = _adapted(model, lora, soft, tokenizer, None, seed)
+        model = _adapted(model, *parts, tokenizer, None, seed)
         return _with_critic(model, tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
@@ -81,17 +88,18 @@ def load_policy(
         raise
     if (folder / OWN).is_file():
         return _load_own(folder, tokenizer, value, options)
-    base = folder
+    base, attach_saved = folder, None
     # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
     stored_name = str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
     if adapters.is_adapter(folder):
-        if lora.on or soft.on:
+        if any(part.on for part in parts):
             raise OperantError(
-                f"{folder} is itself an adapter, which is trained further: leave lora.rank, lora.adapter and "
-                "soft_prompt.tokens out"
+                f"{folder} is itself an adapter, which is trained further: leave lora.rank, lora.adapter, "
+                "soft_prompt.tokens and output_mlp.width out"
             )
         base = _find_base(folder)
-        if not soft_prompts.is_soft_prompt(folder):
+        attach_saved = next((kind.attach_saved for is_one, kind in _KINDS.items() if is_one(folder)), None)
+        if attach_saved is None:
             lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
     elif lora.adapter is not None:
         lora = replace(lora, adapter=find_model(lora.adapter))
@@ -101,23 +109,35 @@ def load_policy(
         )
     model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
-    if base != folder and not lora.on:
-        soft_prompts.attach_saved(model, folder)
-    model = _adapted(model, lora, soft, tokenizer, stored_name, seed)
+    if base != folder and attach_saved is not None:
+        attach_saved(model, folder)
+    model = _adapted(model, lora, soft, mlp, tokenizer, stored_name, seed)
     return _with_critic(model, tokenizer, value, folder, options)
 
 
+_KINDS = {soft_prompts.is_soft_prompt: soft_prompts, output_mlps.is_output_mlp: output_mlps}
+"""Whether the folder of an adapter holds one of a kind, and the module of the kind. All others are LoRA's."""
+
+
 def _adapted(
-    model: Any, lora: LoraOptions, soft: SoftPromptOptions, tokenizer: Any, name: str | None, seed: int
+    model: Any,
+    lora: LoraOptions,
+    soft: SoftPromptOptions,
+    mlp: OutputMlpOptions,
+    tokenizer: Any,
+    name: str | None,
+    seed: int,
 ) -> Any:
-    """The model with the adapter or soft prompt that the options ask for. `name`: the model's, if files hold it."""
-    if not (lora.on or soft.on):
+    """The model with what the options put on it: adapter, soft prompt or MLP. `name`: the model's, if files hold it."""
+    if not (lora.on or soft.on or mlp.on):
         return model
-    if adapters.adapted(model) or soft_prompts.find(model) is not None:
+    if adapters.adapted(model) or any(kind.find(model) is not None for kind in _KINDS.values()):
         raise OperantError(
-            "the model already has an adapter or soft prompt, which is trained further: leave lora.rank, lora.adapter "
-            "and soft_prompt.tokens out"
+            "the model already has an adapter, soft prompt or MLP, which is trained further: leave lora.rank, "
+            "lora.adapter, soft_prompt.tokens and output_mlp.width out"
         )
+    if mlp.on:
+        return output_mlps.attach(model, output_mlps.first_layers(model, mlp, seed), name)
     if soft.on:
         return soft_prompts.attach(model, soft_prompts.first_vectors(model, soft, tokenizer, seed), name)
     return adapters.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
@@ -194,8 +214,9 @@ def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
     An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
-    the folder is one of peft's (`soft_prompt.save`). Of a model without `save_pretrained`, only the trained weights are
-    written, and what made it: `made_by`, its `name` and `options`.
+    the folder is one of peft's (`soft_prompt.save`), with an MLP it has that alone (`output_mlp.save`). Of a model
+    without `save_pretrained`, only the trained weights are written, and what made it: `made_by`, its `name` and
+    `options`.
     Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
@@ -274,11 +295,12 @@ def load_own_weights(policy: Any, folder: str | Path) -> None:
 def _save_plain(model: Any, folder: Path) -> None:
     """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised.
 
-    A soft prompt cannot be merged: it is saved in peft's format.
+    A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format.
     """
-    if soft_prompts.find(model) is not None:
-        soft_prompts.save(model, folder)
-        return
+    for kind in _KINDS.values():
+        if kind.find(model) is not None:
+            kind.save(model, folder)
+            return
     if adapters.adapted(model):
         if getattr(model, "is_quantized", False):
             model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))

@@ -97,13 +97,13 @@ class MaskOptions:
 
     by: str = "copy"
     """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
-    itself, which is plain truncated sampling."""
+    itself, which is plain truncated sampling. model: the frozen language model without its `output_mlp`."""
     every: int = 5
     """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
 
     def __post_init__(self) -> None:
-        if self.by not in ("copy", "policy"):
-            raise OperantError(f"mask.by={self.by!r}: it must be copy or policy")
+        if self.by not in ("copy", "policy", "model"):
+            raise OperantError(f"mask.by={self.by!r}: it must be copy, policy or model")
         if self.every < 0:
             raise OperantError(f"mask.every={self.every}: it must be a number of steps, or 0 for never")
 

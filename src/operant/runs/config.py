@@ -14,6 +14,7 @@ from typing import Any
 from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.data import DataOptions
+from operant.data.sources import held_out_of
 from operant.metrics.evaluation import metric_names
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.metrics.registry import describe as describe_metric
@@ -209,6 +210,8 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     whole = with_base(composed, own)
+    if options.is_none(whole.get("evaluate")):
+        whole |= {"evaluate": held_out} if (held_out := held_out_of(whole.get("tasks"))) else {}
     if whole.get("tasks") is not None and options.is_none(whole.get("evaluate")) and "evaluation.metrics" not in own:
         whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})

@@ -14,6 +14,7 @@ from operant.algorithms import find
 from operant.models.loading import load_policy
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
+from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy_state import PolicyState
 from operant.models.safe_loading import load_tokenizer
 from operant.models.soft_prompt import SoftPromptOptions
@@ -119,8 +120,13 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
             "folder, as in ./my-model"
         )
     if option == "policy":
-        own = compose({"soft_prompt": SoftPromptOptions}, {"soft_prompt": config.get("soft_prompt") or {}})
-        how |= {"soft": own["soft_prompt"], "seed": (config.get("learner") or {}).get("seed", 0)}
+        kinds = {"soft_prompt": SoftPromptOptions, "output_mlp": OutputMlpOptions}
+        own = compose(kinds, {kind: config.get(kind) or {} for kind in kinds})
+        how |= {
+            "soft": own["soft_prompt"],
+            "mlp": own["output_mlp"],
+            "seed": (config.get("learner") or {}).get("seed", 0),
+        }
     if option == "policy" and named_parts.is_object("policy", name):
         made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
         return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)

@@ -33,6 +33,7 @@ FIXED = {
     "learner.seed": _BEGAN,
     "lora.": _WEIGHTS,
     "soft_prompt.": _WEIGHTS,
+    "output_mlp.": _WEIGHTS,
     "value.layers": _WEIGHTS,
     "value.critic": _WEIGHTS,
     "value.init": _BEGAN,

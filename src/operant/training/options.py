@@ -13,6 +13,7 @@ import torch
 from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
+from operant.models.output_mlp import OutputMlpOptions
 from operant.models.reference import MaskOptions
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
@@ -109,6 +110,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "score": ScoreOptions,
         "lora": LoraOptions,
         "soft_prompt": SoftPromptOptions,
+        "output_mlp": OutputMlpOptions,
         "value": ValueOptions,
         "model": ModelOptions,
         "teacher": TeacherOptions if algorithm.teacher else None,
@@ -269,7 +271,8 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
             f"learner.importance with algorithm={name}: it does not use the probabilities that replies were drawn "
             "with; leave it out"
         )
-    if algorithm.mask is not None and not sampling.truncates:
+    masks = algorithm.mask is not None and (algorithm.mask in algorithm.copies or options["mask"].by != "policy")
+    if masks and not sampling.truncates:
         raise OperantError(
             f"sampling.top_p=1 with algorithm={name}: every token may be drawn, so its mask does nothing; set "
             "sampling.top_p, top_k or min_p, or use the method without a mask"

@@ -8,6 +8,7 @@ import torch
 
 from operant import distributed, machine
 from operant.algorithms import Algorithm, find
+from operant.models import output_mlp
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import load_policy, load_reference
 from operant.models.policy import Policy
@@ -37,6 +38,7 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
             options=options["model"],
             lora=options["lora"],
             soft=options["soft_prompt"],
+            mlp=options["output_mlp"],
             seed=learner.seed,
             device=device,
         ).to(device)
@@ -62,9 +64,16 @@ def make_copies(
     rules = {name: rule for name, rule in algorithm.copies.items() if name != "reference"}
     if algorithm.mask is not None:
         mask: MaskOptions = options["mask"]
-        rules = {name: rule for name, rule in rules.items() if name != algorithm.mask or mask.by == "copy"}
-        rules |= {algorithm.mask: mask.rule} if mask.by == "copy" else {}
+        rules = {name: rule for name, rule in rules.items() if name != algorithm.mask}
+        rules |= {} if mask.by == "policy" else {algorithm.mask: mask.rule if mask.by == "copy" else "frozen"}
     copies = {name: PolicyCopy(policy, rule, values=name in algorithm.with_values) for name, rule in rules.items()}
+    if algorithm.mask is not None and options["mask"].by == "model":
+        if output_mlp.find(policy.model) is None:
+            raise OperantError(
+                "mask.by=model: the policy has no MLP behind a frozen model, which could say what is likely; set "
+                "output_mlp.width, or use mask.by=copy"
+            )
+        output_mlp.detach(copies[algorithm.mask].policy.model)
     return load_reference(reference, policy, follows) if "reference" in algorithm.copies else None, copies
 
 

@@ -1,0 +1,82 @@
+r"""Soft Q-learning: the logits of a language model as Q values, learnt by the consistency of paths.
+
+[Guo et al. 2022](https://arxiv.org/abs/2106.07704), and the training of RLPrompt
+([Deng et al. 2022](https://arxiv.org/abs/2205.12548)). $Q(s, a)$ is the logit of a token, $V(s)$ the logsumexp of all
+logits, so that the policy is $\log\pi(a \mid s) = A = Q - V$. With $V'$ that of a copy that follows slowly, and a
+reward $r$ at the last of T tokens,
+
+$$\text{loss} = \tfrac12 \sum_t \big(A_t - r_t - V'_{t+1} + V'_t\big)^2 + \tfrac12 \sum_t \Big(\sum_{l \ge t} A_l - r +
+  V'_t\Big)^2,$$
+
+the mean over replies, with $V'_{T+1} = 0$.
+
+```
+operant train prompt --algorithm soft_q
+operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
+```
+
+- `loss.version`: `v2_v3`, as above, or one of its halves, `v2` (one step) and `v3` (the whole path), or `v0` (values
+  alone) and `v1` (one step of Q).
+- `loss.forward_share` is the weight of these losses against those in which policy and copy change roles. The former
+  train A alone, because $V'$ belongs to the copy, and the latter V alone. With both (0.5, the default) the policy goes
+  to $\pi \propto e^r$, which a test shows on a bandit. RLPrompt used the former alone (1): $V$ is then trained by
+  nothing and stays near its beginning, which `output_mlp.logit_bias` sets.
+- **No sampler appears in the loss**: it holds for any reply, whoever wrote it (`Learner.step(queries, responses,
+  scores)`), and replies may be drawn from the likeliest tokens (`sampling.top_k` with `sampling.truncation=stored`),
+  while V is taken over the whole vocabulary. `--mask.by model` draws from those that the frozen model behind an
+  `output_mlp` finds likely, so that replies stay fluent.
+- **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` or over the
+  replies to one task (`group`); then `advantage.shape` maps the range a..b to c..d. Rewards that are k times as large
+  make the optimum, $\pi \propto e^r$, that much sharper.
+- The copy moves by 0.001 of the distance with each step (`update.epochs` is 1).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from operant.algorithms.base import Algorithm
+from operant.objectives.soft_q import soft_q, with_shaped_rewards
+from operant.types import Batch, OperantError, Outputs
+
+
+def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor]:
+    """Before the update: Q and V of each action by the copy that follows slowly."""
+    if batch.choices is not None:
+        raise OperantError(
+            "algorithm soft_q needs the logits of tokens, which a choice among given replies has not: use a world "
+            "without options"
+        )
+    copy: Any = outputs("target")
+    return {"target_q": copy.raw_logprobs + copy.logsumexp, "target_v": copy.logsumexp}
+
+
+DEFAULTS: dict[str, object] = {
+    "update.epochs": 1,
+    "kl.coef": 0.0,
+    "optimizer.max_grad_norm": 5.0,
+    "mask.by": "policy",
+}
+
+ALGORITHM = Algorithm(
+    soft_q,
+    with_shaped_rewards,
+    look=look,
+    per="sequence",
+    copies={"target": ("polyak", 0.001)},
+    mask="mask",
+    defaults=DEFAULTS,
+)
+
+PRESETS: dict[str, dict[str, object]] = {
+    "rlprompt": {
+        "output_mlp.width": 2048,
+        "optimizer.lr": 5e-5,
+        "sampling.top_k": 256,
+        "sampling.truncation": "stored",
+        "loss.forward_share": 1.0,
+        "advantage.standardise": "step",
+        "advantage.shape": (0.0, 1.0, 0.0, 5.0),
+    },
+}

@@ -1,0 +1,95 @@
+"""Soft Q-learning over token logits: path consistency of a policy with a copy that follows it slowly.
+
+Q of an action is its logit, V of a state the logsumexp of its logits over the whole vocabulary, and A = Q - V is the
+log-prob. Q', V' and A' are those of the copy.
+"""
+
+from torch import Tensor
+
+from operant.objectives.advantages import episode_index, gather, group_relative, scatter, whiten
+from operant.types import Batch, OperantError, Outputs
+
+VERSIONS = ("v0", "v1", "v2", "v3", "v2_v3")
+
+
+def soft_q(
+    out: Outputs, batch: Batch, *, version: str = "v2_v3", forward_share: float = 0.5, freeze_later: bool = False
+) -> dict[str, Tensor]:
+    """The losses of soft Q-learning [B, T] (arXiv:2106.07704, section 3.2; RLPrompt's code has these versions).
+
+    With T the last action, r its reward, and V'_{T+1} = 0:
+
+    v0  (V_t - V'_t)^2
+    v1  (Q_t - r_t - V'_{t+1})^2
+    v2  (A_t - r_t - V'_{t+1} + V'_t)^2
+    v3  (sum_{l >= t} A_l - sum_{l >= t} r_l + V'_t)^2
+    v2_v3  the mean of both, which is the default there, too (`v2_v2r_v3_v3r`)
+
+    forward_share: c in c L + (1 - c) L_reversed, where policy and copy change roles in the reversed form; v2 and v3
+    have one. A alone has a gradient in L, and V alone in L_reversed, so with c = 1 nothing trains V: the policy then
+    regresses rewards on a V that stays near its beginning, and is at the optimum only if that V is right. freeze_later:
+    in v3, no gradient goes through the A of later actions.
+    The batch contains whole episodes, and `extra` has `target_q` and `target_v`.
+    Raises: OperantError for an unknown version, or a share outside 0..1.
+    """
+    if version not in VERSIONS:
+        raise OperantError(f"loss.version={version!r}: it must be {', '.join(VERSIONS)}")
+    if not 0 <= forward_share <= 1:
+        raise OperantError(f"loss.forward_share={forward_share}: it must lie in 0..1")
+    index = episode_index(batch)
+    numbers = (out.raw_logprobs, out.logsumexp, batch.extra["target_q"], batch.extra["target_v"], batch.rewards)
+    a, v, target_q, target_v, rewards = (gather(x, index) for x in numbers)
+    target_a = target_q - target_v
+    kinds, share = [version] if version != "v2_v3" else ["v2", "v3"], forward_share
+    loss = sum(_errors(kind, a, v, target_v, rewards, freeze_later) for kind in kinds) / len(kinds)
+    if share < 1 and version not in ("v0", "v1"):
+        turned = sum(_errors(kind, target_a, target_v, v, rewards, freeze_later) for kind in kinds) / len(kinds)
+        loss = share * loss + (1 - share) * turned
+    known = {"q": a + v, "v": v, "a": a, "target_q": target_q, "target_v": target_v, "target_a": target_a}
+    spread = {f"soft_q/{name}": scatter(x.detach(), index, batch.tokens.shape) for name, x in known.items()}
+    return {"loss": scatter(loss, index, batch.tokens.shape), **spread}
+
+
+def _errors(kind: str, a: Tensor, v: Tensor, target_v: Tensor, rewards: Tensor, freeze_later: bool) -> Tensor:
+    """[E, A] the squared errors of a version; 0 in, 0 out at padding, which `scatter` leaves out."""
+    ahead = target_v.roll(-1, 1)
+    ahead[:, -1] = 0  # padding is 0 already, so V' behind the last action of a shorter episode is 0, too
+    if kind == "v0":
+        return (v - target_v) ** 2
+    if kind == "v1":
+        return (a + v - rewards - ahead) ** 2
+    if kind == "v2":
+        return (a - rewards - ahead + target_v) ** 2
+    to_go = (a.detach() if freeze_later else a).flip(1).cumsum(1).flip(1)
+    sums = a - a.detach() + to_go if freeze_later else to_go
+    return (sums - rewards.flip(1).cumsum(1).flip(1) + target_v) ** 2
+
+
+def with_shaped_rewards(
+    batch: Batch, *, standardise: str = "none", shape: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)
+) -> Batch:
+    """The batch with the total reward of each episode standardised and mapped linearly, paid to its last action.
+
+    standardise: step, (R - mean) / deviation over all episodes of the step; group, over those of a task (of one input);
+    none. Equal rewards become 0. shape: (a, b, c, d), the line that maps a to c and b to d.
+    Raises: OperantError for an unknown word, or a range without width.
+    """
+    if standardise not in ("none", "step", "group"):
+        raise OperantError(f"advantage.standardise={standardise!r}: it must be none, step or group")
+    if len(shape) != 4 or shape[0] == shape[1]:
+        raise OperantError(
+            f"advantage.shape={shape}: give four numbers, as in 0,1,0,5: the line that maps 0 to 0 and 1 to 5"
+        )
+    index = episode_index(batch)
+    totals = gather(batch.rewards, index).sum(1)
+    has_actions = (index >= 0).any(1)
+    if standardise == "step":
+        totals = whiten(totals, has_actions, unbiased=True)
+    elif standardise == "group":
+        first = index.clamp(min=0)[:, 0] // batch.tokens.shape[1]
+        totals = group_relative(totals, batch.groups[first], deviation="sample")
+    low, high, new_low, new_high = shape
+    totals = new_low + (totals - low) * (new_high - new_low) / (high - low)
+    last = ((index >= 0).sum(1) - 1).clamp(min=0)
+    paid = totals.new_zeros(index.shape).scatter(1, last[:, None], totals[:, None])
+    return batch.with_(rewards=scatter(paid, index, batch.tokens.shape))

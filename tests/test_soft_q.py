@@ -1,0 +1,238 @@
+"""Soft Q-learning and the MLP before the output head: losses by hand in float64, a bandit with a known best policy.
+
+The truth is the bare model of transformers, on whose last hidden states an MLP is computed by hand.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import letters, lm
+
+from operant import Learner, OperantError, export, load_policy, train
+from operant.algorithms import find
+from operant.models import output_mlp
+from operant.models.output_mlp import OutputMlpOptions
+from operant.types import Batch
+
+PROMPTS, REPLIES, SCORES = [[3, 4], [5], [3, 4]], [[6, 7, 2], [8], [9, 6]], [0.5, -1.0, 2.0]
+WIDE = OutputMlpOptions(width=6, gain=1.5, bias=0.1, logit_bias=-0.5)
+V = 20
+
+
+def mlp_policy(kind="gpt2", options=WIDE, **more):
+    return load_policy(lm(kind, V), mlp=options, seed=5, **more).double()
+
+
+def logits_by_hand(bare, mlp, prompt, action):
+    """[A, V] the logits at an action: the bare model's states through two matrices, its own head, and the constant."""
+    caught, head = [], bare.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda module, given: caught.append(given[0]))
+    if bare.config.is_encoder_decoder:
+        start = bare.config.decoder_start_token_id
+        bare(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[start, *action[:-1]]]))
+        states = caught[0][0]
+    else:
+        bare(torch.tensor([prompt + action]))
+        states = caught[0][0, len(prompt) - 1 : -1]
+    hook.remove()
+    hidden = (states @ mlp.up.weight.T + mlp.up.bias).clamp(min=0)
+    return (hidden @ mlp.down.weight.T + mlp.down.bias) @ head.weight.T + mlp.logit_bias
+
+
+# --- the MLP ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
+def test_logprobs_are_those_of_states_through_the_mlp_and_it_alone_is_trained(kind):
+    policy, bare = mlp_policy(kind), lm(kind, V).double()
+    mlp, batch = output_mlp.find(policy.model), Batch.given(PROMPTS, REPLIES)
+    out = policy.forward(batch)
+    truth = [logits_by_hand(bare, mlp, p, a) for p, a in zip(PROMPTS, REPLIES, strict=True)]
+    chosen = torch.cat([x.log_softmax(-1)[range(len(a)), a] for x, a in zip(truth, REPLIES, strict=True)])
+    assert torch.allclose(out.logprobs[batch.actions], chosen, atol=1e-10)
+    assert torch.allclose(out.logsumexp[batch.actions], torch.cat(truth).logsumexp(-1), atol=1e-10)
+    assert {id(p) for p in policy.trainable()} == {id(p) for p in mlp.parameters()}
+
+
+def test_new_tokens_are_almost_equally_likely_and_greedy_decoding_is_transformers_own(tmp_path):
+    fresh = load_policy(lm("gpt2", V), mlp=OutputMlpOptions(width=64), seed=1)
+    assert fresh.forward(Batch.given(PROMPTS, REPLIES)).logprobs[0, 2].exp().item() == pytest.approx(1 / V, rel=1e-2)
+    policy = load_policy(lm("llama", V), mlp=WIDE, seed=1)
+    learner = Learner(policy, algorithm="soft_q", tokenizer=letters(), max_tokens=4, stop_tokens=-1)
+    reply = learner.generate([[3, 4]], top_k=1, truncation="stored")[0].turns[0].action
+    wanted = policy.model.generate(torch.tensor([[3, 4]]), max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert reply == wanted[0, 2:].tolist()
+
+
+def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
+    base, other, out = tmp_path / "base", tmp_path / "other", tmp_path / "out"
+    export(load_policy(lm("gpt2", V), tokenizer=letters()), base)
+    before = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+    run = train(
+        str(base), ["ab"], reward="letters:e", algorithm="soft_q", out=tmp_path / "run", steps=2, batch=4, max_tokens=2,
+        quiet=True, probes=0, **{"output_mlp.width": 6, "output_mlp.gain": 1.0, "lr": 0.1},
+    )  # fmt: skip
+    assert {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()} == before
+    export(run.learner.policy, out)
+    assert sum(path.stat().st_size for path in out.glob("*.safetensors")) < 10_000
+    again = load_policy(out)
+    batch = Batch.given(PROMPTS, REPLIES)
+    assert torch.equal(again.forward(batch).logprobs, run.learner.policy.forward(batch).logprobs)
+    assert output_mlp.find(again.model) is not None and again.tokenizer is not None
+    model = lm("gpt2", V)
+    model.transformer.ln_f.weight.data[0] += 0.1
+    export(load_policy(model, tokenizer=letters()), other)
+    config = json.loads((out / "adapter_config.json").read_text())
+    (out / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(other)}))
+    with pytest.raises(OperantError, match="is not the model that the MLP in"):
+        load_policy(out)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"output_mlp.width": -1}, "output_mlp.width=-1: it must be at least 1"),
+        ({"output_mlp.logit_bias": -10}, "logit_bias without output_mlp.width"),
+        ({"output_mlp.width": 4, "soft_prompt.tokens": 2}, "is trained alone"),
+        ({"output_mlp.width": 4, "model.train_layers": 1}, "the MLP is trained alone"),
+        ({"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"}, "no MLP behind a frozen model"),
+        ({"mask.by": "model", "output_mlp.width": 4}, "its mask does nothing"),
+        ({"loss.version": "v4"}, "it must be v0, v1, v2, v3, v2_v3"),
+        ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
+        ({"advantage.shape": (0, 0, 0, 5)}, "give four numbers"),
+        ({"advantage.standardise": "all"}, "it must be none, step or group"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(OperantError, match=message):
+        Learner(lm(), algorithm="soft_q", **options).step(PROMPTS, REPLIES, SCORES)
+
+
+def test_fluent_replies_have_only_tokens_that_the_frozen_model_finds_likely():
+    policy, bare = load_policy(lm("gpt2", V), mlp=WIDE, seed=1), lm("gpt2", V)
+    learner = Learner(
+        policy, algorithm="soft_q", max_tokens=3, stop_tokens=-1,
+        **{"mask.by": "model", "sampling.top_k": 3, "sampling.truncation": "stored", "lr": 0.1},
+    )  # fmt: skip
+    for _ in range(2):  # the mask stays that of the frozen model when the policy has learnt
+        replies = learner.generate([[3, 4]] * 16)
+        for reply in replies:
+            ids = reply.turns[0].action
+            logits = bare(torch.tensor([[3, 4, *ids]])).logits[0, 1:-1]
+            assert all(token in logits[i].topk(3).indices for i, token in enumerate(ids))
+        metrics = learner.step(replies, [float(i) for i in range(16)])
+        assert metrics["rollout/logprob_gap"] < 1e-4
+
+
+# --- the losses -------------------------------------------------------------------------------------------------------
+
+
+def twin(version, q, v, q_copy, v_copy, rewards, freeze):
+    """The sum over the actions of one reply, an action at a time, from lists of numbers [A]."""
+    last, total = len(q) - 1, 0.0
+    a = [q[t] - v[t] for t in range(len(q))]
+    for t in range(len(q)):
+        ahead = v_copy[t + 1] if t < last else 0.0
+        if version == "v0":
+            total = total + (v[t] - v_copy[t]) ** 2
+        if version == "v1":
+            total = total + (q[t] - (rewards[t] if t == last else ahead)) ** 2
+        if version in ("v2", "v2_v3"):
+            wanted = (rewards[t] if t == last else ahead) - v_copy[t]
+            total = total + (a[t] - wanted) ** 2 * (0.5 if version == "v2_v3" else 1.0)
+        if version in ("v3", "v2_v3"):
+            later = sum((x.detach() if freeze else x for x in a[t + 1 :]), start=a[t])
+            total = total + (later - (rewards[last] - v_copy[t])) ** 2 * (0.5 if version == "v2_v3" else 1.0)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@pytest.mark.parametrize(
+    "version, share, freeze",
+    [
+        ("v0", 1.0, False),
+        ("v1", 1.0, False),
+        ("v2", 1.0, False),
+        ("v2", 0.3, False),
+        ("v3", 1.0, False),
+        ("v3", 1.0, True),
+        ("v3", 0.3, False),
+        ("v2_v3", 1.0, False),
+        ("v2_v3", 0.6, True),
+    ],
+)
+def test_every_loss_and_gradient_is_that_of_a_twin(kind, version, share, freeze):
+    policy = mlp_policy(kind)
+    learner = Learner(
+        policy, algorithm="soft_q", lr=0.0, max_grad_norm=None, keep_gradients=True, minibatch=3,
+        **{"loss.version": version, "loss.forward_share": share, "loss.freeze_later": freeze},
+        **{"advantage.shape": (0, 1, -1, 3)},
+    )  # fmt: skip
+    copy = learner.copies["target"].policy
+    for p in output_mlp.find(copy.model).parameters():
+        p.data += 0.05
+    mlp, bare = output_mlp.find(policy.model), lm(kind, V).double()
+    total = 0.0
+    for prompt, action, score in zip(PROMPTS, REPLIES, SCORES, strict=True):
+        both = []
+        for layers in (mlp, output_mlp.find(copy.model)):
+            logits = logits_by_hand(bare, layers, prompt, action)
+            both += [[logits[t, a] for t, a in enumerate(action)], list(logits.logsumexp(-1))]
+        rewards = [0.0] * (len(action) - 1) + [-1 + 4 * score]
+        q, v, q_copy, v_copy = both
+        of_copy = ([x.detach() for x in q_copy], [x.detach() for x in v_copy])
+        loss = twin(version, q, v, *of_copy, rewards, freeze)
+        if share < 1:  # the copy's A, and the policy's own V
+            loss = share * loss + (1 - share) * twin(version, *of_copy, q, v, rewards, freeze)
+        total = total + loss / len(PROMPTS)
+    wanted = torch.autograd.grad(total, list(mlp.parameters()))
+    metrics = learner.step(PROMPTS, REPLIES, SCORES)
+    assert metrics["loss/total"] == pytest.approx(total.item(), abs=1e-8)
+    for mine, truth in zip(mlp.parameters(), wanted, strict=True):
+        assert torch.allclose(mine.grad, truth, atol=1e-8)
+
+
+def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
+    shaped = find("soft_q").advantage
+    batch = replace(Batch.given([[3], [3], [4], [4]], [[5, 6], [7], [8], [9]]), groups=torch.tensor([0, 0, 1, 1]))
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.0, 7.0, 0.0], [0.0, 7.0, 0.0]])
+    batch = replace(batch, rewards=rewards.double())
+
+    def totals(**options):
+        paid = shaped(batch, **options).rewards
+        assert bool((paid[:, 0] == 0).all()) and paid[0, 1] == 0, "only the last action is paid"
+        return paid.sum(1)
+
+    assert totals(shape=(0.0, 1.0, -20.0, 80.0)).tolist() == [80.0, 280.0, 680.0, 680.0]
+    step = torch.tensor([1.0, 3.0, 7.0, 7.0], dtype=torch.float64)
+    assert torch.allclose(totals(standardise="step"), (step - 4.5) / step.std(), atol=1e-6)
+    of_group = 2**0.5 / (2**0.5 + 1e-4) / 2**0.5  # of 1 and 3, whose deviation is the root of 2
+    assert totals(standardise="group").tolist() == pytest.approx([-of_group, of_group, 0.0, 0.0])
+
+
+# --- what it learns ---------------------------------------------------------------------------------------------------
+
+
+def test_the_policy_of_a_bandit_becomes_proportional_to_exp_reward():
+    """Two tokens of eight letters: the optimum is p(x, y) = exp(r(x, y)) / Z, and old replies of anyone teach it."""
+    chance = torch.Generator().manual_seed(3)
+    rewards = 2 * torch.rand(8, 8, generator=chance, dtype=torch.float64)
+    policy = load_policy(lm("gpt2", 8), mlp=OutputMlpOptions(width=64, gain=1.0), seed=2).double()
+    learner = Learner(
+        policy, algorithm="soft_q", lr=1e-2, minibatch=64, max_tokens=2, stop_tokens=-1, max_grad_norm=None,
+    )  # fmt: skip
+    learner.copies["target"].rule = ("polyak", 0.1)
+    replies = [[x, y] for x in range(8) for y in range(8)]  # all of them, as no policy would draw them
+    scores = [float(rewards[x, y]) for x, y in replies]
+
+    def distance():
+        logprobs = policy.forward(Batch.given([[3]] * 64, replies)).logprobs.sum(1)
+        best = torch.tensor(scores).double().log_softmax(0)
+        return float((best.exp() * (best - logprobs)).sum())
+
+    before = distance()
+    for _ in range(400):
+        learner.step([[3]] * 64, replies, scores)
+    assert before > 0.1 and distance() < 1e-3
