@@ -349,7 +349,7 @@ def test_distill_descends_on_the_divergence_in_the_states_that_it_visits(shape, 
     assert gap(mine, flat(model)) < EXACT
 
 
-ELSEWHERE = {"decision", "ilql", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic", "trpo", "nlpo"}
+ELSEWHERE = {"decision", "ilql", "soft_q", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic", "trpo", "nlpo"}
 """They are no averages over what the policy says: test_decision.py, test_ilql.py, test_dpo.py, test_labelled.py and
 test_critic.py have their losses by hand. TRPO's step is held to a dense matrix in test_trust_region.py, and NLPO, whose
 replies come with masks, to PPO in test_policy_gradients.py."""

@@ -26,6 +26,8 @@ from operant.algorithms import ALGORITHMS
 V, PROMPT, GROUP = 6, [3, 4], 4
 REPLIES, STEPS, RATE = 256, 64, 5e-3
 PRICE, LOSS_PRICE, DEAR = 0.5, 0.8, 1.6
+SHARP = 2.0
+"""The range of rewards of soft Q-learning, whose policy is exp(SHARP * reward) over its sum, without a reference."""
 REWARDS = torch.tensor([0.0, 1.0, 0.4, -0.6, 0.8, 0.2], dtype=torch.float64)
 DATA = [v for v, count in enumerate([12, 24, 96, 60, 12, 36]) for _ in range(count)]
 SHARES = torch.bincount(torch.tensor(DATA)).double() / len(DATA)
@@ -168,6 +170,13 @@ CASES = {
         lambda: rejection_end(0.75),
         {"kl.loss_coef": DEAR, "learner.select": "top:75%"},
         [lambda: rejection_end(0.5), lambda: tilted(DEAR), lambda: tilted(LOSS_PRICE)],
+    ),
+    "soft_q": Case(
+        "soft_q",
+        lambda: (SHARP * REWARDS).softmax(0),
+        {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2},
+        [lambda: (2 * SHARP * REWARDS).softmax(0), lambda: tilted(1 / SHARP)],
+        steps=96,
     ),
     "sft": Case("sft", lambda: SHARES, {"minibatch": 60}, [lambda: REFERENCE], steps=32),
 }

@@ -28,6 +28,7 @@ ROWS |= {
 }
 ROWS |= {"coderl": {"minibatch": 8, "score.centre": True, "advantage.gamma": 1.0}}
 ROWS |= {"trpo": {"update.target_kl": 0.1, "fisher_share": 1.0, "critic_epochs": 10, "minibatch": ABSENT}}
+ROWS |= {"soft_q": {"advantage.shape": (0.0, 1.0, 0.0, 40.0), "target.rate": 0.5, "epochs": 4}}
 ROWS |= {"gigpo": ROWS["grpo"], "rejection": {"learner.select": "top:25%", "epochs": 4}}
 LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first", "turn_mean")}
 CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}

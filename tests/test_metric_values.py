@@ -1073,6 +1073,23 @@ VALUED = {
 }
 
 
+def soft(folder, patch):
+    """The copy is the policy in the first step, so its numbers are the policy's."""
+    learner = Learner(lm(vocab=V).double(), algorithm="soft_q", lr=0.0)
+    prompts, tokens, step = [[5], [6, 7], [8]], [9, 10, 11], SimpleNamespace(q=[], v=[])
+    for prompt, token in zip(prompts, tokens, strict=True):
+        logits = learner.policy.model(torch.tensor([prompt])).logits[0, -1].detach()
+        step.q.append(float(logits[token]))
+        step.v.append(float(logits.exp().sum().log()))
+    step.logged = learner.step(prompts, [[token] for token in tokens], [0.5, -1.0, 2.0])
+    return [step]
+
+
+SOFT = {f"soft_q/{of}q": lambda s: mean(s.q) for of in ("", "target_")}
+SOFT |= {f"soft_q/{of}v": lambda s: mean(s.v) for of in ("", "target_")}
+SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target_")}
+
+
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
@@ -1091,6 +1108,7 @@ RUNS |= {
     "rejected": (rejected, REJECTED),
     "hinted": (hinted, HINTED),
     "valued": (valued, VALUED),
+    "soft": (soft, SOFT),
 }
 
 

@@ -100,6 +100,8 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
         ({"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"}, "no MLP behind a frozen model"),
         ({"mask.by": "model", "output_mlp.width": 4}, "its mask does nothing"),
         ({"loss.version": "v4"}, "it must be v0, v1, v2, v3, v2_v3"),
+        ({"target.rate": 0}, "it must be above 0"),
+        ({"target.every": -1}, "it must be a number of steps"),
         ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
         ({"advantage.shape": (0, 0, 0, 5)}, "give four numbers"),
         ({"advantage.standardise": "all"}, "it must be none, step or group"),
@@ -222,8 +224,8 @@ def test_the_policy_of_a_bandit_becomes_proportional_to_exp_reward():
     policy = load_policy(lm("gpt2", 8), mlp=OutputMlpOptions(width=64, gain=1.0), seed=2).double()
     learner = Learner(
         policy, algorithm="soft_q", lr=1e-2, minibatch=64, max_tokens=2, stop_tokens=-1, max_grad_norm=None,
+        **{"target.rate": 0.1},
     )  # fmt: skip
-    learner.copies["target"].rule = ("polyak", 0.1)
     replies = [[x, y] for x in range(8) for y in range(8)]  # all of them, as no policy would draw them
     scores = [float(rewards[x, y]) for x, y in replies]
 

@@ -222,7 +222,7 @@ COMPARED = {
 }
 
 
-ELSEWHERE = {name: f"test_{name}.py" for name in ("decision", "distill", "ilql", "dpo")}
+ELSEWHERE = {name: f"test_{name}.py" for name in ("decision", "distill", "ilql", "dpo", "soft_q")}
 ELSEWHERE |= {"online-dpo": "test_dpo.py", "kto": "test_dpo.py", "reward-model": "test_labelled.py"}
 ELSEWHERE |= {"coderl": "test_critic.py", "outcome-critic": "test_critic.py"}
 ELSEWHERE |= {"trpo": "test_trust_region.py", **dict.fromkeys(("a2c", "nlpo", "reinforce"), "test_policy_gradients.py")}

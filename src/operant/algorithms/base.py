@@ -60,6 +60,8 @@ class Algorithm:
     mask: str | None = None
     """The copy whose truncated distribution decides which tokens may be drawn (NLPO), as the options `mask.*` say; the
     engine then needs a method `mask_with(policy)`."""
+    target: str | None = None
+    """The copy that follows the policy as the options `target.*` say: a target network."""
     unit: str = "episode"
     """The unit that is shuffled and cut into minibatches: turn | episode | pair | group."""
     per: str = "token"

@@ -28,7 +28,7 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
 - **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` or over the
   replies to one task (`group`); then `advantage.shape` maps the range a..b to c..d. Rewards that are k times as large
   make the optimum, $\pi \propto e^r$, that much sharper.
-- The copy moves by 0.001 of the distance with each step (`update.epochs` is 1).
+- The copy moves by `target.rate` = 0.001 of the distance with each step, or becomes equal every `target.every` steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ ALGORITHM = Algorithm(
     with_shaped_rewards,
     look=look,
     per="sequence",
-    copies={"target": ("polyak", 0.001)},
+    target="target",
     mask="mask",
     defaults=DEFAULTS,
 )

@@ -226,6 +226,14 @@ ilql/value_loss | scaled score² | falls | | the expectile loss of V, mean over 
 ilql/conservative | nats | below the log of the vocabulary's size | | negative log-prob of the tokens taken under
     softmax(Q), mean over tokens and both estimates
 ilql/q | scaled score | near reward/mean, discounted | | the smaller Q of the tokens taken, mean over tokens
+soft_q/q | scaled score | | | the logit of the tokens taken, which is their Q; mean over tokens
+soft_q/v | scaled score | near soft_q/target_v | | logsumexp of the logits, the value of the state before each token;
+    mean over tokens
+soft_q/a | nats | rises from -log of the vocabulary's size | | Q - V of the tokens taken, their log-prob over the whole
+    vocabulary; mean over tokens
+soft_q/target_q | scaled score | near soft_q/q | | as soft_q/q, of the copy that follows slowly
+soft_q/target_v | scaled score | near soft_q/v | | as soft_q/v, of the copy that follows slowly
+soft_q/target_a | nats | near soft_q/a | | as soft_q/a, of the copy that follows slowly
 # Held-out tasks
 evaluate/reward | score | rises with reward/mean | | mean score on the held-out tasks, from reward and environment
     before scaling, with the same random numbers each time

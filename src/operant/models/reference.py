@@ -89,6 +89,32 @@ class PolicyCopy:
 
 
 @dataclass(frozen=True)
+class TargetOptions:
+    """How the copy of a method with a target network follows the policy.
+
+    Raises: OperantError for a rate outside 0 to 1, or a negative number of steps.
+    """
+
+    rate: float = 0.001
+    """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
+    every: int = 0
+    """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise OperantError(f"target.rate={self.rate}: it must be above 0, and at most 1")
+        if self.every < 0:
+            raise OperantError(
+                f"target.every={self.every}: it must be a number of steps, or 0 to follow by target.rate"
+            )
+
+    @property
+    def rule(self) -> "tuple[str, float]":
+        """The rule of the copy, as `PolicyCopy` takes it."""
+        return ("every", self.every) if self.every else ("polyak", self.rate)
+
+
+@dataclass(frozen=True)
 class MaskOptions:
     """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn.
 

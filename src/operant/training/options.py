@@ -14,7 +14,7 @@ from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, 
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
-from operant.models.reference import MaskOptions
+from operant.models.reference import MaskOptions, TargetOptions
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
@@ -116,6 +116,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "teacher": TeacherOptions if algorithm.teacher else None,
         "condition": ConditionOptions if algorithm.condition else None,
         "mask": MaskOptions if algorithm.mask is not None else None,
+        "target": TargetOptions if algorithm.target is not None else None,
     }
     return {group: made for group, made in known.items() if made is not None}
 

@@ -62,6 +62,8 @@ def make_copies(
     rate = options["teacher"].rate if algorithm.teacher else 0.0
     follows = ("polyak", rate) if rate else "frozen"
     rules = {name: rule for name, rule in algorithm.copies.items() if name != "reference"}
+    if algorithm.target is not None:
+        rules |= {algorithm.target: options["target"].rule}
     if algorithm.mask is not None:
         mask: MaskOptions = options["mask"]
         rules = {name: rule for name, rule in rules.items() if name != algorithm.mask}
