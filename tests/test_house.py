@@ -86,7 +86,7 @@ def test_the_core_can_be_read_in_an_afternoon() -> None:
 
 LIMITS = {
     "modules in the root": 12,
-    "packages": 34,
+    "packages": 35,
     "imports between packages": 188,
     "layers": 12,
     "90 % of functions have at most this many lines": 40,
