@@ -39,6 +39,8 @@ FLOOR = -30.0
 """Log-prob of a word that a black-box model does not name, and of one whose probability it says is 0."""
 BRANCHES = 128
 """Most tokens of the prompts that are read as branches of one row."""
+PASS = (2048, 65536)
+"""Tokens of a pass on a CPU, whose caches hold the numbers of few, and on a GPU."""
 TOLERANCE = 1e-3
 """Largest difference of a log-prob with shared sentences, in the trial before the first use: far above rounding."""
 
@@ -172,7 +174,7 @@ class Row(NamedTuple):
 class TransformerTaskModel(TaskModel):
     """A masked, causal or encoder-decoder model with its tokenizer, in float32 without dropout, and frozen.
 
-    batch_tokens: tokens of a pass, with padding. share: whether a causal model reads equal sentences once.
+    batch_tokens: tokens of a pass, with padding; None: `PASS` of them. share: whether a causal model reads equal sentences once.
     cache_gb: memory of kept sentences; the longest unused ones go first.
     Raises: OperantError for a masked model whose tokenizer has no mask token.
     """
@@ -183,14 +185,15 @@ class TransformerTaskModel(TaskModel):
         kind: Kind,
         name: str,
         *,
-        batch_tokens: int = 16384,
+        batch_tokens: int | None = None,
         share: bool = True,
         cache_gb: float = 0.5,
     ):
         super().__init__(name, kind, CAUSAL if kind == "causal" else MASKED)
         self.model, self.tokenizer, self._longest, _ = loaded
         self.model.eval().requires_grad_(False)
-        self.batch_tokens, self.share, self.cache_gb = batch_tokens, share and kind == "causal", cache_gb
+        self.batch_tokens = batch_tokens or PASS[self.model.device.type == "cuda"]
+        self.share, self.cache_gb = share and kind == "causal", cache_gb
         self.mask: str = self.tokenizer.mask_token or ""
         if kind == "masked" and not self.mask:
             raise OperantError(
@@ -564,7 +567,7 @@ def task_model(
     kind: str | None = None,
     device: str | None = None,
     *,
-    batch_tokens: int = 16384,
+    batch_tokens: int | None = None,
     share: bool = True,
     cache_gb: float = 0.5,
 ) -> TaskModel:
@@ -576,7 +579,7 @@ def task_model(
     """
     if kind is not None and kind not in get_args(Kind):
         raise OperantError(f"kind={kind!r}: a task model is {', '.join(get_args(Kind))}")
-    if batch_tokens < 1 or not cache_gb >= 0:
+    if (batch_tokens is not None and batch_tokens < 1) or not cache_gb >= 0:
         raise OperantError(
             f"batch_tokens={batch_tokens}, cache_gb={cache_gb}: give at least 1 token, and at least 0 GB"
         )
