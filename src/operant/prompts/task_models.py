@@ -174,8 +174,8 @@ class Row(NamedTuple):
 class TransformerTaskModel(TaskModel):
     """A masked, causal or encoder-decoder model with its tokenizer, in float32 without dropout, and frozen.
 
-    batch_tokens: tokens of a pass, with padding; None: `PASS` of them. share: whether a causal model reads equal sentences once.
-    cache_gb: memory of kept sentences; the longest unused ones go first.
+    batch_tokens: tokens of a pass, with padding; None: `PASS` of them. share: whether a causal model reads equal
+    sentences once. cache_gb: memory of kept sentences; the longest unused ones go first.
     Raises: OperantError for a masked model whose tokenizer has no mask token.
     """
 

@@ -227,8 +227,8 @@ class PromptReward:
             text = examples.texts[lengths.index(most)]
             raise OperantError(
                 f"the text {text[:60]!r} ... of {examples.name!r} has {most} tokens in its template, and with a prompt "
-                f"of {self.prompt_tokens} it is too long for {self.model.name!r}, which reads {self.model.longest}: texts "
-                "are not cut; leave it out, or lower --reward.prompt-tokens if prompts are shorter"
+                f"of {self.prompt_tokens} it is too long for {self.model.name!r}, which reads {self.model.longest}: "
+                "texts are not cut; leave it out, or lower --reward.prompt-tokens if prompts are shorter"
             )
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
