@@ -30,6 +30,14 @@ def contextual_bias(logprobs: Tensor) -> Tensor:
     return logprobs.log_softmax(-1).logsumexp(1, keepdim=True) - torch.tensor(logprobs.shape[1]).log()
 
 
+def bias(calibrate: str, scored: Tensor, free: Tensor) -> Tensor:
+    """What a calibration subtracts [P, 1, C]: from log-probs of the scored texts [P, E, C], or of those without content
+    [P, F, C]; 0 for `none`."""
+    if calibrate == "mean":
+        return mean_bias(scored)
+    return contextual_bias(free) if calibrate == "contextual" else torch.zeros_like(scored[:, :1])
+
+
 def _label_and_other(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The scores [P, E] of the labels, and the largest of the other classes, from [P, E, C]."""
     own = labels.expand(scores.shape[:-1])[..., None]

@@ -136,33 +136,34 @@ class BlackBox(TaskModel):
                 f"task model {self.name!r} returned {shown(answers)} for {len(pairs)} texts: it must return a list "
                 "with one answer for each, in their order"
             )
-        return torch.tensor([self._row(answer, words) for answer in answers], dtype=torch.float64)
+        return torch.tensor([read_answer(answer, words, self.name) for answer in answers], dtype=torch.float64)
 
-    def _row(self, answer: Any, words: Sequence[str]) -> list[float]:
-        if isinstance(answer, str):
-            low = answer.lower()
-            places = [low.find(word.strip().lower()) for word in words]
-            first = min((place for place in places if place >= 0), default=None)
-            # Of two words that begin at one place, as in "greater", the longer one is meant.
-            said = [len(word) if place == first else 0 for word, place in zip(words, places)]
-            return [0.0 if n and n == max(said) else FLOOR for n in said]
-        if isinstance(answer, Mapping):
-            try:
-                row = [float(answer.get(word, FLOOR)) for word in words]
-            except (TypeError, ValueError):
-                row = []
-            if row:
-                return [max(number, FLOOR) if not math.isnan(number) else number for number in row]
-        raise OperantError(
-            f"task model {self.name!r} answered {shown(answer)}: an answer is a text, or a mapping from words to "
-            "log-probs"
-        )
+
+def read_answer(answer: Any, words: Sequence[str], name: str) -> list[float]:
+    """The log-prob of each word in the answer of a black-box model. Raises: OperantError for what is no answer."""
+    if isinstance(answer, str):
+        low = answer.lower()
+        places = [low.find(word.strip().lower()) for word in words]
+        first = min((place for place in places if place >= 0), default=None)
+        # Of two words that begin at one place, as in "greater", the longer one is meant.
+        said = [len(word) if place == first else 0 for word, place in zip(words, places)]
+        return [0.0 if n and n == max(said) else FLOOR for n in said]
+    if isinstance(answer, Mapping):
+        try:
+            row = [float(answer.get(word, FLOOR)) for word in words]
+        except (TypeError, ValueError):
+            row = []
+        if row:
+            return [max(number, FLOOR) if not math.isnan(number) else number for number in row]
+    raise OperantError(
+        f"task model {name!r} answered {shown(answer)}: an answer is a text, or a mapping from words to log-probs"
+    )
 
 
 # --- transformers models ----------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class FilledText(NamedTuple):
     """A filled template as the model reads it."""
 
     ids: list[int]
@@ -270,18 +271,18 @@ class TransformerTaskModel(TaskModel):
         """Number of tokens of each filled template."""
         return [len(row.ids) for row in self._rows(template, pairs)]
 
-    def _rows(self, template: PromptTemplate, pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    def _rows(self, template: PromptTemplate, pairs: Sequence[tuple[str, str]]) -> list[FilledText]:
         filled = [template.render(prompt, text, self.mask) for prompt, text in pairs]
         encoded = [one["input_ids"] for one in encode(self.tokenizer, filled, LONGEST)]
         if self.kind == "causal":
             encoded = [ids[: len(ids) - self._trailing] or ids for ids in encoded]
-            return [Row(ids, len(ids) - 1) for ids in encoded]
+            return [FilledText(ids, len(ids) - 1) for ids in encoded]
         heads = [template.before("mask", *pair, self.mask) if template.has_mask else "" for pair in pairs]
         if self.kind == "masked":
-            mask, rows = self.tokenizer.mask_token_id, list[Row]()
+            mask, rows = self.tokenizer.mask_token_id, list[FilledText]()
             for ids, head in zip(encoded, heads):  # a sentence or prompt may have the mask's text in it too
                 places = [place for place, token in enumerate(ids) if token == mask]
-                rows.append(Row(ids, places[head.count(self.mask)]))
+                rows.append(FilledText(ids, places[head.count(self.mask)]))
             return rows
         start: list[int] = [self.model.config.decoder_start_token_id]
         if template.has_mask and self.mask == SENTINEL:
@@ -289,10 +290,12 @@ class TransformerTaskModel(TaskModel):
         elif template.has_mask:  # BART's decoder repeats the whole text
             whole = [encode_plain(self.tokenizer, head.rstrip(" "), True) for head in heads]
             ends = [len(ids) - (ids[-1:] == [self.tokenizer.eos_token_id]) for ids in whole]
-            return [Row(ids, end, start + begun[:end]) for ids, begun, end in zip(encoded, whole, ends, strict=True)]
-        return [Row(ids, len(start) - 1, start) for ids in encoded]
+            return [
+                FilledText(ids, end, start + begun[:end]) for ids, begun, end in zip(encoded, whole, ends, strict=True)
+            ]
+        return [FilledText(ids, len(start) - 1, start) for ids in encoded]
 
-    def _refuse_long(self, rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> None:
+    def _refuse_long(self, rows: Sequence[FilledText], pairs: Sequence[tuple[str, str]]) -> None:
         """Raises: OperantError that names the first pair that is longer than the model reads."""
         for row, (prompt, text) in zip(rows, pairs, strict=True):
             if max(len(row.ids), len(row.decoder)) > self.longest:
@@ -322,7 +325,7 @@ class TransformerTaskModel(TaskModel):
         ids = torch.tensor([[*ids, *[filler] * (width - len(ids))] for ids in rows])
         return ids.to(self.model.device), (torch.arange(width) < lengths[:, None]).long().to(self.model.device)
 
-    def _call(self, rows: Sequence[Row]) -> Tensor:
+    def _call(self, rows: Sequence[FilledText]) -> Tensor:
         """Logits [B, V] at the answers of some rows."""
         ids, mask = self._padded([row.ids for row in rows])
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
@@ -367,7 +370,7 @@ class TransformerTaskModel(TaskModel):
         return self.share
 
     def _branched(
-        self, template: PromptTemplate, pairs: list[tuple[str, str]], rows: list[Row], columns: list[int]
+        self, template: PromptTemplate, pairs: list[tuple[str, str]], rows: list[FilledText], columns: list[int]
     ) -> Tensor:
         """float64 [N, C] with the sentences read once."""
         texts = list(dict.fromkeys(text for _, text in pairs))
@@ -396,7 +399,7 @@ class TransformerTaskModel(TaskModel):
             found[order] = self._read_on(some, rows).log_softmax(-1)[:, columns].double().cpu()
         return found
 
-    def _read_on(self, work: list[tuple[tuple[int, ...], list[tuple[int, int]]]], rows: list[Row]) -> Tensor:
+    def _read_on(self, work: list[tuple[tuple[int, ...], list[tuple[int, int]]]], rows: list[FilledText]) -> Tensor:
         """Logits [N, V] at the ends of all branches, in their order.
 
         work: ids of a sentence, and its branches: the place of a row, and how many ids it shares with the sentence.
@@ -601,16 +604,6 @@ def task_model(
     name = str(given)
     if kind == "callable" or (kind is None and names_function(name)):
         return BlackBox(find_function("task model", *name.rpartition(":")[::2]), name)
-    return _from_folder(name, kind, device, options)
-
-
-def names_function(name: str) -> bool:
-    """Whether a name is `module:function` or `file.py:function`, and not `builtin:NAME` or a folder."""
-    place, colon, _ = name.rpartition(":")
-    return bool(colon) and place != "builtin" and not os.path.isdir(name)
-
-
-def _from_folder(name: str, kind: str | None, device: str | None, options: dict[str, Any]) -> TaskModel:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
     what, folder = f"task model {name!r}", find_model(name)
@@ -623,6 +616,12 @@ def _from_folder(name: str, kind: str | None, device: str | None, options: dict[
             "name a trained one, or its kind with --reward.kind"
         )
     return TransformerTaskModel(loaded, kind, name, **options)  # type: ignore
+
+
+def names_function(name: str) -> bool:
+    """Whether a name is `module:function` or `file.py:function`, and not `builtin:NAME` or a folder."""
+    place, colon, _ = name.rpartition(":")
+    return bool(colon) and place != "builtin" and not os.path.isdir(name)
 
 
 def kind_of(config: Any, tokenizer: Any) -> Kind:

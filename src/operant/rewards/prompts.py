@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 
 from operant.prompts.examples import Examples, examples_of
-from operant.prompts.measures import CONTENT_FREE, MEASURES, contextual_bias, mean_bias
+from operant.prompts.measures import CONTENT_FREE, MEASURES, bias
 from operant.prompts.sets import ClassificationSet, set_named
 from operant.prompts.task_models import Kind, TaskModel, task_model
 from operant.prompts.templates import PromptTemplate
@@ -105,34 +104,28 @@ class PromptReward:
         """
         read = {id(rollout.task): rollout.task for rollout in rollouts}
         step = max((turn.version for rollout in rollouts for turn in rollout.turns), default=0)
-        of_task = {key: self._drawn(examples_of(task), step) for key, task in read.items()}
-        groups: dict[Examples, list[int]] = {}
+        of_task = {key: self.drawn(examples_of(task), step) for key, task in read.items()}
+        # Places of rollouts by their examples, and those by template and words: each of these is one call of the model.
+        groups: dict[tuple[PromptTemplate, tuple[str, ...]], dict[Examples, list[int]]] = {}
+        settings = {examples: self.setting(examples) for examples in dict.fromkeys(of_task.values())}
         for i, rollout in enumerate(rollouts):
-            groups.setdefault(of_task[id(rollout.task)], []).append(i)
+            examples = of_task[id(rollout.task)]
+            groups.setdefault(settings[examples], {}).setdefault(examples, []).append(i)
         judged: dict[int, Judgement] = {}
-        for (template, words), some in self._by_setting(groups).items():
+        for (template, words), some in groups.items():
             for i, parts in self._measured(rollouts, some, template, words).items():
                 judged[i] = Judgement(parts[self.measure], {name: parts[name] for name in PARTS})
-                self._remember(rollouts[i], judged[i], step)
+                self.remember(rollouts[i], judged[i], step)
         for text in sorted(self._best, key=lambda text: -self._best[text].score)[self.keep :]:
             del self._best[text]
         return [judged[i] for i in range(len(rollouts))]
 
-    def _drawn(self, examples: Examples, step: int) -> Examples:
+    def drawn(self, examples: Examples, step: int) -> Examples:
         """The examples of a step: some of a training task's, with the classes in proportion; all of any other's."""
         if self.examples is None or self.examples >= len(examples) or (self._trained and examples not in self._trained):
             return examples
         key = counter(self.seed, "prompt examples", step, examples.name)
         return examples.shuffled(key).at(range(self.examples))
-
-    def _by_setting(
-        self, groups: dict[Examples, list[int]]
-    ) -> dict[tuple[PromptTemplate, tuple[str, ...]], dict[Examples, list[int]]]:
-        """The groups by template and words, each of which is one call of the task model."""
-        found: dict[tuple[PromptTemplate, tuple[str, ...]], dict[Examples, list[int]]] = {}
-        for examples, places in groups.items():
-            found.setdefault(self.setting(examples), {})[examples] = places
-        return found
 
     def _measured(
         self,
@@ -152,20 +145,14 @@ class PromptReward:
         for (examples, places), (prompts, texts) in zip(groups.items(), grids, strict=True):
             end = begin + len(prompts) * len(texts)
             of_group = logprobs[begin:end].view(len(prompts), len(texts), len(words))
-            scores, begin = self._calibrated(of_group, len(examples)), end
+            scored, begin = of_group[:, : len(examples)], end
+            scores = scored - bias(self.calibrate, scored, of_group[:, len(examples) :])
             labels = torch.tensor(examples.labels)
             of_prompts = {name: measure(scores, labels).mean(1).tolist() for name, measure in MEASURES.items()}
             column = {prompt: j for j, prompt in enumerate(prompts)}
             for i in places:
                 found[i] = {name: values[column[rollouts[i].reply]] for name, values in of_prompts.items()}
         return found
-
-    def _calibrated(self, logprobs: Tensor, count: int) -> Tensor:
-        """[P, E, C] calibrated, from the first `count` texts, behind which stand those without content."""
-        scores = logprobs[:, :count]
-        if self.calibrate == "mean":
-            return scores - mean_bias(scores)
-        return scores - contextual_bias(logprobs[:, count:]) if self.calibrate == "contextual" else scores
 
     # --- before training ----------------------------------------------------------------------------------------------
 
@@ -218,18 +205,14 @@ class PromptReward:
         if self._model is not None:
             template, words = self.setting(examples)
             self._model.check(template, words)
-            self._check_lengths(template, examples)
-
-    def _check_lengths(self, template: PromptTemplate, examples: Examples) -> None:
-        """Raises: OperantError that names the longest text, if it leaves no room for the prompt."""
-        lengths = self.model.tokens(template, [("", text) for text in examples.texts])
-        if lengths and (most := max(lengths)) + self.prompt_tokens > self.model.longest:
-            text = examples.texts[lengths.index(most)]
-            raise OperantError(
-                f"the text {text[:60]!r} ... of {examples.name!r} has {most} tokens in its template, and with a prompt "
-                f"of {self.prompt_tokens} it is too long for {self.model.name!r}, which reads {self.model.longest}: "
-                "texts are not cut; leave it out, or lower --reward.prompt-tokens if prompts are shorter"
-            )
+            lengths = self.model.tokens(template, [("", text) for text in examples.texts])
+            if lengths and (most := max(lengths)) + self.prompt_tokens > self.model.longest:
+                text = examples.texts[lengths.index(most)]
+                raise OperantError(
+                    f"the text {text[:60]!r} ... of {examples.name!r} has {most} tokens in its template, and with a "
+                    f"prompt of {self.prompt_tokens} it is too long for {self.model.name!r}, which reads "
+                    f"{self.model.longest}: texts are not cut; leave it out, or lower --reward.prompt-tokens"
+                )
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
         """Learn which examples are for training. Raises: OperantError for one class only, or one without a text."""
@@ -250,7 +233,8 @@ class PromptReward:
         """The best prompts so far, the best one first; scores of few texts flatter the best of many prompts."""
         return sorted(self._best.values(), key=lambda prompt: -prompt.score)
 
-    def _remember(self, rollout: Rollout, judgement: Judgement, step: int) -> None:
+    def remember(self, rollout: Rollout, judgement: Judgement, step: int) -> None:
+        """Take a judgement into the means of its prompt."""
         old = self._best.get(rollout.reply) or BestPrompt(rollout.reply, rollout.ids, 0.0, 0.0, 0, step)
         score, accuracy, times = judgement.score, judgement.parts["accuracy"], old.times + 1
         assert isinstance(score, float)  # as `_measured` makes it
