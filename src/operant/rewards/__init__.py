@@ -42,6 +42,7 @@ from operant.rewards.critic import WORTH, CriticReward
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions, Tolerant
 from operant.rewards.isolated import IsolatedReward, isolated
+from operant.rewards.prompts import PromptReward
 from operant.rewards.reward_model import RewardModelScore
 from operant.rewards.tests import UnitTests
 from operant.rewards.vader import Vader
@@ -61,6 +62,7 @@ __all__ = [
     "Judged",
     "Outcome",
     "PrefixGain",
+    "PromptReward",
     "RewardModelScore",
     "SampleResult",
     "UnitTests",
@@ -176,6 +178,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     ),
     "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
     "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
+    "prompt": (PromptReward, "a task model that answers the prompts: prompt:./roberta"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
     "tests": (UnitTests, ""),
@@ -205,6 +208,8 @@ def factory(spec: Any) -> Factory | None:
             return Factory(OF_TEXTS[name])
         if name == "tests":
             return Factory(UnitTests)
+        if name == "prompt":
+            return Factory(PromptReward, 1)
         if name == "critic":
             return Factory(critic, 1)
         if name == "humans":

@@ -1,0 +1,1 @@
+"""Prompts for frozen task models: what they are written into, who answers them, and how the answers are measured."""

@@ -1,0 +1,289 @@
+"""Baselines against enumerations of all prompts, hand counts of calls, and a control with shuffled labels."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from test_task_models import byte_tokenizer, word_tokenizer
+from toys import lm
+
+from operant.prompts import measures
+from operant.prompts.baselines import (
+    NAMES,
+    USUAL,
+    Classification,
+    Vocabulary,
+    compare,
+    greedy_search,
+    halving_search,
+    head,
+    in_context,
+    manual,
+    no_prompt,
+    random_search,
+)
+from operant.prompts.examples import Examples
+from operant.prompts.task_models import BlackBox, TaskModel, task_model
+from operant.prompts.templates import PromptTemplate
+from operant.sampling import counter, uniforms
+from operant.types import OperantError
+
+WORDS = ("bad", "good")
+NOUNS = ("film", "plot", "the", "a", "so", "is", "it", "long", "dull", "all", "in", "and")
+
+
+def texts(count: int, seed: int) -> tuple[str, ...]:
+    draws = torch.stack([uniforms([counter(seed, i) for i in range(count)], place) for place in range(3)], 1)
+    return tuple(" ".join(NOUNS[i] for i in row) for row in (draws * len(NOUNS)).long().tolist())
+
+
+def setting(train: int = 32, test: int = 40, **more) -> Classification:
+    tokenizer = byte_tokenizer()
+    model = task_model((lm("gpt2", len(tokenizer)), tokenizer))
+    made = {
+        what: Examples(what, texts(n, n), tuple(i % 2 for i in range(n))) for what, n in (("a", train), ("b", test))
+    }
+    return Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, made["a"], made["b"], **more)
+
+
+def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequence[float] = (0, 0)) -> float:
+    """Of a prompt, one text at a time, with plain transformers."""
+    tokenizer, model = of.model.tokenizer, of.model.model
+    right = 0
+    columns = [tokenizer.convert_tokens_to_ids(f"Ġ{word}") for word in WORDS]
+    for text, label in examples:
+        with torch.no_grad():
+            logits = model(torch.tensor([tokenizer(f"{text} {prompt}".strip()).input_ids])).logits[0, -1, columns]
+        scores = [float(x) - b for x, b in zip(logits, offset)]
+        right += scores[label] > scores[1 - label]
+    return right / len(examples)
+
+
+def test_no_prompt_and_its_calibration():
+    of = setting()
+    bare = no_prompt(of)
+    assert (bare.prompt, bare.calls) == ("", 0)
+    assert bare.train == pytest.approx(accuracy(of, "", of.train))
+    assert bare.test == pytest.approx(accuracy(of, "", of.test))
+    # The mean of the training texts alone, taken to the others.
+    tokenizer, model = of.model.tokenizer, of.model.model
+    columns = [tokenizer.convert_tokens_to_ids(f"Ġ{word}") for word in WORDS]
+    with torch.no_grad():
+        logits = [model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1, columns] for text in of.train.texts]
+    offset = torch.stack(logits).double().mean(0).tolist()
+    mean = no_prompt(replace(of, calibrate="mean"))
+    assert mean.test == pytest.approx(accuracy(of, "", of.test, offset))
+    assert mean.train == pytest.approx(accuracy(of, "", of.train, offset))
+
+
+def test_manual_takes_the_best_in_training():
+    of = setting(measure="accuracy")
+    prompts = ["it is", "so long and", "the plot"]
+    row = manual(of, prompts)
+    by_hand = [accuracy(of, prompt, of.train) for prompt in prompts]
+    assert row.prompt == prompts[by_hand.index(max(by_hand))]
+    assert row.calls == 3 * len(set(of.train.texts))
+    glued = replace(of, template=PromptTemplate("{sentence}{prompt}"))
+    assert manual(glued, prompts).prompt == f" {row.prompt}"
+
+
+WORDY = Vocabulary(words=NOUNS[:6])
+
+
+def test_random_search_finds_the_best_of_what_it_may_try():
+    """Of all 36 prompts of two words, searched with calls for far more, and with calls for none."""
+    of = setting(measure="likelihood")
+    every = [" ".join(pair) for pair in itertools.product(NOUNS[:6], repeat=2)]
+    best = every[int(of.scores(every).argmax())]
+    row = random_search(of, WORDY, calls=32 * 400, length=2)
+    assert (row.prompt, row.detail["tried"]) == (best, 36)
+    assert row.test == pytest.approx(accuracy(of, row.prompt, of.test))
+    few = random_search(of, WORDY, calls=32 * 10, length=2)
+    assert few.calls <= 32 * 10
+    assert few.detail["tried"] <= 10
+    with pytest.raises(OperantError, match="one prompt costs"):
+        random_search(of, WORDY, calls=3, length=2)
+
+
+@pytest.mark.parametrize("calibrate", ["none", "mean", "contextual"])
+def test_halving_tries_more_prompts_at_equal_calls(calibrate):
+    of = setting(measure="likelihood", calibrate=calibrate)
+    of = replace(
+        of, train=Examples("a", tuple(f"{text} {i}" for i, text in enumerate(of.train.texts)), of.train.labels)
+    )
+    vocabulary = Vocabulary(of.model.tokenizer)
+    plain = random_search(of, vocabulary, calls=32 * 24, length=3)
+    row = halving_search(of, vocabulary, calls=32 * 24, length=3)
+    free = 3 * (calibrate == "contextual")
+    # 8 texts, then 8 more for a half of the prompts, then 16 for a quarter: 16 calls a prompt.
+    assert row.detail["tried"] == int(32 * 24 / (16 + free))
+    assert plain.detail["tried"] == 32 * 24 // (32 + free)
+    assert row.calls <= 32 * 24
+    assert row.score == pytest.approx(float(of.scores([row.prompt])[0]))
+
+
+def test_halving_keeps_a_prompt_that_is_best_on_all_texts():
+    """A prompt that answers every text right against others that answer a coin's throw."""
+
+    def ask(filled):
+        answers = []
+        for line in filled:
+            text, prompt = line.split("|")
+            right = text.split()[-1]
+            coin = WORDS[counter(line) % 2]
+            answers.append(right if prompt == "key key" else coin)
+        return answers
+
+    labels = tuple(i % 2 for i in range(64))
+    examples = Examples("x", tuple(f"text {i} {WORDS[i % 2]}" for i in range(64)), labels)
+    of = Classification(BlackBox(ask, "ask"), PromptTemplate("{sentence}|{prompt}"), WORDS, examples, examples)
+    words = Vocabulary(words=["key", "w1", "w2", "w3"])
+    row = halving_search(of, words, calls=64 * 60, length=2)
+    assert (row.prompt, row.test, row.detail["rounds"]) == ("key key", 1.0, 4)
+
+
+@pytest.mark.parametrize("kind", ["informed", "black box"])
+def test_greedy_search_reaches_a_coordinate_optimum(kind):
+    """With calls to spare, no change of one token among all tokens improves the prompt."""
+    of = setting(train=8, measure="likelihood")
+    if kind == "informed":
+        vocabulary = Vocabulary(of.model.tokenizer)
+        vocabulary.ids = [of.model.tokenizer.convert_tokens_to_ids(f"Ġ{noun}") for noun in NOUNS[:8]]
+        row = greedy_search(of, vocabulary, calls=8 * 2000, length=2, candidates=400)
+        pieces = [f" {noun}" for noun in NOUNS[:8]]
+        parts = [f" {word}" for word in row.prompt.split()]
+        others = ["".join((*parts[:i], piece, *parts[i + 1 :])) for i in range(2) for piece in pieces]
+    else:
+        row = greedy_search(of, WORDY, calls=8 * 2000, length=2, candidates=40)
+        parts = row.prompt.split()
+        others = [" ".join((*parts[:i], noun, *parts[i + 1 :])) for i in range(2) for noun in NOUNS[:6]]
+    assert row.detail["gradient"] == (kind == "informed")
+    assert row.calls <= 8 * 2000
+    assert row.score is not None
+    assert row.score >= float(of.scores(others).max()) - 1e-6
+
+
+def test_greedy_search_keeps_to_its_calls():
+    of = setting(measure="likelihood")
+    row = greedy_search(of, Vocabulary(of.model.tokenizer), calls=1000, length=3, seed=1)
+    assert 1000 - 32 * 2 - 32 <= row.calls <= 1000
+
+
+def test_in_context_examples_stand_before_the_text():
+    seen = []
+    examples = Examples("x", ("one", "two", "three", "four"), (0, 1, 0, 1))
+    model = BlackBox(lambda filled: (seen.extend(filled), ["good"] * len(filled))[1], "ask")
+    of = Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, examples, examples)
+    row = in_context(of, prompt="is", seed=2)
+    lines = seen[0].split("\n")
+    assert len(lines) == 3
+    assert {line.split()[-1] for line in lines[:2]} == {"bad", "good"}
+    for line in lines[:2]:
+        text, _, word = line.split(" ")
+        assert WORDS[dict(examples)[text]] == word
+    assert lines[2] == "one is"
+    assert (row.test, row.calls) == (0.5, 0)
+    assert in_context(of, tries=3, prompt="is").calls == 3 * 4
+
+
+def test_the_head_is_a_logistic_regression():
+    """Against Newton's method on the difference of the two classes' weights, and on texts that a line separates."""
+    of = setting(train=60, test=80)
+    row = head(of, decay=2.0)
+    states = {what: of.model.features(of.template, "", getattr(of, what).texts) for what in ("train", "test")}
+    centre, scale = states["train"].mean(0), states["train"].std(0) + 1e-6
+    x, held_out = (
+        torch.cat([(states[what] - centre) / scale, torch.ones(len(states[what]), 1)], 1) for what in ("train", "test")
+    )
+    y, w = torch.tensor(of.train.labels).double(), torch.zeros(x.shape[1], dtype=torch.float64)
+    penalty = torch.eye(len(w), dtype=torch.float64)  # two columns w / 2 and -w / 2 with decay 2
+    penalty[-1, -1] = 0
+    for _ in range(50):
+        p = (x @ w).sigmoid()
+        curvature = x.T @ (x * (p * (1 - p))[:, None]) + penalty
+        w = w - torch.linalg.solve(curvature, x.T @ (p - y) + penalty @ w)
+    assert row.train == pytest.approx(float(((x @ w > 0) == (y == 1)).double().mean()))
+    labels = torch.tensor(of.test.labels)
+    assert row.test == pytest.approx(float(((held_out @ w > 0) == (labels == 1)).double().mean()))
+    easy = Examples("easy", ("dull film", "so film", "dull a plot", "so the plot"), (0, 1, 0, 1))
+    assert head(replace(of, train=easy)).train == 1.0
+    with pytest.raises(OperantError, match="leave this baseline out"):
+        head(replace(of, model=BlackBox(lambda filled: ["good"] * len(filled), "ask")))
+
+
+def test_shuffled_labels_are_not_learnt():
+    """Random labels: what the search gains on its training texts is chance on others."""
+    of = setting(train=32, test=400, measure="accuracy")
+    rows = [
+        random_search(replace(of, train=replace(of.train, labels=shuffled)), WORDY, calls=32 * 36, length=2)
+        for seed in range(3)
+        for shuffled in [of.train.shuffled(counter(seed)).labels]
+    ]
+    held_out = sum(row.test for row in rows) / 3
+    assert sum(row.train for row in rows) / 3 > 0.55
+    assert abs(held_out - 0.5) < 3 * (0.25 / 400) ** 0.5
+
+
+def test_compare_returns_a_row_for_each_name_and_seed():
+    of = setting()
+    of = replace(of, dev=of.test)
+    rows = compare(of, calls=32 * 12, length=2, seeds=(0, 1))
+    names = [(row.name, row.calibrate) for row in rows]
+    seeded = ("random", "halving", "greedy", "in-context")
+    expected = [tuple((*name.split("+"), "none")[:2]) for name in (*USUAL, "head")]
+    assert names == [pair for pair in expected for _ in range(2 if pair[0] in seeded else 1)]
+    assert all(row.calls <= 32 * 12 and row.dev == row.test for row in rows)
+    assert {row.name for row in rows} == set(NAMES)
+    again = compare(of, ["halving+mean"], calls=32 * 12, length=2, seeds=(1,))
+    assert again == [row for row in rows if (row.name, row.calibrate, row.seed) == ("halving", "mean", 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [(["randm"], "did you mean 'random'"), (["head+mean"], "each but head"), (["random+median"], "unknown")],
+)
+def test_unknown_baselines(names, sentence):
+    with pytest.raises(OperantError, match=sentence):
+        compare(setting(), names)
+
+
+def test_a_black_box_needs_words_to_search_with():
+    examples = Examples("x", ("one", "two"), (0, 1))
+    model = BlackBox(lambda filled: ["good"] * len(filled), "ask")
+    of = Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, examples, examples)
+    with pytest.raises(OperantError, match="at least two words"):
+        compare(of, ["random"])
+    rows = compare(of, ["none", "random", "greedy"], calls=10, vocabulary=Vocabulary(words=["a", "b"]), length=1)
+    assert [row.test for row in rows] == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"measure": "gaps"}, "measure='gaps'"),
+        ({"calibrate": "median"}, "calibrate='median'"),
+        ({"train": Examples("x", ("a", "b"), (0, 0))}, "the train texts of 'x': all 2 texts"),
+        ({"test": Examples("x", ("a", "b"), (1, 1))}, "the test texts of 'x': all 2 texts"),
+        ({"dev": Examples("x", ("a", "b"), (0, 2))}, "label 2, which has no word"),
+        ({"template": PromptTemplate("{sentence} {prompt} {mask}")}, "leave {mask} out"),
+    ],
+)
+def test_settings_that_cannot_be_measured(change, sentence):
+    with pytest.raises(OperantError, match=sentence):
+        replace(setting(), **change)
+
+
+def test_a_vocabulary_leaves_out_what_is_no_text():
+    tokenizer = word_tokenizer()
+    made = Vocabulary(tokenizer)
+    assert not set(made.ids) & set(tokenizer.all_special_ids)
+    drawn = made.draw(5, 3, 0, "x")
+    assert drawn == made.draw(5, 3, 0, "x") != made.draw(5, 3, 1, "x")
+    assert all(len(ids) == 3 and set(ids) <= set(made.ids) for ids in drawn)
+
+
+def test_bias_of_none_is_zero():
+    assert measures.bias("none", torch.ones(2, 3, 4), torch.ones(2, 0, 4)).tolist() == [[[0.0] * 4]] * 2
+    assert issubclass(BlackBox, TaskModel)
