@@ -1,5 +1,6 @@
 """The published few-shot classification sets of RLPrompt (arXiv:2205.12548): words of the classes, and templates."""
 
+from pathlib import PurePath
 from typing import NamedTuple
 
 MASKED = "{sentence} {prompt} {mask} ."
@@ -55,7 +56,10 @@ _ALIASES = {"ag-news": "agnews", "yelp-p": "yelp-2", "yelp-polarity": "yelp-2", 
 
 
 def set_named(name: str) -> ClassificationSet | None:
-    """The set of a name or alias: `sst-2`, `SST2`, `ag_news`; None if there is none."""
-    wanted = name.strip().lower().replace("_", "-")
-    wanted = _ALIASES.get(wanted, wanted)
-    return next((found for key, found in SETS.items() if wanted in (key, key.replace("-", ""))), None)
+    """The set of a name or alias, or of a path with one: `sst-2`, `ag_news`, `data/SST2/16-100/train.tsv`; else None."""
+    for part in reversed(PurePath(name.strip().lower().replace("_", "-")).parts):
+        wanted = _ALIASES.get(part, part).partition(".")[0]
+        for key, found in SETS.items():
+            if wanted in (key, key.replace("-", "")):
+                return found
+    return None

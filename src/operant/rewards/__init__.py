@@ -178,7 +178,6 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     ),
     "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
     "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
-    "prompt": (PromptReward, "a task model that answers the prompts: prompt:./roberta"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
     "tests": (UnitTests, ""),
@@ -187,7 +186,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
 """Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
 OF_ANOTHER = ("minus_greedy", "minus_query", "per_token")
 """Rewards of another reward, which stands behind their name; its options are theirs."""
-OF_TEXTS: dict[str, Callable[..., Any]] = {**SCORES, "intent": intent}
+OF_TEXTS: dict[str, Callable[..., Any]] = {**SCORES, "intent": intent, "prompt": PromptReward}
 """Rewards whose arguments are options, the first of which may stand behind the name: rouge:rougeL."""
 NAMES |= {name: (made, "") for name, made in OF_TEXTS.items()}
 _WITH_OPTIONS = ("builtin", "classifier")
@@ -208,8 +207,6 @@ def factory(spec: Any) -> Factory | None:
             return Factory(OF_TEXTS[name])
         if name == "tests":
             return Factory(UnitTests)
-        if name == "prompt":
-            return Factory(PromptReward, 1)
         if name == "critic":
             return Factory(critic, 1)
         if name == "humans":
