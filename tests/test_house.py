@@ -86,8 +86,8 @@ def test_the_core_can_be_read_in_an_afternoon() -> None:
 
 LIMITS = {
     "modules in the root": 12,
-    "packages": 34,
-    "imports between packages": 188,
+    "packages": 35,
+    "imports between packages": 190,
     "layers": 12,
     "90 % of functions have at most this many lines": 40,
     "lines of the longest function": 80,
