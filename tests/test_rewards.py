@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from operant import rewards
+from operant.models.model_passes import batches
 from operant.rewards import check, judge, minus_query, resolve, weighted
 from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
 from operant.sampling import Sampling
 from operant.tally import Tally
-from operant.text_scores.model_passes import batches
 from operant.types import OperantError, Rollout, Task, Turn
 
 

@@ -1,1 +1,1 @@
-"""Prompts as policies: what a prompt is worth to a frozen model that classifies or rewrites texts with it."""
+"""Prompts for frozen task models: what they are written into, who answers them, and how the answers are measured."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from operant.models.model_passes import TextModel, encode, load, passes
 from operant.text_scores.base import Score, f_measure, of_several, references
-from operant.text_scores.model_passes import TextModel, encode, load, passes
 from operant.types import OperantError, Rollout, Task, shown
 
 MEASURES = ("f", "precision", "recall")

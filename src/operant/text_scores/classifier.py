@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from operant.models.model_passes import TextModel, encode, load, passes
 from operant.models.reward_model import BIAS, GAIN
-from operant.text_scores.model_passes import TextModel, encode, load, passes
 from operant.types import OperantError, Rollout
 
 OF_TASK = "task.target"

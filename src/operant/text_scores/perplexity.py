@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from operant.models.loading import load_policy
+from operant.models.model_passes import batches
 from operant.rollouts.demonstrations import Demonstrations
-from operant.text_scores.model_passes import batches
 from operant.types import Batch, OperantError, Rollout, Task
 
 

@@ -42,12 +42,16 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
     tokenizer = load_tokenizer(folder, truncation_side=truncation_side, padding_side="right")
     if tokenizer is None:
         raise OperantError(f"{what}: {folder} has no tokenizer, which it needs to read text")
+    return TextModel(model.to(device).eval(), tokenizer, longest_of(model, tokenizer), sorted(found["missing_keys"]))
+
+
+def longest_of(model: Any, tokenizer: Any) -> int:
+    """The most tokens that a model and its tokenizer read."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     if "roberta" in config.model_type or config.model_type == "camembert":
         positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
-    longest = min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30
-    return TextModel(model.to(device).eval(), tokenizer, longest, sorted(found["missing_keys"]))
+    return min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30
 
 
 def encode(tokenizer: Any, texts: Sequence[str | tuple[str, str]], longest: int) -> list[Encoded]:

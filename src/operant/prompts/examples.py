@@ -1,0 +1,88 @@
+"""Labelled texts that a prompt is scored on, as the target of a task holds them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from operant.sampling import counter
+from operant.types import OperantError, Task, shown
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts and their labels, 0 and above: `Examples("sst-2", ("a joy", "dull"), (1, 0))`.
+
+    Raises: OperantError if there is none, or if texts and labels are not equally many.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.texts or len(self.texts) != len(self.labels):
+            raise OperantError(
+                f"examples {self.name!r}: {len(self.texts)} texts with {len(self.labels)} labels: give at least one "
+                "text, and one label for each"
+            )
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(zip(self.texts, self.labels, strict=True))
+
+    def at(self, places: Sequence[int]) -> "Examples":
+        """The examples at these places, in this order."""
+        return Examples(self.name, tuple(self.texts[i] for i in places), tuple(self.labels[i] for i in places))
+
+    def shuffled(self, key: int) -> "Examples":
+        """All examples in a random order in which every beginning has the classes in about their proportion.
+
+        `key`: of the random numbers, from `sampling.counter`. Member r of a class of n, in random order, stands at
+        (r + u) / n with its own u, uniform in [0, 1); the order is that of these numbers.
+        """
+        draws = [counter(key, place) / 2.0**64 for place in range(len(self))]
+        members: dict[int, list[int]] = {}
+        for place in sorted(range(len(self)), key=lambda place: draws[place]):
+            members.setdefault(self.labels[place], []).append(place)
+        spread = {
+            place: (rank + counter(key, place, "within") / 2.0**64) / len(places)
+            for places in members.values()
+            for rank, place in enumerate(places)
+        }
+        return self.at(sorted(spread, key=lambda place: spread[place]))
+
+    def check_classes(self, words: Sequence[str], what: str) -> None:
+        """Raises: OperantError that begins with `what`, for one class only, or for a class without an example."""
+        there = sorted(set(self.labels))
+        if len(there) == 1 and len(words) > 1:
+            raise OperantError(
+                f"{what}: all {len(self)} texts have the label {there[0]} ({words[there[0]]!r}): one class cannot be "
+                "told from another; give examples of each"
+            )
+        if missing := [f"{i} ({word!r})" for i, word in enumerate(words) if i not in there]:
+            raise OperantError(
+                f"{what}: no text has the label {', '.join(missing)}: give examples of every class, or fewer words"
+            )
+
+
+def examples_of(task: Task) -> Examples:
+    """The examples in the target of a task: `{"name": "sst-2", "examples": [[text, label], ...]}`.
+
+    Raises: OperantError for any other target.
+    """
+    target = task.target
+    pairs = target.get("examples") if isinstance(target, Mapping) else None
+    if not isinstance(pairs, (list, tuple)) or not pairs:
+        raise OperantError(
+            f"the target of the task {task.id!r} is {shown(target)}: a prompt is scored on labelled texts; give "
+            "{'name': 'sst-2', 'examples': [[text, label], ...]}"
+        )
+    for pair in pairs:
+        good = isinstance(pair, (list, tuple)) and len(pair) == 2
+        if not good or not isinstance(pair[0], str) or type(pair[1]) is not int or pair[1] < 0:
+            raise OperantError(
+                f"the task {task.id!r} has the example {shown(pair)}: it must be [text, label], the label a whole "
+                "number from 0"
+            )
+    return Examples(str(target.get("name", task.id)), tuple(p[0] for p in pairs), tuple(p[1] for p in pairs))

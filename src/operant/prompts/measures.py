@@ -1,0 +1,83 @@
+"""How good prompts are, from the log-probs [P, E, C] of C class words for each of P prompts and E labelled texts.
+
+RLPrompt (arXiv:2205.12548, section 3.1) pays the gap between the probability of the label and the largest other one,
+200 times where it is positive and 180 times where it is not. A class is correct only if it is strictly the likeliest:
+an answer that makes two classes equally likely is no answer.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+RIGHT, WRONG = 200.0, 180.0
+"""What a gap is multiplied with: a positive one, and another."""
+CALIBRATIONS = ("none", "mean", "contextual")
+CONTENT_FREE = ("N/A", "[MASK]", "")
+"""The texts without content of Zhao et al. (2021)."""
+
+
+def mean_bias(logprobs: Tensor) -> Tensor:
+    """The mean [P, 1, C] over the texts of `logprobs` [P, E, C], to subtract: no class is then preferred as such."""
+    return logprobs.mean(1, keepdim=True)
+
+
+def contextual_bias(logprobs: Tensor) -> Tensor:
+    """The log [P, 1, C] of each class's mean probability on texts without content, from their `logprobs` [P, F, C].
+
+    Subtracted, it divides the probabilities, as W = diag(p)^-1 of Zhao et al. (arXiv:2102.09690, section 5) does.
+    """
+    return logprobs.log_softmax(-1).logsumexp(1, keepdim=True) - torch.tensor(logprobs.shape[1]).log()
+
+
+def _label_and_other(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores [P, E] of the labels, and the largest of the other classes, from [P, E, C]."""
+    own = labels.expand(scores.shape[:-1])[..., None]
+    return scores.gather(-1, own).squeeze(-1), scores.scatter(-1, own, -torch.inf).amax(-1)
+
+
+def accuracy(logprobs: Tensor, labels: Tensor) -> Tensor:
+    """[P, E] 1 where the label is strictly the likeliest class, from [P, E, C] and labels [E] or [P, E]."""
+    label, other = _label_and_other(logprobs, labels)
+    return (label > other).to(logprobs)
+
+
+def gap(logprobs: Tensor, labels: Tensor) -> Tensor:
+    """[P, E] 200 (p(label) - largest other p) if that is positive, else 180 times it, from [P, E, C]; a tie is 0."""
+    label, other = _label_and_other(logprobs.softmax(-1), labels)
+    return _paid(label - other)
+
+
+def gap_historic(logprobs: Tensor, labels: Tensor) -> Tensor:
+    """[P, E] the gap as RLPrompt computes it: a class exactly as likely as the label counts as -1.
+
+    So an answer that makes all classes equally likely earns 200 (1 / C + 1), more than a certain right one (200).
+    """
+    probs = logprobs.softmax(-1)
+    label = probs.gather(-1, labels.expand(probs.shape[:-1])[..., None])
+    return _paid(label.squeeze(-1) - probs.masked_fill(probs == label, -1.0).amax(-1))
+
+
+def _paid(gaps: Tensor) -> Tensor:
+    return torch.where(gaps > 0, RIGHT, WRONG) * gaps
+
+
+def likelihood(logprobs: Tensor, labels: Tensor) -> Tensor:
+    """[P, E] the log-prob of the label among the classes, from [P, E, C]."""
+    return _label_and_other(logprobs.log_softmax(-1), labels)[0]
+
+
+def margin(logprobs: Tensor, labels: Tensor) -> Tensor:
+    """[P, E] the log-prob of the label's word less the largest of the others, in nats, from [P, E, C]."""
+    label, other = _label_and_other(logprobs, labels)
+    return label - other
+
+
+MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gap": gap,
+    "gap-historic": gap_historic,
+    "accuracy": accuracy,
+    "likelihood": likelihood,
+    "margin": margin,
+}
+"""By name: from log-probs [P, E, C] and labels [E] or [P, E] to one number [P, E] for each prompt and text."""
