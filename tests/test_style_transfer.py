@@ -4,6 +4,7 @@ The stand-ins for content and style read tokens as unit vectors of their own, so
 texts in letters, and the style of a text is that of its last letter.
 """
 
+import ast
 import gzip
 import json
 import math
@@ -414,8 +415,17 @@ def test_five_steps_and_a_resumed_run_has_the_same_rewards(models, tmp_path):
     whole = run("whole")
     assert [line["step"] for line in whole.metrics] == [1, 2, 3, 4, 5]
     scores = [line["reward/mean"] for line in whole.metrics]
-    assert all(0 < score < 100 for score in scores)
+    assert all(0 < score < 100 for score in scores) and len(set(scores)) == 5
     assert 0 <= whole.after.metrics()["evaluate/style_transfer/selected/joint"] <= 100
     run("parts", steps=3)
     parts = operant.train(out=tmp_path / "parts", resume=True, steps=5, quiet=True)
     assert [line["reward/mean"] for line in parts.metrics][-5:][3:] == scores[3:]
+
+
+def test_the_snippet_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[1] / "docs/style-transfer.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(snippet, {})
+    *judged, quality, rewrites = capsys.readouterr().out.splitlines()
+    assert len(judged) == 2 and all(0 < int(line.split()[0]) < 100 for line in judged)
+    assert "'selected/joint'" in quality and len(ast.literal_eval(rewrites)[0]) == 3

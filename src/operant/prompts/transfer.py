@@ -25,14 +25,14 @@ from operant.types import OperantError, Task, shown
 TEMPLATE = '{prompt} "{sentence}" "'
 
 
-class Source(NamedTuple):
+class TransferSource(NamedTuple):
     """A sentence, and the style that it shall have: a label of the classifier of styles."""
 
     sentence: str
     style: str | int
 
 
-def source_of(task: Task) -> Source:
+def source_of(task: Task) -> TransferSource:
     """What a task asks for: `task.target = {"sentence": "i hate it", "style": "positive"}`.
 
     Raises: OperantError for another target.
@@ -46,7 +46,7 @@ def source_of(task: Task) -> Source:
             f"style transfer: the target of the task {task.id!r} is {shown(target)}; it must hold a sentence and the "
             'style that it shall have, as {"sentence": "i hate it", "style": "positive"} or --form style_transfer'
         )
-    return Source(sentence, style)
+    return TransferSource(sentence, style)
 
 
 def group_maxima(scores: Sequence[float], groups: int) -> list[float]:

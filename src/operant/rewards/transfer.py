@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from operant.options import Factory, arguments
-from operant.prompts.transfer import TEMPLATE, Rewriter, Source, group_maxima, source_of
+from operant.prompts.transfer import TEMPLATE, Rewriter, TransferSource, group_maxima, source_of
 from operant.text_scores.base import f_measure
 from operant.text_scores.bertscore import BertScore, Tokens, greedy_matching
 from operant.text_scores.classifier import OF_TASK, Classifier
@@ -159,7 +159,7 @@ class StyleTransfer:
             for rewrites in self.rewrites(asked, self.groups * self.samples, "reward")
         ]
 
-    def rewrites(self, asked: Sequence[tuple[str, Source]], count: int, stream: str) -> list[Rewrites]:
+    def rewrites(self, asked: Sequence[tuple[str, TransferSource]], count: int, stream: str) -> list[Rewrites]:
         """`count` rewrites for each prompt and source, with content and style; stream: what they are drawn for."""
         drawn = self.rewriter([(prompt, source.sentence) for prompt, source in asked], count, stream)
         styles = self.styles.score(
