@@ -410,9 +410,10 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
 def test_the_snippet_of_the_page_runs(serve, capsys, tmp_path, monkeypatch):
     page = (Path(__file__).parents[1] / "docs/completions.md").read_text(encoding="utf-8")
     server = serve(lambda body: scores(body) if body.get("echo") else {"text": " there was a king"})
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    snippet = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
     monkeypatch.chdir(tmp_path)
     exec(snippet.replace("http://127.0.0.1:8000/v1", server.url), {})
-    answer, logprobs, spent = capsys.readouterr().out.splitlines()
+    answer, logprobs, spent, classes = capsys.readouterr().out.splitlines()
     assert (answer, logprobs) == ("[' there was a king']", "[[-3.0, -1.5]]")
-    assert spent.startswith("Spent(requests=3, ")
+    assert spent.startswith("Spent(requests=3, ") and classes == "[[[-3.0, -1.5]]]"
+    assert len(server.seen) == 3  # the classes are those of the cache
