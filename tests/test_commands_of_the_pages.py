@@ -34,6 +34,7 @@ PAGES = [
     "docs/tasks.md",
     "docs/code.md",
     "docs/rl4lms.md",
+    "docs/style-transfer.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

@@ -43,6 +43,7 @@ ROW_FORMS = Table(
         "narrativeqa": "operant.data.forms:narrativeqa",
         "prompt": "operant.data.classification:prompt",
         "repair": "operant.programs.repair:repair",
+        "style_transfer": "operant.data.forms:style_transfer",
         "summarize": "operant.data.forms:summarize",
         "totto": "operant.data.totto:totto",
         "translate": "operant.data.forms:translate",
@@ -345,6 +346,40 @@ def dialog(
         for i, before in enumerate(asked)
         if i >= least
     ]
+
+
+def style_transfer(
+    row: Row,
+    *,
+    styles: str = "negative,positive",
+    text: str = "text",
+    label: str = "label",
+    prompt: str | None = None,
+    only: str | None = None,
+) -> Any:
+    """Text style transfer, for the reward `style_transfer`: a sentence and its style, which shall become the other.
+
+    styles: the two styles, as the classifier of the reward names them; the label is one of them, or its number, 0 or 1.
+    text, label: other fields. prompt: what the policy reads in place of the sentence, for a prompt that is the same for
+    all sentences. only: the style of the sentences to read; None: both. A field `reference` is the reference.
+    """
+    names = [name.strip() for name in styles.split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise OperantError(f"form.styles={shown(styles)}: name two styles, such as negative,positive")
+    if only is not None and only not in names:
+        raise OperantError(f"form.only={shown(only)}: it must be one of the styles, {names[0]} or {names[1]}")
+    sentence = text_of(found_in(row, (text,), "; name yours with --form.text FIELD"), text).strip()
+    given = str(found_in(row, (label,), "; name yours with --form.label FIELD"))
+    if given not in (*names, "0", "1"):
+        raise OperantError(f"{label} is {shown(given)}; it must be 0, 1 or one of the styles {names[0]}, {names[1]}")
+    own = names.index(given) if given in names else int(given)
+    if only is not None and names[own] != only:
+        return []
+    return {
+        "prompt": sentence if prompt is None else prompt,
+        "references": texts_in(row, ("reference", "references")),
+        "target": {"sentence": sentence, "style": names[1 - own]},
+    }
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------

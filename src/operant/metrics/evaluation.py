@@ -87,7 +87,13 @@ class Distinct:
 EVALUATION_METRICS = Table(
     "evaluation metric",
     "operant.metrics",
-    {**SCORES, **OF_ALL, "distinct": Distinct, "exact_match": ExactMatch},
+    {
+        **SCORES,
+        **OF_ALL,
+        "distinct": Distinct,
+        "exact_match": ExactMatch,
+        "style_transfer": "operant.rewards.transfer:TransferQuality",
+    },
 )
 
 

@@ -45,6 +45,7 @@ from operant.rewards.isolated import IsolatedReward, isolated
 from operant.rewards.prompts import PromptReward
 from operant.rewards.reward_model import RewardModelScore
 from operant.rewards.tests import UnitTests
+from operant.rewards.transfer import StyleTransfer
 from operant.rewards.vader import Vader
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
@@ -65,6 +66,7 @@ __all__ = [
     "PromptReward",
     "RewardModelScore",
     "SampleResult",
+    "StyleTransfer",
     "UnitTests",
     "Vader",
     "check",
@@ -180,6 +182,7 @@ NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
     "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
     "repetition": (text.repetition, ""),
     "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
+    "style_transfer": (StyleTransfer, ""),
     "tests": (UnitTests, ""),
     "vader": (Vader, ""),
 }
@@ -205,8 +208,8 @@ def factory(spec: Any) -> Factory | None:
             return factory(argument) if argument else None
         if name in OF_TEXTS:
             return Factory(OF_TEXTS[name])
-        if name == "tests":
-            return Factory(UnitTests)
+        if name in ("style_transfer", "tests"):
+            return Factory(NAMES[name][0])
         if name == "critic":
             return Factory(critic, 1)
         if name == "humans":

@@ -1,0 +1,455 @@
+"""A client of OpenAI-compatible endpoints, with the standard library alone: vLLM, llama.cpp, hosted models.
+
+    model = Completions("http://127.0.0.1:8000/v1", "my-model", cache="answers.sqlite", budget_requests=2000)
+    model(["Once upon a time"])                          # [" there was a king"]
+    model.logprobs(["It was"], [" terrible", " great"])  # [[-4.1, -1.3]]
+
+So a model behind an API can be the task model that a prompt is written for. The cache holds hashes of requests and what
+was read from their answers; the key of the endpoint is neither stored nor shown.
+"""
+
+import hashlib
+import json
+import math
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from operant.prompts.answer_cache import AnswerCache
+from operant.types import OperantError, shown
+from operant.watchdog import beat
+
+MAX_BYTES = 16 << 20
+"""Most bytes of an answer."""
+PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
+"""Statuses after which a request is sent again."""
+FIRST_WAIT = 0.5
+"""Seconds before the second try; they double with each further one."""
+AROUND = 64
+"""Tokens that are reserved for what a server puts around a text, such as the marks of a chat template."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Hosts that are never asked through a proxy."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a client has used so far."""
+
+    requests: int = 0
+    """Requests that were sent, each try counted."""
+    tokens: int = 0
+    """Tokens of prompts and answers, as the server counts them; where it does not, the most that they may have been."""
+    cached: int = 0
+    """Answers that came from the cache."""
+
+
+class Request(NamedTuple):
+    """One request: `Request({"model": "m", "prompt": "Hello"}, 0, read)`."""
+
+    body: dict[str, Any]
+    """What is sent."""
+    mark: Any
+    """What tells it from requests with the same body."""
+    read: Callable[[Any], Any]
+    """From the first choice of the answer to what is wanted of it, as plain data."""
+
+
+class Completions:
+    """A model at an OpenAI-compatible endpoint: texts to texts, `Completions(url, model)(texts)`, or to log-probs.
+
+    url: the address up to `/v1`. chat: ask `/chat/completions`, with `system` as the first message, instead of
+    `/completions`. max_tokens, temperature, top_p, stop, seed: of the answers. extra: further fields of each request,
+    of which None leaves one out: {"max_completion_tokens": 16, "max_tokens": None}.
+    scoring: how `logprobs` reads log-probs: `echo`, those of the whole text, which the server returns with it (vLLM's
+    `/completions` does), or `top`, those of the `top_logprobs` likeliest next tokens; None: echo, and top for chat.
+    key_variable: the environment variable that holds the key, which is sent if the variable is set.
+    cache: an SQLite file of answers, which processes may share; None: in memory. at_once: most requests under way.
+    tries: how often a request is sent while there is no connection, no answer within `timeout` seconds, or a status
+    that may pass, such as 429 and 503. A server's Retry-After is kept to, up to `longest_wait` seconds.
+    budget_requests, budget_tokens: the most that this object spends, each try counted. A request is sent only if the
+    most that it may cost still fits: a token for each byte of its texts, 64 for what stands around them, and
+    max_tokens. Otherwise it is an error; what was answered before is in the cache.
+    Raises: OperantError for a value out of range, a URL that is none, or a cache that cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        chat: bool = False,
+        system: str = "",
+        max_tokens: int = 16,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        scoring: Literal["echo", "top"] | None = None,
+        top_logprobs: int | None = None,
+        key_variable: str = "OPENAI_API_KEY",
+        cache: str | Path | None = None,
+        at_once: int = 8,
+        tries: int = 6,
+        timeout: float = 60.0,
+        longest_wait: float = 60.0,
+        budget_requests: int | None = None,
+        budget_tokens: int | None = None,
+    ):
+        host = host_of(url)
+        scoring = scoring or ("top" if chat else "echo")
+        listed = top_logprobs if top_logprobs is not None else (20 if chat else 5)
+        for name, value, good, rule in (
+            ("scoring", scoring, scoring in ("echo", "top"), "must be echo or top"),
+            ("scoring", scoring, not (chat and scoring == "echo"), "must be top for a chat, which is not echoed"),
+            ("system", system, chat or not system, "needs chat=True; or put it in front of the texts"),
+            ("max_tokens", max_tokens, max_tokens >= 1, "must be at least 1"),
+            ("temperature", temperature, temperature >= 0, "must be at least 0, which is greedy"),
+            ("top_p", top_p, 0 < top_p <= 1, "must lie in (0, 1]"),
+            ("top_logprobs", listed, listed >= 1, "must be at least 1"),
+            ("at_once", at_once, at_once >= 1, "must be at least 1"),
+            ("tries", tries, tries >= 1, "must be at least 1"),
+            ("timeout", timeout, timeout > 0, "must be above 0 seconds"),
+            ("longest_wait", longest_wait, longest_wait >= 0, "must be at least 0 seconds"),
+            (
+                "budget_requests",
+                budget_requests,
+                budget_requests is None or budget_requests >= 0,
+                "must not be below 0",
+            ),
+            ("budget_tokens", budget_tokens, budget_tokens is None or budget_tokens >= 0, "must not be below 0"),
+        ):
+            if not good:
+                raise OperantError(f"completions.{name}={shown(value)}: it {rule}")
+        self.url, self.model, self.chat, self.system = url.rstrip("/"), model, chat, system
+        self.address = f"{self.url}/{'chat/completions' if chat else 'completions'}"
+        self.scoring, self.top_logprobs, self.key_variable = scoring, listed, key_variable
+        self.at_once, self.tries, self.timeout, self.longest_wait = at_once, tries, timeout, longest_wait
+        self.budget_requests, self.budget_tokens = budget_requests, budget_tokens
+        self.temperature, self.seed = temperature, seed
+        sampled = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+        self.fields = {"model": model, **sampled, "stop": list(stop) or None, **(extra or {})}
+        self.cache, self.spent, self._lock = AnswerCache(cache), Spent(), threading.Lock()
+        proxies = urllib.request.ProxyHandler({} if host in LOCAL else None)
+        self._open = urllib.request.build_opener(proxies, NoRedirect()).open
+        self.__name__ = f"{model} at {self.url}"
+
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """The model's answer to each text, in their order.
+
+        With a temperature, equal texts of a call get answers of their own: the second has its own place in the cache,
+        and, if there is a `seed`, asks with seed + 1.
+        Raises: OperantError if the server cannot be reached, refuses the request or the key, or does not answer as it
+        should, and if the budget does not allow the request.
+        """
+        seen, requests = dict[str, int](), list[Request]()
+        for text in texts:
+            sample = seen.get(text, 0) if self.temperature else 0
+            seen[text] = sample + 1
+            own = {} if self.seed is None else {"seed": self.seed + sample}
+            requests.append(Request(self.body(text, **own), sample, self.text_of))
+        return self.answers(requests)
+
+    def logprobs(self, texts: Sequence[str], continuations: Sequence[str]) -> list[list[float]]:
+        """[N][C] the log-prob of each continuation after each text.
+
+        With scoring=top, a continuation has the log-prob of the token that it is, without regard to spaces around it.
+        One that is not listed has an upper bound: the least log-prob that is listed, or the log of what the listed
+        tokens leave, if that is less.
+        Raises: OperantError as a call; for an empty continuation; and for one that does not begin with a token.
+        """
+        if not continuations or not all(word.strip() for word in continuations):
+            raise OperantError(f"completions: the continuations {shown(list(continuations))}: give texts, none empty")
+        count = self.top_logprobs
+        if self.scoring == "top":
+            asked = {"logprobs": True, "top_logprobs": count} if self.chat else {"logprobs": count}
+            name = "max_completion_tokens" if self.fields.get("max_completion_tokens") else "max_tokens"
+            greedy = {name: 1, "temperature": 0.0, "stop": None}
+            listed = self.answers([Request(self.body(t, **greedy, **asked), "top", self.listed) for t in texts])
+            return [[listed_logprob(tokens, word) for word in continuations] for tokens in listed]
+        asked = {"echo": True, "max_tokens": 0, "logprobs": 1, "temperature": 0.0, "stop": None}
+        pairs = [(text, word) for text in texts for word in continuations]
+        found = self.answers([Request(self.body(t + w, **asked), w, lambda c, w=w: echoed(c, w)) for t, w in pairs])
+        return [found[i : i + len(continuations)] for i in range(0, len(found), len(continuations))]
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def body(self, text: str, **more: Any) -> dict[str, Any]:
+        """What is sent for a text, without the fields that are None."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        asked = {"messages": [*system, {"role": "user", "content": text}]} if self.chat else {"prompt": text}
+        return {name: value for name, value in (self.fields | more | asked).items() if value is not None}
+
+    def answers(self, requests: Sequence[Request]) -> list[Any]:
+        """The answers in the order of the requests; those that are the same are sent once.
+
+        Raises: OperantError of the first one that fails; none is sent after it.
+        """
+        keys = [hashed([self.address, request.body, request.mark]) for request in requests]
+        found = self.cache.known(set(keys))
+        self.spend(cached=len(found))
+        left = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
+        failures, stop = list[BaseException](), threading.Event()
+
+        def one(key: str, request: Request) -> None:
+            try:
+                if not stop.is_set():
+                    found[key] = self.ask(request, stop)
+                    self.cache.put(key, found[key])
+                    beat()
+            except BaseException as error:
+                failures.append(error)
+                stop.set()
+
+        with ThreadPoolExecutor(self.at_once, thread_name_prefix="completions") as pool:
+            try:
+                for future in [pool.submit(one, key, request) for key, request in left.items()]:
+                    future.result()
+            finally:  # an interruption ends the others too
+                stop.set()
+        if failures:
+            raise failures[0]
+        return [found[key] for key in keys]
+
+    def ask(self, request: Request, stop: threading.Event) -> Any:
+        """What is read from the answer to a request, sent up to `tries` times. Raises: OperantError if none comes."""
+        key = self.key()
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        data, why, wait = json.dumps(request.body).encode(), "", 0.0
+        for attempt in range(self.tries):
+            if attempt:  # not to the second, so that clients do not come back together
+                own = FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+                stop.wait(max(wait, min(own, self.longest_wait)))
+            if stop.is_set():
+                raise OperantError(f"{self.address}: another request has failed")
+            reserved, used, wait = self.reserve(request.body), None, 0.0
+            try:
+                with self._open(urllib.request.Request(self.address, data, headers), timeout=self.timeout) as response:
+                    answer = plain(received(response, self.timeout), key)
+                found, used = self.parsed(answer, request)
+                return found
+            except urllib.error.HTTPError as error:
+                said = plain(content_of(error), key)
+                used = 0 if error.code < 500 else None
+                wait = self.checked(error.code, error.headers.get("Retry-After"), said)
+                why = f"answered with status {error.code}: {reason_in(said)}"
+            except (OSError, HTTPException) as error:  # too late, refused, reset, cut in the middle
+                cause = getattr(error, "reason", error)
+                late = isinstance(cause, TimeoutError)
+                why = f"has not answered in {self.timeout:g} s" if late else f"cannot be reached: {cause}"
+            finally:
+                self.spend(tokens=0 if used is None else used - reserved)
+        raise OperantError(f"{self.address} {why} ({self.tries} tries); does the server run, and is the address right?")
+
+    def key(self) -> str:
+        """The key; empty if there is none. Raises: OperantError for one that no header can hold, without showing it."""
+        key = os.environ.get(self.key_variable, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise OperantError(f"the environment variable {self.key_variable} holds signs that no key has; set it anew")
+        return key
+
+    def checked(self, status: int, retry_after: str | None, said: str) -> float:
+        """Seconds that a server asks to wait. Raises: OperantError for a refusal that waiting does not change."""
+        why = f"{self.address} answered with status {status}: {reason_in(said)}"
+        if status in (401, 403):
+            known = "is set" if os.environ.get(self.key_variable) else "is not set"
+            raise OperantError(f"{why}; the key is that of the environment variable {self.key_variable}, which {known}")
+        if status == 404:
+            raise OperantError(f"{why}; does the server have a model {self.model!r}, and is {self.url} its address?")
+        if 300 <= status < 400:
+            raise OperantError(f"{why}; it leads elsewhere, and the key is not sent there: give that address")
+        if status not in PASSING or "insufficient_quota" in said:
+            raise OperantError(f"{why}; change what is asked for, or choose another model or endpoint")
+        wait = seconds_in(retry_after)
+        if wait > self.longest_wait:
+            raise OperantError(
+                f"{why}; it asks to wait {wait:.0f} s, and completions.longest_wait={self.longest_wait:g}: raise it, "
+                "or try again later"
+            )
+        return wait
+
+    def reserve(self, body: Mapping[str, Any]) -> int:
+        """Count a request and the most tokens that it may cost, which are returned.
+
+        Raises: OperantError if the budget does not allow it.
+        """
+        texts = [message["content"] for message in body["messages"]] if self.chat else [body["prompt"]]
+        most = max(body.get(name, 0) for name in ("max_tokens", "max_completion_tokens")) * body.get("n", 1)
+        tokens = sum(len(text.encode(errors="replace")) for text in texts) + AROUND + most
+        kept = "answers are in the cache" if self.cache.path else "name a file with cache, so that answers are kept"
+        with self._lock:
+            spent = self.spent
+            if self.budget_requests is not None and spent.requests >= self.budget_requests:
+                raise OperantError(f"completions.budget_requests={self.budget_requests} is spent: raise it ({kept})")
+            if self.budget_tokens is not None and spent.tokens + tokens > self.budget_tokens:
+                raise OperantError(
+                    f"completions.budget_tokens={self.budget_tokens}: {spent.tokens} are spent or under way, and the "
+                    f"next request may cost {tokens}: raise it ({kept})"
+                )
+            self.spent = replace(spent, requests=spent.requests + 1, tokens=spent.tokens + tokens)
+        return tokens
+
+    def spend(self, *, tokens: int = 0, cached: int = 0) -> None:
+        """Correct what a request was counted with."""
+        with self._lock:
+            self.spent = replace(self.spent, tokens=self.spent.tokens + tokens, cached=self.spent.cached + cached)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def parsed(self, answer: str, request: Request) -> tuple[Any, int | None]:
+        """What is read from an answer, and the tokens that the server has counted; None if it does not say.
+
+        Raises: OperantError for an answer that is no JSON, or lacks what was asked for.
+        """
+        try:
+            content = json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise OperantError(
+                f"{self.address} answered {shown(answer)}, which is no JSON; does another program listen there?"
+            ) from error
+        try:
+            found = request.read(content["choices"][0])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, OperantError):
+                raise
+            lacks = "an answer" if request.read == self.text_of else f"log-probs (completions.scoring={self.scoring})"
+            raise OperantError(
+                f"{self.address} answered {shown(answer, 300)}, which lacks {lacks}; can it give them?"
+            ) from error
+        used = content["usage"].get("total_tokens") if isinstance(content.get("usage"), dict) else None
+        return found, used if isinstance(used, int) and used >= 0 else None
+
+    def text_of(self, choice: Any) -> str:
+        """The text of a choice; empty if a chat model has written none."""
+        text = choice["message"]["content"] if self.chat else choice["text"]
+        if not isinstance(text, (str, type(None))):
+            raise TypeError("it is no text")
+        return text or ""
+
+    def listed(self, choice: Any) -> dict[str, float]:
+        """The likeliest next tokens with their log-probs, of which there is at least one."""
+        if self.chat:
+            first = choice["logprobs"]["content"][0]["top_logprobs"]
+            listed = {one["token"]: float(one["logprob"]) for one in first}
+        else:
+            listed = {token: float(logprob) for token, logprob in choice["logprobs"]["top_logprobs"][0].items()}
+        if not listed or not all(map(math.isfinite, listed.values())):
+            raise ValueError("there are no log-probs")
+        return listed
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirection is an answer like others: nothing is sent to another address."""
+
+    def redirect_request(self, *args: Any, **more: Any) -> None:
+        """None: no further request."""
+
+
+def host_of(url: Any) -> str:
+    """The host of an address. Raises: OperantError for one that is none, or that holds a password."""
+    try:
+        parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
+        if parts.username or parts.password or parts.query:
+            raise OperantError("completions.url holds a user, password or query: give the key in key_variable instead")
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
+            return parts.hostname
+    except ValueError as error:
+        if isinstance(error, OperantError):
+            raise
+    raise OperantError(f"completions.url={shown(url)}: it must be an address such as http://127.0.0.1:8000/v1")
+
+
+def hashed(content: Any) -> str:
+    """The SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def received(response: Any, timeout: float) -> bytes:
+    """The content of a response. Raises: TimeoutError for one that trickles in, OSError for one that is too long."""
+    data, end = b"", time.monotonic() + timeout
+    while part := response.read1(1 << 20):
+        data += part
+        if time.monotonic() > end:
+            raise TimeoutError
+        if len(data) > MAX_BYTES:
+            raise OSError(f"its answer has more than {MAX_BYTES >> 20} MB")
+    if response.length:  # `read1` does not complain of a connection that ended early
+        raise OSError("its answer ended in the middle")
+    return data
+
+
+def content_of(error: urllib.error.HTTPError) -> bytes:
+    """The beginning of what a server says to a refused request; empty if it breaks off."""
+    with error, suppress(OSError, HTTPException):
+        return error.read(2000)
+    return b""
+
+
+def plain(data: bytes, key: str) -> str:
+    """What a server said, without the key, which some repeat in their errors."""
+    text = data.decode(errors="replace")
+    return text.replace(key, "[key]") if key else text
+
+
+def reason_in(said: str) -> str:
+    """The message of an error, in the form of the API or as it is."""
+    try:
+        content = json.loads(said)
+        error = content.get("error", content)
+        return shown(error["message"] if isinstance(error, dict) else error, 300)
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        return shown(said, 300)
+
+
+def seconds_in(retry_after: str | None) -> float:
+    """Seconds to wait by a header Retry-After, a number or a date; 0 without one that can be read."""
+    try:
+        wait = float(retry_after or 0)
+    except ValueError:
+        try:
+            wait = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return max(0.0, wait) if math.isfinite(wait) else 0.0
+
+
+def listed_logprob(listed: Mapping[str, float], word: str) -> float:
+    """The log-prob of a continuation among listed tokens, or an upper bound of it (`Completions.logprobs`)."""
+    same = [logprob for token, logprob in listed.items() if token.strip() == word.strip()]
+    if same:
+        return max(same) + math.log(math.fsum(math.exp(logprob - max(same)) for logprob in same))
+    left = 1 - math.fsum(map(math.exp, listed.values()))
+    return min(min(listed.values()), math.log(left) if left > 0 else math.inf)
+
+
+def echoed(choice: Any, word: str) -> float:
+    """The log-prob of the tokens of `word`, with which an echoed text ends.
+
+    Raises: OperantError if no token begins where the word does.
+    """
+    tokens, logprobs = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+    length, total = 0, 0.0
+    for token, logprob in zip(reversed(tokens), reversed(logprobs), strict=True):
+        length, total = length + len(token), total + float(logprob)
+        if length >= len(word):
+            break
+    if length != len(word):
+        raise OperantError(
+            f"completions: no token of the model begins where the continuation {word!r} does (tokens "
+            f"{shown(tokens[-4:])}); begin it with a space if a word is meant"
+        )
+    if not math.isfinite(total):
+        raise ValueError("a log-prob is NaN or infinite")
+    return total
