@@ -268,7 +268,7 @@ def options() -> str:
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
             page += f"| `{full}` | {as_typed(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
     for algorithm in (name for name in ALGORITHMS if name != "ppo"):
-        groups = ("loss", "advantage", "teacher", "condition", "mask", *("update",) * (algorithm == "trpo"))
+        groups = ("loss", "advantage", "teacher", "condition", "mask", "target", *("update",) * (algorithm == "trpo"))
         rows = [(group, *option) for group in groups for option in _of_method(algorithm, group)]
         if rows:
             page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"

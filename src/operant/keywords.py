@@ -243,6 +243,13 @@ class LossKeywords(TypedDict, total=False):
     """Weight of the imitation of the replies."""
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
+    version: str
+    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of one step, v3 of the whole path, or v2_v3,
+    the mean of the last two."""
+    forward_share: float
+    """Weight of these losses, which train A, against those with policy and copy exchanged, which train V."""
+    freeze_later: bool
+    """In v3, no gradient goes through the A of later actions."""
 
 
 class AdvantageKeywords(TypedDict, total=False):
@@ -270,6 +277,10 @@ class AdvantageKeywords(TypedDict, total=False):
     """population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL."""
     omega: float
     """Weight of the comparison of turns that begin in the same state."""
+    standardise: str
+    """Subtract the mean of rewards and divide by their deviation: over a step, over a group, or none."""
+    shape: Sequence[float] | str
+    """Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d."""
 
 
 class UpdateKeywords(TypedDict, total=False):
@@ -393,6 +404,19 @@ class SoftPromptKeywords(TypedDict, total=False):
     """The words that it begins as. A text of fewer tokens is repeated."""
 
 
+class OutputMlpKeywords(TypedDict, total=False):
+    """The options `output_mlp.*`."""
+
+    width: int
+    """Width of the hidden layer; 0: no MLP."""
+    gain: float
+    """The weights begin as Xavier's uniform numbers times this."""
+    bias: float
+    """Both biases begin as this."""
+    logit_bias: float
+    """Added to every logit. It changes no probability, but the value of soft Q-learning, the logsumexp."""
+
+
 class ValueKeywords(TypedDict, total=False):
     """The options `value.*`."""
 
@@ -437,7 +461,7 @@ class MaskKeywords(TypedDict, total=False):
 
     by: str
     """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the
-    policy itself, which is plain truncated sampling."""
+    policy itself, which is plain truncated sampling. model: the frozen language model without its `output_mlp`."""
     every: int
     """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
 
@@ -476,7 +500,16 @@ class ConditionKeywords(TypedDict, total=False):
     """The discount between turns."""
 
 
-class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKeywords, total=False):
+class TargetKeywords(TypedDict, total=False):
+    """The options `target.*`."""
+
+    rate: float
+    """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
+    every: int
+    """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
+
+
+class LearnerArguments(LearnerKeywords, SamplingKeywords, OutputMlpKeywords, ModelKeywords, total=False):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords
@@ -493,8 +526,6 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
     control: str
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
-    target: float
-    """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
     horizon: float
     """Number of replies over which `adaptive` corrects an error of 100 %."""
     end_coef: float
@@ -538,6 +569,13 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """Weight of the imitation of the replies."""
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
+    version: str
+    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of one step, v3 of the whole path, or v2_v3,
+    the mean of the last two."""
+    forward_share: float
+    """Weight of these losses, which train A, against those with policy and copy exchanged, which train V."""
+    freeze_later: bool
+    """In v3, no gradient goes through the A of later actions."""
     advantage: AdvantageKeywords | Mapping[str, Any]
     gamma: float
     """Discount between the tokens of a reply."""
@@ -555,6 +593,10 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL."""
     omega: float
     """Weight of the comparison of turns that begin in the same state."""
+    standardise: str
+    """Subtract the mean of rewards and divide by their deviation: over a step, over a group, or none."""
+    shape: Sequence[float] | str
+    """Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d."""
     update: UpdateKeywords | Mapping[str, Any]
     micro_tokens: int
     """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and
@@ -639,6 +681,7 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
     text: str | None
     """The words that it begins as. A text of fewer tokens is repeated."""
+    output_mlp: OutputMlpKeywords
     value: ValueKeywords
     layers: int
     """1: linear. 2: Linear, ReLU, Linear with twice the width."""
@@ -650,15 +693,15 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """Two further heads with a value Q of each token. A method that needs them sets it."""
     model: ModelKeywords
     mask: MaskKeywords
+    by: str
+    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the
+    policy itself, which is plain truncated sampling. model: the frozen language model without its `output_mlp`."""
     teacher: TeacherKeywords
     hint: Any
     """What the teacher reads beside the prompt: target (of the task), feedback (`info["feedback"]` of the
     rollout, or the message of its judgement), answer (the world's answer to each reply), or module:function,
     from Python also a function: from a rollout to a text or token ids, or to a list with one of these for each
     turn. Empty: nothing."""
-    rate: float
-    """A copy of the policy as teacher follows it by this share of the distance after each step. 0: the teacher
-    stays the first policy; 1: it is the policy itself, as it was before the step."""
     condition: ConditionKeywords
     wanted: float | None
     """The return that play asks for; none: the best ones of the step before, in turn, and nothing in the first
@@ -669,6 +712,7 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, ModelKeywords, MaskKey
     """The return that evaluation and probes ask for; none: `wanted`, or the best one of the step before."""
     digits: int
     """Digits behind the point to which the return is rounded."""
+    target: TargetKeywords
 
 
 class TrainArguments(LearnerArguments, total=False):

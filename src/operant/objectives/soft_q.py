@@ -25,10 +25,10 @@ def soft_q(
     v3  (sum_{l >= t} A_l - sum_{l >= t} r_l + V'_t)^2
     v2_v3  the mean of both, which is the default there, too (`v2_v2r_v3_v3r`)
 
-    forward_share: c in c L + (1 - c) L_reversed, where policy and copy change roles in the reversed form; v2 and v3
-    have one. A alone has a gradient in L, and V alone in L_reversed, so with c = 1 nothing trains V: the policy then
-    regresses rewards on a V that stays near its beginning, and is at the optimum only if that V is right. freeze_later:
-    in v3, no gradient goes through the A of later actions.
+    version: which of these. forward_share: c in c L + (1 - c) L_reversed, where policy and copy change roles in the
+    reversed form; v2 and v3 have one. A alone has a gradient in L, and V alone in L_reversed, so with c = 1 nothing
+    trains V: the policy then regresses rewards on a V that stays near its beginning, and is at the optimum only if that
+    V is right. freeze_later: in v3, no gradient goes through the A of later actions.
     The batch contains whole episodes, and `extra` has `target_q` and `target_v`.
     Raises: OperantError for an unknown version, or a share outside 0..1.
     """
