@@ -160,6 +160,7 @@ def test_held_out_tasks_are_scored_on_all_their_examples():
     made.read_tasks([many()])
     made([rollout("up", task())])
     assert len(asked) == 3
+    assert made.best == []
 
 
 def test_the_best_prompts_are_remembered_with_their_means():

@@ -104,7 +104,8 @@ class PromptReward:
         """
         read = {id(rollout.task): rollout.task for rollout in rollouts}
         step = max((turn.version for rollout in rollouts for turn in rollout.turns), default=0)
-        of_task = {key: self.drawn(examples_of(task), step) for key, task in read.items()}
+        examples_in = {key: examples_of(task) for key, task in read.items()}
+        of_task = {key: self.drawn(examples, step) for key, examples in examples_in.items()}
         # Places of rollouts by their examples, and those by template and words: each of these is one call of the model.
         groups: dict[tuple[PromptTemplate, tuple[str, ...]], dict[Examples, list[int]]] = {}
         settings = {examples: self.setting(examples) for examples in dict.fromkeys(of_task.values())}
@@ -115,7 +116,8 @@ class PromptReward:
         for (template, words), some in groups.items():
             for i, parts in self._measured(rollouts, some, template, words).items():
                 judged[i] = Judgement(parts[self.measure], {name: parts[name] for name in PARTS})
-                self.remember(rollouts[i], judged[i], step)
+                if not self._trained or examples_in[id(rollouts[i].task)] in self._trained:
+                    self.remember(rollouts[i], judged[i], step)
         for text in sorted(self._best, key=lambda text: -self._best[text].score)[self.keep :]:
             del self._best[text]
         return [judged[i] for i in range(len(rollouts))]
@@ -230,7 +232,7 @@ class PromptReward:
 
     @property
     def best(self) -> list[BestPrompt]:
-        """The best prompts so far, the best one first; scores of few texts flatter the best of many prompts."""
+        """The best prompts of training so far, the best one first; few texts flatter the best of many prompts."""
         return sorted(self._best.values(), key=lambda prompt: -prompt.score)
 
     def remember(self, rollout: Rollout, judgement: Judgement, step: int) -> None:
