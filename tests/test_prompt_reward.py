@@ -1,7 +1,9 @@
 """The reward `prompt`: numbers calculated by hand, equal draws, and what wrong input gets before training."""
 
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -282,3 +284,16 @@ def test_the_name_has_its_options():
 def test_examples_check_their_sizes():
     with pytest.raises(OperantError, match="2 texts with 1 labels"):
         Examples("x", ("a", "b"), (0,))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "prompts-task-models.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    space = {}
+    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(snippet, space)
+    assert space["logprobs"].shape == (2, 2, 2)
+    assert (tmp_path / "runs" / "prompts" / "metrics.jsonl").is_file()
