@@ -208,7 +208,8 @@ def test_the_head_is_a_logistic_regression():
     labels = torch.tensor(of.test.labels)
     assert row.test == pytest.approx(float(((held_out @ w > 0) == (labels == 1)).double().mean()))
     easy = Examples("easy", ("dull film", "so film", "dull a plot", "so the plot"), (0, 1, 0, 1))
-    assert head(replace(of, train=easy)).train == 1.0
+    assert head(replace(of, train=easy), decay=1.0).train == 1.0
+    assert head(of) == head(of, decay=head(of).detail["decay"])
     with pytest.raises(OperantError, match="leave this baseline out"):
         head(replace(of, model=BlackBox(lambda filled: ["good"] * len(filled), "ask")))
 

@@ -1,7 +1,9 @@
 """The reward `prompt`: numbers calculated by hand, equal draws, and what wrong input gets before training."""
 
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,6 +162,7 @@ def test_held_out_tasks_are_scored_on_all_their_examples():
     made.read_tasks([many()])
     made([rollout("up", task())])
     assert len(asked) == 3
+    assert made.best == []
 
 
 def test_the_best_prompts_are_remembered_with_their_means():
@@ -281,3 +284,16 @@ def test_the_name_has_its_options():
 def test_examples_check_their_sizes():
     with pytest.raises(OperantError, match="2 texts with 1 labels"):
         Examples("x", ("a", "b"), (0,))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "prompts-task-models.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    space = {}
+    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(snippet, space)
+    assert space["logprobs"].shape == (2, 2, 2)
+    assert (tmp_path / "runs" / "prompts" / "metrics.jsonl").is_file()

@@ -83,6 +83,7 @@ RUN = {
     "benchmarks/replies.py": ["--steps", "3"],
     "benchmarks/contexts.py": ["--upto", "0"],
     "benchmarks/turns.py": ["--quick", "--only", "built", "--threads", "1"],
+    "benchmarks/prompt_calls.py": ["--texts", "4", "--prompts", "2", "--rounds", "1"],
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }
 """Script: its arguments; each script finds the files of the ones before it."""

@@ -43,6 +43,7 @@ class PromptReward:
     step, equally for all prompts; None: all. seed: of these draws. prompt_tokens: tokens of the task model that the
     longest text must leave for the prompt, with which lengths are checked before training. batch_tokens, share,
     cache_gb: as in `prompts.task_models.task_model`. keep: best prompts that are remembered.
+    compare: baselines (`prompts.baselines`) that a run ends with, searches at as many calls as training took.
     Raises: OperantError for an unknown measure, calibration or kind, and for numbers out of range.
     """
 
@@ -64,6 +65,7 @@ class PromptReward:
         share: bool = True,
         cache_gb: float = 0.5,
         keep: int = 20,
+        compare: tuple[str, ...] = ("none", "manual", "random"),
         device: str | None = None,
     ):
         for option, value, allowed in (
@@ -78,6 +80,7 @@ class PromptReward:
         self.given, self.kind, self.device = model, kind, device
         self.template = None if template is None else PromptTemplate(template)
         self.words, self.measure, self.calibrate = words and tuple(words), measure, calibrate
+        self.compare = compare
         self.examples, self.seed, self.prompt_tokens, self.keep = examples, seed, prompt_tokens, keep
         self.reading: dict[str, Any] = {"batch_tokens": batch_tokens, "share": share, "cache_gb": cache_gb}
         self.notes: list[str] = []
@@ -104,7 +107,8 @@ class PromptReward:
         """
         read = {id(rollout.task): rollout.task for rollout in rollouts}
         step = max((turn.version for rollout in rollouts for turn in rollout.turns), default=0)
-        of_task = {key: self.drawn(examples_of(task), step) for key, task in read.items()}
+        examples_in = {key: examples_of(task) for key, task in read.items()}
+        of_task = {key: self.drawn(examples, step) for key, examples in examples_in.items()}
         # Places of rollouts by their examples, and those by template and words: each of these is one call of the model.
         groups: dict[tuple[PromptTemplate, tuple[str, ...]], dict[Examples, list[int]]] = {}
         settings = {examples: self.setting(examples) for examples in dict.fromkeys(of_task.values())}
@@ -115,7 +119,8 @@ class PromptReward:
         for (template, words), some in groups.items():
             for i, parts in self._measured(rollouts, some, template, words).items():
                 judged[i] = Judgement(parts[self.measure], {name: parts[name] for name in PARTS})
-                self.remember(rollouts[i], judged[i], step)
+                if not self._trained or examples_in[id(rollouts[i].task)] in self._trained:
+                    self.remember(rollouts[i], judged[i], step)
         for text in sorted(self._best, key=lambda text: -self._best[text].score)[self.keep :]:
             del self._best[text]
         return [judged[i] for i in range(len(rollouts))]
@@ -230,7 +235,7 @@ class PromptReward:
 
     @property
     def best(self) -> list[BestPrompt]:
-        """The best prompts so far, the best one first; scores of few texts flatter the best of many prompts."""
+        """The best prompts of training so far, the best one first; few texts flatter the best of many prompts."""
         return sorted(self._best.values(), key=lambda prompt: -prompt.score)
 
     def remember(self, rollout: Rollout, judgement: Judgement, step: int) -> None:
