@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from operant.diagnosis.observer import DiagnosisObserver
 from operant.report.display import display
 from operant.report.observer import ReportObserver
+from operant.report.prompts import PromptsObserver
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
 from operant.trackers.trackers import Tracker
@@ -89,7 +90,9 @@ def runs(
         raise OperantError(f"observers={observers!r}: give a list of objects of a subclass of operant.Observer")
     shown, run, announced = None if quiet else display(), None, False
     show = [*show] if shown is None else [shown, *show]
-    for run in trainer.runs(out, show=show, observers=(DiagnosisObserver(), ReportObserver(), *observers), **options):
+    for run in trainer.runs(
+        out, show=show, observers=(PromptsObserver(), DiagnosisObserver(), ReportObserver(), *observers), **options
+    ):
         if shown is not None and run.first and not announced:
             announced = True
             shown.begin(run)

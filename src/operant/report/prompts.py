@@ -1,14 +1,14 @@
-"""What a run that writes prompts has found: `prompts.json` in its folder, which `operant prompt show` and the page read.
+"""What a run that writes prompts has found: `prompts.json` in its folder, for `operant prompt show` and the page.
 
 `task_model`, `template`, `words`, `set`, `measure`, `calibrate`, `length`, `calls` of training; then
-`prompts`    the best ones of training, measured again on all training texts, and the final greedy one: text, ids, source,
-             step, train and test accuracy, score, and confusion [labels][answers] on the held-out texts
+`prompts`    the best ones of training, measured again on all training texts, and the final greedy one: text, ids,
+             source, step, train and test accuracy, score, and confusion [labels][answers] on the held-out texts
 `baselines`  no prompt, a manual one, and random search at as many calls as training took
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,13 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
     template, words = reward.setting(train)
     known = {"measure": reward.measure, "calibrate": reward.calibrate}
     setting = Classification(reward.model, template, words, train, held_out, **known)
-    calls, length = reward.model.calls, run.learner.sampling.max_tokens
+    calls, length = reward.calls, run.learner.sampling.max_tokens
     found = [measured(setting, one.text, one.ids, "best in training", one.step) for one in reward.best[:MEASURED]]
     greedy = run.learner.play(run.parts.tasks, sampling=greedily(run), stream="evaluate")[0]
     found.append(measured(setting, greedy.reply, greedy.ids, "greedy", len(run.metrics)))
     found.sort(key=lambda prompt: -prompt["score"])
     vocabulary = Vocabulary(run.policy.tokenizer)
-    compared = compare(setting, reward.compare, calls=calls, length=length, vocabulary=vocabulary) if reward.compare else []
+    compared = compare(setting, reward.compare, calls=calls, length=length, vocabulary=vocabulary)
     return {
         "task_model": reward.model.name,
         "template": template.text,
@@ -73,8 +73,6 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
 
 def greedily(run: Run) -> Any:
     """The run's sampling, with the likeliest token at each place."""
-    from dataclasses import replace
-
     return replace(run.learner.sampling, top_k=1, truncation="stored")
 
 
@@ -112,11 +110,12 @@ def read(folder: Path) -> dict[str, Any] | None:
 def lines(found: dict[str, Any]) -> list[str]:
     """The table of prompts and baselines, for a terminal."""
     texts = found["texts"]
-    rows = [("prompt", "from", "calls", f"train ({texts['train']})", f"{'held-out' if texts['held_out'] else 'same'} ({texts['test']})")]
-    best = found["prompts"][0]
+    held_out = f"held-out ({texts['test']})" if texts["held_out"] else "the same"
+    rows = [("prompt", "from", "calls", f"train ({texts['train']})", held_out)]
+    best, calls = found["prompts"][0], f"{found['calls']:,}"
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     for one in [best, *([greedy] if greedy is not best else [])]:
-        rows.append((repr(one["text"]), one["source"], f"{found['calls']:,}", f"{one['train']:.3f}", f"{one['test']:.3f}"))
+        rows.append((repr(one["text"]), one["source"], calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

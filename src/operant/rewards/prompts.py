@@ -89,6 +89,8 @@ class PromptReward:
         self._trained: set[Examples] = set()
         """The examples of training tasks, once they are read: only of these, some are drawn."""
         self._best: dict[str, BestPrompt] = {}
+        self.calls = 0
+        """Prompts x texts that training has cost."""
 
     @property
     def model(self) -> TaskModel:
@@ -116,6 +118,7 @@ class PromptReward:
             examples = of_task[id(rollout.task)]
             groups.setdefault(settings[examples], {}).setdefault(examples, []).append(i)
         judged: dict[int, Judgement] = {}
+        before = self.model.calls
         for (template, words), some in groups.items():
             for i, parts in self._measured(rollouts, some, template, words).items():
                 judged[i] = Judgement(parts[self.measure], {name: parts[name] for name in PARTS})
@@ -123,6 +126,8 @@ class PromptReward:
                     self.remember(rollouts[i], judged[i], step)
         for text in sorted(self._best, key=lambda text: -self._best[text].score)[self.keep :]:
             del self._best[text]
+        if not self._trained or any(examples in self._trained for examples in examples_in.values()):
+            self.calls += self.model.calls - before
         return [judged[i] for i in range(len(rollouts))]
 
     def drawn(self, examples: Examples, step: int) -> Examples:
@@ -250,9 +255,10 @@ class PromptReward:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The best prompts."""
-        return {"best": [list(prompt) for prompt in self._best.values()]}
+        """The best prompts, and the calls so far."""
+        return {"best": [list(prompt) for prompt in self._best.values()], "calls": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._best = {prompt[0]: BestPrompt(*prompt) for prompt in state["best"]}
+        self.calls = state["calls"]
