@@ -88,9 +88,8 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
             rows.append({"task_model": name, "prompt": one["text"], "test": chosen(setting, "", one["text"], 0).test})
     again = {(row["task_model"], row["prompt"]) for row in rows}
     old = [row for row in found.get("transfer", ()) if (row["task_model"], row["prompt"]) not in again]
-    atomic_io.write(
-        Path(words[0]) / kept.FILE, json.dumps({**found, "transfer": old + rows}, ensure_ascii=False, indent=1)
-    )
+    found["transfer"] = old + rows
+    atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
     table = [("prompt", "task model", f"accuracy ({len(examples)})")]
     table += [(repr(row["prompt"]), row["task_model"], f"{row['test']:.3f}") for row in rows]
     for line in aligned(table):
@@ -107,8 +106,8 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
     found = kept.read(Path(words[0]))
     if found is None:
         raise OperantError(
-            f"{words[0]} has no {kept.FILE}, which a run with the reward prompt and one set of texts writes at its end: "
-            "train one with `operant train prompt`, or resume it"
+            f"{words[0]} has no {kept.FILE}, which a run with the reward prompt and one set of texts writes at its end; "
+            "train one: operant train prompt"
         )
     return found
 
