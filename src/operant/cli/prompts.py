@@ -106,8 +106,8 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
     found = kept.read(Path(words[0]))
     if found is None:
         raise OperantError(
-            f"{words[0]} has no {kept.FILE}, which a run with the reward prompt and one set of texts writes at its end; "
-            "train one: operant train prompt"
+            f"{words[0]} has no {kept.FILE}, which a run with the reward prompt and one set of texts writes at its "
+            "end; train one: operant train prompt"
         )
     return found
 
