@@ -567,9 +567,10 @@ PROGRAMS = {
     "grpo": "`grpo`",
     "ppo": "`ppo`",
     "reinforce": "`reinforce`",
-    "coderl": "`coderl`, its own return",
-    "coderl-group": "`coderl`, return of the group",
-    "coderl-plain": "`coderl`, no critic",
+    "critic": "`reinforce`, CodeRL's return",
+    "critic-group": "`reinforce`, return relative to the group",
+    "critic-difference": "`reinforce`, differences of the critic",
+    "coderl": "`coderl`, on the start's references",
     "shuffled": "`grpo`, scores of other programs",
 }
 

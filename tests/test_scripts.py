@@ -49,7 +49,7 @@ RUN = {
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
     "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
-    "recipes/train_code_lm.py": ["--work", "runs/code-lm", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
+    "recipes/train_code_lm.py": ["--work", "runs/code-1000", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
     "recipes/train_translation_t5.py": ["--data", "{data}", "--work", "runs/translation", "--steps", "2"],
     "recipes/negative_kl.py": ["cold"],
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],

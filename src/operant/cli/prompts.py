@@ -10,12 +10,13 @@ from operant.cli.play import aligned
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.options import convert
-from operant.prompts.baselines import MANUAL, Baseline, Classification, Vocabulary, chosen, compare
+from operant.prompts.baselines import MANUAL, Classification, Vocabulary, chosen, compare
 from operant.prompts.examples import Examples, examples_of
 from operant.prompts.sets import set_named
 from operant.prompts.task_models import TaskModel, task_model
 from operant.prompts.templates import PromptTemplate
 from operant.report import prompts as kept
+from operant.runs.folder import read_config
 from operant.runs.named_parts import form
 from operant.storage import atomic_io
 from operant.trackers.console import emit
@@ -62,7 +63,12 @@ def search(words: Sequence[str], options: dict[str, Any]) -> int:
     setting = _setting(options)
     own["vocabulary"] = None if source is None else Vocabulary(task_model(source).tokenizer)  # type: ignore[attr-defined]
     rows = compare(setting, None if names is None else names.split(","), **own)
-    _print(rows, setting)
+    cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]
+    for row in rows:
+        written, name, *rest = kept.row_of(row)
+        cells.append((written, name, str(row.seed), *rest))
+    for line in kept.aligned(cells):
+        emit(line, sys.stdout)
     if out is not None:
         text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
         atomic_io.write(Path(out), text)
@@ -76,7 +82,8 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     if names is None:
         raise OperantError("operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
     found = _found(words, options, "transfer")
-    examples = _examples(held_out or _tasks_of(Path(words[0])))
+    config = read_config(Path(words[0]))
+    examples = _examples(held_out or str(config.get("evaluate") or config["tasks"]))
     rows = []
     for name in names.split(","):
         model = task_model(name, None, device)
@@ -112,14 +119,6 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
     return found
 
 
-def _tasks_of(folder: Path) -> str:
-    """The held-out tasks of a run."""
-    from operant.runs.folder import read_config
-
-    config = read_config(folder)
-    return str(config.get("evaluate") or config["tasks"])
-
-
 def _examples(source: str) -> Examples:
     return examples_of(load_tasks(source, form=form("prompt", {}))[0])
 
@@ -150,12 +149,3 @@ def _template(given: str | None, model: TaskModel, examples: Examples) -> Prompt
     masked = "{mask}" in model.template
     default = (published.masked if masked else published.causal) if published else model.template
     return PromptTemplate(given or default)
-
-
-def _print(rows: Sequence[Baseline], setting: Classification) -> None:
-    cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]
-    for row in rows:
-        prompt, name, *rest = kept.row_of(row)
-        cells.append((prompt, name, str(row.seed), *rest))
-    for line in aligned(cells):
-        emit(line, sys.stdout)
