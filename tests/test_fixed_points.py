@@ -174,8 +174,15 @@ CASES = {
     "soft_q": Case(
         "soft_q",
         lambda: (SHARP * REWARDS).softmax(0),
-        {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2},
+        {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2, "reference": None},
         [lambda: (2 * SHARP * REWARDS).softmax(0), lambda: tilted(1 / SHARP)],
+        steps=96,
+    ),
+    "soft_q, reference": Case(
+        "soft_q",
+        lambda: tilted(1 / SHARP),
+        {"advantage.shape": (0.0, 1.0, 0.0, SHARP), "target.rate": 0.2},
+        [lambda: (SHARP * REWARDS).softmax(0)],
         steps=96,
     ),
     "sft": Case("sft", lambda: SHARES, {"minibatch": 60}, [lambda: REFERENCE], steps=32),

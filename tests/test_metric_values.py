@@ -1075,7 +1075,7 @@ VALUED = {
 
 def soft(folder, patch):
     """The copy is the policy in the first step, so its numbers are the policy's."""
-    learner = Learner(lm(vocab=V).double(), algorithm="soft_q", lr=0.0)
+    learner = Learner(lm(vocab=V).double(), algorithm="soft_q", reference=None, lr=0.0)
     prompts, tokens, step = [[5], [6, 7], [8]], [9, 10, 11], SimpleNamespace(q=[], v=[])
     for prompt, token in zip(prompts, tokens, strict=True):
         logits = learner.policy.model(torch.tensor([prompt])).logits[0, -1].detach()

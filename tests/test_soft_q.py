@@ -150,7 +150,7 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
     return total
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@pytest.mark.parametrize("kind, reference", [("gpt2", None), ("t5", None), ("llama", "copy")])
 @pytest.mark.parametrize(
     "version, share, freeze",
     [
@@ -165,10 +165,10 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
         ("v2_v3", 0.6, True),
     ],
 )
-def test_every_loss_and_gradient_is_that_of_a_twin(kind, version, share, freeze):
+def test_every_loss_and_gradient_is_that_of_a_twin(kind, reference, version, share, freeze):
     policy = mlp_policy(kind)
     learner = Learner(
-        policy, algorithm="soft_q", lr=0.0, max_grad_norm=None, keep_gradients=True, minibatch=3,
+        policy, algorithm="soft_q", lr=0.0, max_grad_norm=None, keep_gradients=True, minibatch=3, reference=reference,
         **{"loss.version": version, "loss.forward_share": share, "loss.freeze_later": freeze},
         **{"advantage.shape": (0, 1, -1, 3)},
     )  # fmt: skip
@@ -184,6 +184,10 @@ def test_every_loss_and_gradient_is_that_of_a_twin(kind, version, share, freeze)
             both += [[logits[t, a] for t, a in enumerate(action)], list(logits.logsumexp(-1))]
         rewards = [0.0] * (len(action) - 1) + [-1 + 4 * score]
         q, v, q_copy, v_copy = both
+        if reference is not None:  # the policy as it is now, whose own gradient is none
+            now = [[x.detach() for x in numbers] for numbers in (q, v)]
+            q, v = ([x - y for x, y in zip(*pair, strict=True)] for pair in ((q, now[0]), (v, now[1])))
+            q_copy, v_copy = ([x - y for x, y in zip(*p, strict=True)] for p in ((q_copy, now[0]), (v_copy, now[1])))
         of_copy = ([x.detach() for x in q_copy], [x.detach() for x in v_copy])
         loss = twin(version, q, v, *of_copy, rewards, freeze)
         if share < 1:  # the copy's A, and the policy's own V
@@ -223,8 +227,8 @@ def test_the_policy_of_a_bandit_becomes_proportional_to_exp_reward():
     rewards = 2 * torch.rand(8, 8, generator=chance, dtype=torch.float64)
     policy = load_policy(lm("gpt2", 8), mlp=OutputMlpOptions(width=64, gain=1.0), seed=2).double()
     learner = Learner(
-        policy, algorithm="soft_q", lr=1e-2, minibatch=64, max_tokens=2, stop_tokens=-1, max_grad_norm=None,
-        **{"target.rate": 0.1},
+        policy, algorithm="soft_q", reference=None, lr=1e-2, minibatch=64, max_tokens=2, stop_tokens=-1,
+        max_grad_norm=None, **{"target.rate": 0.1},
     )  # fmt: skip
     replies = [[x, y] for x in range(8) for y in range(8)]  # all of them, as no policy would draw them
     scores = [float(rewards[x, y]) for x, y in replies]

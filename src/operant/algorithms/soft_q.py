@@ -19,16 +19,21 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
   alone) and `v1` (one step of Q).
 - `loss.forward_share` is the weight of these losses against those in which policy and copy change roles. The former
   train A alone, because $V'$ belongs to the copy, and the latter V alone. With both (0.5, the default) the policy goes
-  to $\pi \propto e^r$, which a test shows on a bandit. RLPrompt used the former alone (1): $V$ is then trained by
-  nothing and stays near its beginning, which `output_mlp.logit_bias` sets.
+  to its optimum, which a test shows on a bandit. RLPrompt used the former alone (1): $V$ is then trained by nothing and
+  stays near its beginning, which `output_mlp.logit_bias` sets.
+- **The reference**: with one (the policy at its beginning, by default), its own Q and V are subtracted from those of
+  policy and copy, so all of them begin at 0 and agree with a reward of 0, and the optimum is $\pi \propto
+  \pi_{\text{ref}}\, e^r$. With `--reference none` it is $\pi \propto e^r$, as in RLPrompt. There, V of an untrained
+  policy is $\log|V|$ everywhere, and ought to be $(T - t + 1) \log|V|$: at first every reply, good or bad, is made
+  likelier.
 - **No sampler appears in the loss**: it holds for any reply, whoever wrote it (`Learner.step(queries, responses,
   scores)`), and replies may be drawn from the likeliest tokens (`sampling.top_k` with `sampling.truncation=stored`),
   while V is taken over the whole vocabulary. `--mask.by model` draws from those that the frozen model behind an
   `output_mlp` finds likely, so that replies stay fluent.
 - **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` or over the
   replies to one task (`group`); then `advantage.shape` maps the range a..b to c..d. Rewards that are k times as large
-  make the optimum, $\pi \propto e^r$, that much sharper.
-- The copy moves by `target.rate` = 0.001 of the distance with each step, or becomes equal every `target.every` steps.
+  make the optimum that much sharper.
+- The copy moves by `target.rate` = 0.05 of the distance with each step, or becomes equal every `target.every` steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,14 +47,17 @@ from operant.types import Batch, OperantError, Outputs
 
 
 def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor]:
-    """Before the update: Q and V of each action by the copy that follows slowly."""
+    """Before the update: Q and V of each action by the copy that follows, and by the reference if there is one."""
     if batch.choices is not None:
         raise OperantError(
             "algorithm soft_q needs the logits of tokens, which a choice among given replies has not: use a world "
             "without options"
         )
-    copy: Any = outputs("target")
-    return {"target_q": copy.raw_logprobs + copy.logsumexp, "target_v": copy.logsumexp}
+    found, names = dict[str, Tensor](), ["target"] if batch.ref_logprobs is None else ["target", "reference"]
+    for name in names:
+        copy: Any = outputs(name)
+        found |= {f"{name}_q": copy.raw_logprobs + copy.logsumexp, f"{name}_v": copy.logsumexp}
+    return found
 
 
 DEFAULTS: dict[str, object] = {
@@ -64,14 +72,18 @@ ALGORITHM = Algorithm(
     with_shaped_rewards,
     look=look,
     per="sequence",
+    copies={"reference": "frozen"},
     target="target",
     mask="mask",
+    kl=("loss",),
     defaults=DEFAULTS,
 )
 
 PRESETS: dict[str, dict[str, object]] = {
     "rlprompt": {
         "output_mlp.width": 2048,
+        "reference": None,
+        "target.rate": 0.001,
         "optimizer.lr": 5e-5,
         "sampling.top_k": 256,
         "sampling.truncation": "stored",

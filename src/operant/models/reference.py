@@ -95,7 +95,7 @@ class TargetOptions:
     Raises: OperantError for a rate outside 0 to 1, or a negative number of steps.
     """
 
-    rate: float = 0.001
+    rate: float = 0.05
     """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
     every: int = 0
     """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""

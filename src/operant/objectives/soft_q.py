@@ -1,7 +1,7 @@
 """Soft Q-learning over token logits: path consistency of a policy with a copy that follows it slowly.
 
 Q of an action is its logit, V of a state the logsumexp of its logits over the whole vocabulary, and A = Q - V is the
-log-prob. Q', V' and A' are those of the copy.
+log-prob. Q', V' and A' are those of the copy. With a reference, its own Q and V are subtracted from all of them.
 """
 
 from torch import Tensor
@@ -29,7 +29,8 @@ def soft_q(
     reversed form; v2 and v3 have one. A alone has a gradient in L, and V alone in L_reversed, so with c = 1 nothing
     trains V: the policy then regresses rewards on a V that stays near its beginning, and is at the optimum only if that
     V is right. freeze_later: in v3, no gradient goes through the A of later actions.
-    The batch contains whole episodes, and `extra` has `target_q` and `target_v`.
+    The batch contains whole episodes, and `extra` has `target_q` and `target_v`, with a reference also
+    `reference_q` and `reference_v`, each [B, T].
     Raises: OperantError for an unknown version, or a share outside 0..1.
     """
     if version not in VERSIONS:
@@ -39,6 +40,10 @@ def soft_q(
     index = episode_index(batch)
     numbers = (out.raw_logprobs, out.logsumexp, batch.extra["target_q"], batch.extra["target_v"], batch.rewards)
     a, v, target_q, target_v, rewards = (gather(x, index) for x in numbers)
+    if "reference_v" in batch.extra:
+        reference_q, reference_v = (gather(batch.extra[f"reference_{name}"], index) for name in "qv")
+        a, v = a - (reference_q - reference_v), v - reference_v
+        target_q, target_v = target_q - reference_q, target_v - reference_v
     target_a = target_q - target_v
     kinds, share = [version] if version != "v2_v3" else ["v2", "v3"], forward_share
     loss = sum(_errors(kind, a, v, target_v, rewards, freeze_later) for kind in kinds) / len(kinds)
