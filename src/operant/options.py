@@ -9,6 +9,7 @@ The options of group "" have no prefix. An unknown name, a wrong type or a value
 import difflib
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -148,8 +149,11 @@ def values(made: Any) -> dict[str, Any]:
 
 
 def read(text: Any) -> Any:
-    """Parse a value in YAML braces to a mapping. Any other value is returned unchanged, to be converted later."""
-    if isinstance(text, str) and text.startswith("{"):
+    """Parse a value in YAML braces to a mapping. Any other value is returned unchanged, to be converted later.
+
+    A text with places in braces, such as "{sentence} {prompt}", is no mapping: no colon stands in its first braces.
+    """
+    if isinstance(text, str) and re.match(r"\{([^{}]*:|\s*\})", text):
         return parse(text, f"{shown(text)} (a mapping is written {{name: weight, ...}})")
     return text
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.cli.play import aligned
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.options import convert
@@ -99,7 +98,7 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
     table = [("prompt", "task model", f"accuracy ({len(examples)})")]
     table += [(repr(row["prompt"]), row["task_model"], f"{row['test']:.3f}") for row in rows]
-    for line in aligned(table):
+    for line in kept.aligned(table):
         emit(line, sys.stdout)
     return 0
 

@@ -122,14 +122,16 @@ def part_of(name: str, *folders: Path) -> Path | None:
 
 
 def held_out_of(source: Any) -> str | None:
-    """The file with the held-out rows of a folder that has a file of training rows; None for any other source.
+    """The file with the held-out rows of a folder that has a file train.*, or of that file; None for other sources.
 
     It may stand in the folder above, as few-shot splits share one test file.
     """
     there = found(source) if isinstance(source, str) and not source.startswith("builtin:") else None
-    if there is None or not there.is_dir() or part_of("train", there) is None:
+    if there is None or part_of("train", folder := there if there.is_dir() else there.parent) is None:
         return None
-    places = there, there.resolve().parent
+    if there.is_file() and there != part_of("train", folder):
+        return None
+    places = folder, folder.resolve().parent
     paths = (part_of(name, *places) for name in ("test", "dev", "validation", "val"))
     return next((str(path) for path in paths if path is not None), None)
 

@@ -44,13 +44,13 @@ class PromptsObserver(Observer):
 
 
 def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
-    """What `prompts.json` holds. Baselines cost as many calls of the task model as training did."""
+    """What `prompts.json` holds. Searches cost as many calls of the task model as training, or of two prompts."""
     train = examples_of(run.parts.tasks[0])
     held_out = examples_of(run.parts.held_out[0]) if run.parts.held_out else train
     template, words = reward.setting(train)
     known = {"measure": reward.measure, "calibrate": reward.calibrate}
     setting = Classification(reward.model, template, words, train, held_out, **known)
-    calls, length = reward.calls, run.learner.sampling.max_tokens
+    calls, length = max(reward.calls, setting.calls_for(2)), run.learner.sampling.max_tokens
     found = [measured(setting, one.text, one.ids, "best in training", one.step) for one in reward.best[:MEASURED]]
     greedy = run.learner.play(run.parts.tasks, sampling=greedily(run), stream="evaluate")[0]
     found.append(measured(setting, greedy.reply, greedy.ids, "greedy", len(run.metrics)))
@@ -62,10 +62,10 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
         "template": template.text,
         "words": list(words),
         "set": train.name,
-        "texts": {"train": len(train), "test": len(held_out), "held_out": bool(run.parts.held_out)},
+        "texts": {"train": len(train), "test": len(held_out), "of": held_out.name},
         **known,
         "length": length,
-        "calls": calls,
+        "calls": reward.calls,
         "prompts": found,
         "baselines": [asdict(row) for row in compared],
     }
@@ -110,14 +110,17 @@ def read(folder: Path) -> dict[str, Any] | None:
 def lines(found: dict[str, Any]) -> list[str]:
     """The table of prompts and baselines, for a terminal."""
     texts = found["texts"]
-    held_out = f"held-out ({texts['test']})" if texts["held_out"] else "the same"
+    held_out = f"held-out ({texts['test']})"
     rows = [("prompt", "from", "calls", f"train ({texts['train']})", held_out)]
     best, calls = found["prompts"][0], f"{found['calls']:,}"
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     for one in [best, *([greedy] if greedy is not best else [])]:
         rows.append((repr(one["text"]), one["source"], calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
-    return aligned(rows)
+    about = (
+        f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
+    )
+    return [f"{about}; held-out: {texts['of']}", *aligned(rows)]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -210,8 +210,8 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     whole = with_base(composed, own)
-    if options.is_none(whole.get("evaluate")):
-        whole |= {"evaluate": held_out} if (held_out := held_out_of(whole.get("tasks"))) else {}
+    if "evaluate" not in own and (held_out := held_out_of(own.get("tasks"))) is not None:
+        whole["evaluate"] = held_out  # a recipe's own held-out tasks belong to its own tasks
     if whole.get("tasks") is not None and options.is_none(whole.get("evaluate")) and "evaluation.metrics" not in own:
         whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})

@@ -1,0 +1,142 @@
+"""`operant train prompt` and `operant prompt`: folders of labelled texts as one task, the last table, refusals."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from operant import OperantError, train
+from operant.cli import main
+from operant.data import load_tasks
+from operant.data.classification import prompt
+from operant.data.sources import held_out_of
+from operant.models import output_mlp
+from operant.prompts.sets import set_named
+from operant.runs.config import configure
+from operant.runs.named_parts import form
+
+ROWS = [("a joy", 1), ("a bore", 0), ("great fun", 1), ("dull", 0)]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """sst-2/16-13/train.tsv, and sst-2/test.tsv above it, as the splits are published."""
+    folder = tmp_path / "sst-2" / "16-13"
+    folder.mkdir(parents=True)
+    text = "sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS)
+    (folder / "train.tsv").write_text(text)
+    (folder.parent / "test.tsv").write_text(text + "not good\t0\n")
+    return folder
+
+
+def test_a_folder_is_one_task_with_all_its_texts_and_its_test_file_is_held_out(place):
+    [task] = load_tasks(str(place), form=form("prompt", {}))
+    assert task.prompt == "Prompt:" and task.target["examples"] == [list(row) for row in ROWS]
+    assert set_named(task.target["name"]).words == ("terrible", "great")
+    assert held_out_of(str(place)) == str(place.parent / "test.tsv")
+    assert configure({"tasks": str(place)}, "prompt").train.evaluate == str(place.parent / "test.tsv")
+    assert configure({"tasks": str(place), "evaluate": "x.tsv"}, "prompt").train.evaluate == "x.tsv"
+    each = load_tasks(str(place), form=form("prompt", {"conditioned": True}))
+    assert [one.prompt for one in each] == [text for text, _ in ROWS] and each[1].target["examples"] == [["a bore", 0]]
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([{"text": "a", "label": 1}, {"text": "b", "label": 1}], "all 2 rows have the label 1"),
+        ([{"text": "a", "label": "good"}], "row 0: the label is 'good'; it must be the number of a class"),
+        ([{"text": "a", "label": True}], "the label is True"),
+        ([{"text": " ", "label": 1}], "row 0: the text is empty"),
+        ([{"words": "a", "label": 1}], "row 0: it reads text or sentence or review or content"),
+        (["a"], "row 0: it is a str"),
+    ],
+)
+def test_rows_that_are_no_labelled_texts_are_refused(rows, message):
+    with pytest.raises(OperantError, match=message):
+        prompt({"rows": rows, "source": "mine"})
+
+
+def test_a_run_ends_with_its_best_prompts_beside_baselines_and_changes_the_mlp_alone(tmp_path, capsys):
+    """The accuracy of the printed prompt is counted again with transformers, one text at a time."""
+    out = tmp_path / "run"
+    words = ["train", "prompt", "--steps", "2", "--batch", "4", "--samples", "4", "--threads", "1", "--probes", "0"]
+    assert main([*words, "--reward.examples", "8", "--data.limit", "1", "--out", str(out)]) == 0
+    found = json.loads((out / "prompts.json").read_text())
+    assert {row["name"] for row in found["baselines"]} == {"none", "manual", "random"}
+    spent = {row["name"]: row["calls"] for row in found["baselines"]}
+    assert found["calls"] == 2 * 4 * 8 and spent["random"] <= 2 * 256, "what two prompts cost, as training cost less"
+    assert {one["source"] for one in found["prompts"]} == {"best in training", "greedy"}
+    assert all(len(one["ids"]) == 5 for one in found["prompts"])
+    assert sorted(path.name for path in (out / "export").glob("*.safetensors")) == ["adapter_model.safetensors"]
+    capsys.readouterr()
+    assert main(["prompt", "show", str(out)]) == 0
+    shown = capsys.readouterr()
+    best = found["prompts"][0]
+    assert shown.out.rstrip("\n") == "{sentence}" + best["text"]
+    assert f"{best['test']:.3f}" in shown.err and "random" in shown.err
+    assert recounted(best["text"]) == pytest.approx(best["test"])
+    assert main(["prompt", "transfer", str(out), "--task-model", "builtin:reviews-lm", "--best", "1"]) == 0
+    assert json.loads((out / "prompts.json").read_text())["transfer"][0]["test"] == pytest.approx(best["test"])
+
+
+def recounted(written):
+    """The accuracy of a prompt on the held-out opinions."""
+    from transformers import AutoModelForCausalLM
+
+    from operant.storage.hub import find_model
+
+    folder = find_model("builtin:reviews-lm")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    answers = [tokenizer.encode(f" {word}")[0] for word in ("terrible", "great")]
+    [task] = load_tasks("builtin:opinions/held-out", form=form("prompt", {}))
+    right = 0
+    with torch.no_grad():
+        for text, label in task.target["examples"]:
+            logits = model(torch.tensor([tokenizer.encode(text + written)])).logits[0, -1]
+            right += int(logits[answers].argmax()) == label
+    return right / len(task.target["examples"])
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["prompt"], "say what to do: show RUN"),
+        (["prompt", "show", "nowhere"], "nowhere has no prompts.json"),
+        (["prompt", "show"], "takes one run"),
+        (["prompt", "search", "--tasks", "x.tsv"], "needs --tasks FOLDER and --task-model MODEL"),
+        (["prompt", "search", "--tasks", "x.tsv", "--task-model", "builtin:reviews-lm"], "there is no file 'x.tsv'"),
+        (["prompt", "transfer", "x"], "needs the models to try"),
+        (["train", "prompt", "--reward.words", "terrible,wonderfullest"], "'wonderfullest' is not one token"),
+        (["train", "prompt", "--template", "{prompt}"], "{sentence}"),
+        (["train", "prompt", "--reward.measure", "luck"], "measure='luck'"),
+        (["train", "prompt", "--task-model", "nothing-here"], "nothing-here"),
+        (["train", "prompt", "--data.limit", "1", "--reward.prompt-tokens", "400"], "too long for"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, *(["--steps", "1"] if words[0] == "train" else [])]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_search_compares_named_baselines_at_equal_calls(place, tmp_path, capsys):
+    words = ["prompt", "search", "--tasks", str(place), "--task-model", "builtin:reviews-lm", "--calls", "40"]
+    names = ["--baselines", "none,random+mean,halving", "--seeds", "2", "--out", str(tmp_path / "rows.json")]
+    assert main([*words, *names, "--template", "{sentence}{prompt}"]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["name"], row["seed"]) for row in rows] == [
+        ("none", 0), ("random", 0), ("random", 1), ("halving", 0), ("halving", 1),
+    ]  # fmt: skip
+    assert all(row["calls"] <= 40 for row in rows) and "random, mean calibration" in capsys.readouterr().out
+
+
+def test_a_resumed_run_keeps_its_best_prompts(tmp_path):
+    options = {"reward.examples": 8, "batch": 4, "samples": 4, "threads": "1", "quiet": True, "probes": 0}
+    whole = train(recipe="prompt", out=tmp_path / "a", steps=3, **options)
+    train(recipe="prompt", out=tmp_path / "b", steps=2, **options)
+    again = train(out=tmp_path / "b", resume=True, steps=3, quiet=True)
+    mine, theirs = (json.loads((run.path / "prompts.json").read_text()) for run in (again, whole))
+    assert mine["calls"] == theirs["calls"] and mine["prompts"] == theirs["prompts"]
+    mlps = [output_mlp.find(run.policy.model).state_dict() for run in (again, whole)]
+    assert all(torch.equal(mlps[0][name], mlps[1][name]) for name in mlps[0])
