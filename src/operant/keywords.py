@@ -244,10 +244,9 @@ class LossKeywords(TypedDict, total=False):
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     version: str
-    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of one step, v3 of the whole path, or v2_v3,
-    the mean of the last two."""
+    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
     forward_share: float
-    """Weight of these losses, which train A, against those with policy and copy exchanged, which train V."""
+    """Weight of these losses, which train A, against those that train V: policy and copy exchanged."""
     freeze_later: bool
     """In v3, no gradient goes through the A of later actions."""
 
@@ -570,10 +569,9 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, OutputMlpKeywords, Mod
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     version: str
-    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of one step, v3 of the whole path, or v2_v3,
-    the mean of the last two."""
+    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
     forward_share: float
-    """Weight of these losses, which train A, against those with policy and copy exchanged, which train V."""
+    """Weight of these losses, which train A, against those that train V: policy and copy exchanged."""
     freeze_later: bool
     """In v3, no gradient goes through the A of later actions."""
     advantage: AdvantageKeywords | Mapping[str, Any]

@@ -180,6 +180,16 @@ def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
     return evaluate(words, options)
 
 
+# --- prompt -----------------------------------------------------------------------------------------------------------
+
+
+def prompt(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant prompt show RUN`, `operant prompt search`, `operant prompt transfer RUN`."""
+    from operant.cli.prompts import prompt
+
+    return prompt(words, options)
+
+
 # --- play -------------------------------------------------------------------------------------------------------------
 
 
@@ -451,6 +461,50 @@ first model is the one that the others are compared with.""",
         },
         ["operant.sampling:Sampling", "operant.data.tasks:DataOptions"],
         without=OF_DEMONSTRATIONS,
+    ),
+    "prompt": Command(
+        prompt,
+        "show the prompt that a run has written, search for one without training, or try it with other models",
+        """\
+  operant prompt show runs/prompt                    the best prompt, ready to paste, and what it is compared with
+  operant prompt search --tasks sst-2/16-100/ --task-model ./gpt2 --baselines none,manual,halving --calls 50000
+  operant prompt transfer runs/prompt --task-model ./gpt2,./roberta
+
+Texts are a folder with train.tsv and test.tsv, or a file; docs/prompts.md explains all.""",
+        "show|search|transfer [RUN]",
+        {
+            "json": {"action": "store_true", "help": "of show: everything that is known, for a program"},
+            "tasks": {"metavar": "FOLDER", "help": "labelled texts [of transfer: the held-out texts of the run]"},
+            "evaluate": {"metavar": "FILE", "help": "of search: held-out texts [test.tsv of the folder]"},
+            "task-model": {
+                "metavar": "MODEL",
+                "help": "the frozen model that answers; of transfer, several with commas",
+            },
+            "baselines": {
+                "metavar": "NAMES",
+                "help": "of search: none, manual, random, halving, greedy, in-context, head; all but head also with "
+                "+mean or +contextual [all]",
+            },
+            "calls": {"metavar": "N", "help": "prompts times texts that each search may cost [10000]"},
+            "length": {"metavar": "N", "help": "tokens of a searched prompt [5]"},
+            "seeds": {"metavar": "N", "help": "random numbers: each search runs with so many seeds [1]"},
+            "manual": {
+                "action": "append",
+                "metavar": "TEXT",
+                "help": "a prompt of your own; may be given several times",
+            },
+            "vocabulary": {"metavar": "MODEL", "help": "search over the tokens of this model [the task model]"},
+            "measure": {
+                "metavar": "NAME",
+                "help": "what a prompt is chosen by: gap, accuracy, likelihood, margin [gap]",
+            },
+            "calibrate": {"metavar": "NAME", "help": "none, mean or contextual [none]"},
+            "words": {"metavar": "LIST", "help": "the words of the classes, with commas [of a published set: its own]"},
+            "template": {"metavar": "TEXT", "help": "with {sentence}, {prompt} and, for a masked model, {mask}"},
+            "best": {"metavar": "N", "help": "of transfer: so many prompts of the run [3]"},
+            "out": {"metavar": "FILE", "help": "of search: write the rows as .json"},
+            "device": {"metavar": "NAME", "help": "where the model answers [cpu]"},
+        },
     ),
     "play": Command(
         play,

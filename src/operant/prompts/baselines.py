@@ -38,7 +38,10 @@ DECAYS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
 
 
 class Vocabulary:
-    """The tokens that a search writes prompts of: those of a tokenizer that are text by themselves, or given words."""
+    """The tokens that a search writes prompts of: those of a tokenizer that are text by themselves, or given words.
+
+    Raises: OperantError for fewer than two.
+    """
 
     def __init__(self, tokenizer: Any = None, words: Sequence[str] = ()):
         """tokenizer: of the task model or of a policy. words: instead of it, joined by spaces."""
@@ -72,14 +75,21 @@ class Classification:
     """
 
     model: TaskModel
+    """What answers."""
     template: PromptTemplate
+    """What sentence and prompt are filled into."""
     words: tuple[str, ...]
+    """The word of each label."""
     train: Examples
+    """What prompts are chosen, and calibrations fitted, on."""
     test: Examples
+    """Held-out texts."""
     dev: Examples | None = None
+    """More held-out texts, whose accuracy is measured too."""
     measure: str = "gap"
     """By which a prompt is chosen (`measures.MEASURES`)."""
     calibrate: str = "none"
+    """One of `measures.CALIBRATIONS`."""
     lead: str = ""
     """Examples before every text."""
 
@@ -130,7 +140,9 @@ class Baseline:
     """What a baseline found: its prompt, what that cost, and how well it does."""
 
     name: str
+    """One of `NAMES`."""
     prompt: str
+    """What it chose; empty if its prompt is fixed."""
     calls: int
     """Prompts x texts that choosing it cost."""
     train: float
@@ -138,8 +150,11 @@ class Baseline:
     test: float
     """Accuracy on held-out texts."""
     dev: float | None = None
+    """Accuracy on more held-out texts, if there are any."""
     calibrate: str = "none"
+    """The calibration that was used throughout."""
     seed: int = 0
+    """Of its random numbers."""
     score: float | None = None
     """Its measure on training texts."""
     detail: dict[str, Any] = field(default_factory=dict)
@@ -167,7 +182,10 @@ def no_prompt(setting: Classification) -> Baseline:
 
 
 def manual(setting: Classification, prompts: Sequence[str] = MANUAL) -> Baseline:
-    """The best on training texts of prompts written by hand; a space joins them to a sentence that ends without one."""
+    """The best on training texts of prompts written by hand; a space joins them to a sentence that ends without one.
+
+    Raises: OperantError without a prompt.
+    """
     if not prompts:
         raise OperantError("manual: there is no prompt; give at least one")
     glued = " " if re.search(r"\S\{prompt\}", setting.template.text) else ""

@@ -15,8 +15,11 @@ class Examples:
     """
 
     name: str
+    """Of the set, by which its words are found (`prompts.sets`)."""
     texts: tuple[str, ...]
+    """What is classified."""
     labels: tuple[int, ...]
+    """The class of each text."""
 
     def __post_init__(self) -> None:
         if not self.texts or len(self.texts) != len(self.labels):

@@ -33,6 +33,7 @@ from operant.storage.hub import find_model
 from operant.types import OperantError, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
+"""How a task model is asked."""
 SENTINEL = "<extra_id_0>"
 """What stands for a mask in the text of a model of T5's kind, and begins its answer."""
 FLOOR = -30.0
@@ -49,7 +50,9 @@ class TaskModel:
     """What all task models have. `answer` is that of a kind."""
 
     name: str
+    """Its name in errors and notes."""
     kind: Kind
+    """How it is asked."""
     template: str
     """The template that it has unless another one is given."""
     notes: list[str]
@@ -129,7 +132,10 @@ class BlackBox(TaskModel):
             )
 
     def answer(self, template: PromptTemplate, pairs: list[tuple[str, str]], words: Sequence[str]) -> Tensor:
-        """float64 [N, C]: log-probs as the function tells them; of a text, 0 for its class and `FLOOR` for others."""
+        """float64 [N, C]: log-probs as the function tells them; of a text, 0 for its class and `FLOOR` for others.
+
+        Raises: OperantError for answers of another kind or number.
+        """
         answers = self.function([template.render(prompt, text) for prompt, text in pairs])
         if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(pairs):
             raise OperantError(
@@ -307,7 +313,10 @@ class TransformerTaskModel(TaskModel):
 
     @torch.inference_mode()
     def answer(self, template: PromptTemplate, pairs: list[tuple[str, str]], words: Sequence[str]) -> Tensor:
-        """float64 [N, C] log-probs over the whole vocabulary, of different pairs."""
+        """float64 [N, C] log-probs over the whole vocabulary, of different pairs.
+
+        Raises: OperantError for a text that is too long, and as `word_ids`.
+        """
         columns, rows = self.word_ids(words), self._rows(template, pairs)
         self._refuse_long(rows, pairs)
         if self._shares(template):
@@ -460,7 +469,10 @@ class TransformerTaskModel(TaskModel):
 
     @torch.inference_mode()
     def features(self, template: PromptTemplate, prompt: str, texts: Sequence[str]) -> Tensor:
-        """float64 [E, D] the state from which each answer is read: what enters the output head there."""
+        """float64 [E, D] the state from which each answer is read: what enters the output head there.
+
+        Raises: OperantError for a text that is too long.
+        """
         pairs = [(prompt, text) for text in texts]
         rows, caught = self._rows(template, pairs), list[Tensor]()
         self._refuse_long(rows, pairs)

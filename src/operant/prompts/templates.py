@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from operant.types import OperantError, shown
 
 SLOTS = ("sentence", "prompt", "mask")
+"""What may stand in braces."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class PromptTemplate:
     """
 
     text: str
+    """With each slot in braces."""
     lead: str = ""
     """Text before it all, in which braces mean nothing: examples for in-context learning."""
 

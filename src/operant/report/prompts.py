@@ -118,7 +118,12 @@ def lines(found: dict[str, Any]) -> list[str]:
     for one in [best, *([greedy] if greedy is not best else [])]:
         rows.append((repr(one["text"]), one["source"], calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 

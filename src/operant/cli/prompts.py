@@ -1,0 +1,161 @@
+"""`operant prompt`: show what a run of prompts has found, search without training, try prompts with other models."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.cli.play import aligned
+from operant.data import load_tasks
+from operant.data.sources import held_out_of
+from operant.options import convert
+from operant.prompts.baselines import MANUAL, Baseline, Classification, Vocabulary, chosen, compare
+from operant.prompts.examples import Examples, examples_of
+from operant.prompts.sets import set_named
+from operant.prompts.task_models import TaskModel, task_model
+from operant.prompts.templates import PromptTemplate
+from operant.report import prompts as kept
+from operant.runs.named_parts import form
+from operant.storage import atomic_io
+from operant.trackers.console import emit
+from operant.types import OperantError
+
+WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --task-model MODEL"
+
+
+def prompt(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
+    commands = {"show": show, "search": search, "transfer": transfer}
+    if not words or words[0] not in commands:
+        raise OperantError(f"operant prompt {' '.join(words)}: say what to do: {WHAT}")
+    return commands[words[0]](words[1:], options)
+
+
+def show(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Print the best prompt of a run, ready to paste, and the table on standard error."""
+    everything = bool(options.pop("json", False))
+    found = _found(words, options, "show")
+    if everything:
+        emit(json.dumps(found, ensure_ascii=False, indent=1), sys.stdout)
+        return 0
+    for line in kept.lines(found):
+        emit(line, sys.stderr)
+    best = found["prompts"][0]["text"]
+    print(f"\nin its template, {found['template']!r}:", file=sys.stderr)
+    emit(PromptTemplate(found["template"]).text.replace("{prompt}", best), sys.stdout)
+    return 0
+
+
+def search(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Compare prompts that no policy has written: none, manual ones, searches at equal calls, examples, a head."""
+    if words:
+        raise OperantError(f"operant prompt search takes options alone: leave {words[0]!r} out")
+    names = options.pop("baselines", None)
+    own = {
+        "calls": convert(options.pop("calls", 10_000), int, "calls"),
+        "length": convert(options.pop("length", 5), int, "length"),
+        "seeds": range(convert(options.pop("seeds", 1), int, "seeds")),
+    }
+    own["prompts"] = tuple(options.pop("manual", None) or MANUAL)
+    out, source = options.pop("out", None), options.pop("vocabulary", None)
+    setting = _setting(options)
+    own["vocabulary"] = None if source is None else Vocabulary(task_model(source).tokenizer)  # type: ignore[attr-defined]
+    rows = compare(setting, None if names is None else names.split(","), **own)
+    _print(rows, setting)
+    if out is not None:
+        text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
+        atomic_io.write(Path(out), text)
+    return 0
+
+
+def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Measure the best prompts of a run with other task models; the run's `prompts.json` keeps what comes out."""
+    names, count = options.pop("task_model", None), convert(options.pop("best", 3), int, "best")
+    held_out, device = options.pop("tasks", None), options.pop("device", None)
+    if names is None:
+        raise OperantError("operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
+    found = _found(words, options, "transfer")
+    examples = _examples(held_out or _tasks_of(Path(words[0])))
+    rows = []
+    for name in names.split(","):
+        model = task_model(name, None, device)
+        template = (
+            _template(None, model, examples) if name != found["task_model"] else PromptTemplate(found["template"])
+        )
+        setting = Classification(model, template, tuple(found["words"]), examples, examples)
+        for one in found["prompts"][:count]:
+            rows.append({"task_model": name, "prompt": one["text"], "test": chosen(setting, "", one["text"], 0).test})
+    again = {(row["task_model"], row["prompt"]) for row in rows}
+    old = [row for row in found.get("transfer", ()) if (row["task_model"], row["prompt"]) not in again]
+    found["transfer"] = old + rows
+    atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
+    table = [("prompt", "task model", f"accuracy ({len(examples)})")]
+    table += [(repr(row["prompt"]), row["task_model"], f"{row['test']:.3f}") for row in rows]
+    for line in aligned(table):
+        emit(line, sys.stdout)
+    return 0
+
+
+def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[str, Any]:
+    """What the one run among the words has found. Raises: OperantError for anything else."""
+    if len(words) != 1:
+        raise OperantError(f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
+    if options:
+        raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt {command} has no such option")
+    found = kept.read(Path(words[0]))
+    if found is None:
+        raise OperantError(
+            f"{words[0]} has no {kept.FILE}, which a run with the reward prompt and one set of texts writes at its "
+            "end; train one: operant train prompt"
+        )
+    return found
+
+
+def _tasks_of(folder: Path) -> str:
+    """The held-out tasks of a run."""
+    from operant.runs.folder import read_config
+
+    config = read_config(folder)
+    return str(config.get("evaluate") or config["tasks"])
+
+
+def _examples(source: str) -> Examples:
+    return examples_of(load_tasks(source, form=form("prompt", {}))[0])
+
+
+def _setting(options: dict[str, Any]) -> Classification:
+    """The task model and texts that the options name. Raises: OperantError for what is missing or unknown."""
+    source, name = options.pop("tasks", None), options.pop("task_model", None)
+    if source is None or name is None:
+        raise OperantError("operant prompt search needs --tasks FOLDER and --task-model MODEL")
+    held_out = options.pop("evaluate", None) or held_out_of(source)
+    known = {key: options.pop(key) for key in ("measure", "calibrate") if key in options}
+    words, template = options.pop("words", None), options.pop("template", None)
+    model = task_model(name, None, options.pop("device", None))
+    if options:
+        raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt search has no such option")
+    train = _examples(source)
+    published = set_named(train.name)
+    chosen_words = tuple(words.split(",")) if words else published.words if published else ()
+    if not chosen_words:
+        raise OperantError(f"{source!r} is no published set: name the words of its classes, --words terrible,great")
+    test = train if held_out is None else _examples(held_out)
+    return Classification(model, _template(template, model, train), chosen_words, train, test, **known)
+
+
+def _template(given: str | None, model: TaskModel, examples: Examples) -> PromptTemplate:
+    """The given template, or that of the published set or of the model."""
+    published = set_named(examples.name)
+    masked = "{mask}" in model.template
+    default = (published.masked if masked else published.causal) if published else model.template
+    return PromptTemplate(given or default)
+
+
+def _print(rows: Sequence[Baseline], setting: Classification) -> None:
+    cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]
+    for row in rows:
+        prompt, name, *rest = kept.row_of(row)
+        cells.append((prompt, name, str(row.seed), *rest))
+    for line in aligned(cells):
+        emit(line, sys.stdout)
