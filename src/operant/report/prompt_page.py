@@ -112,7 +112,7 @@ def outcome(found: Mapping[str, Any]) -> dict[str, Any]:
     template = PromptTemplate(found["template"])
     rows = [
         {
-            "from": one["source"] + (f", after step {one['step']}" if one["source"] == "greedy" else ""),
+            "from": source(one),
             **{name: one[name] for name in ("text", "train", "test", "confusion")},
             "score": short(one["score"]),
             "calls": found["calls"],
@@ -123,6 +123,12 @@ def outcome(found: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
     kept = {name: found[name] for name in kept if name in found}
     return kept | {"rows": rows + [baseline(Baseline(**row), template) for row in found["baselines"]]}
+
+
+def source(one: Mapping[str, Any]) -> str:
+    """Where a prompt is from. Weights after step n write the replies of step n + 1."""
+    after = one["step"]
+    return f"{one['source']}, " + (f"after step {after}" if one["source"] == "greedy" else f"step {after + 1}")
 
 
 def baseline(row: Baseline, template: PromptTemplate) -> dict[str, Any]:
