@@ -1,9 +1,9 @@
 """Selects what the page of a run shows of its prompts: those found in the end, and those of every step.
 
-    data = embedded("runs/prompt")
-    data["found"]     rows of prompts and baselines, from `prompts.json`; None before the run has ended
-    data["steps"]     {"step": [1, ...], "best": [...], "mean": [...], "text": [...]}, from the rollouts
-    data["tokens"]    the most frequent ones of the first steps and of the last ones
+data = embedded("runs/prompt")
+data["found"]     rows of prompts and baselines, from `prompts.json`; None before the run has ended
+data["steps"]     {"step": [1, ...], "best": [...], "mean": [...], "text": [...]}, from the rollouts
+data["tokens"]    the most frequent ones of the first steps and of the last ones
 """
 
 from collections import Counter
