@@ -69,7 +69,7 @@ def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cel
     assert "newest replies" in last and "12 steps" in unescape(re.sub("<[^>]+>", "", last))
 
 
-TABLE = ["prompt   from    calls  train (4)  held-out (2)", "' a<b'   greedy  1,234  0.750      0.500"]
+TABLE = ["prompt  from    calls  train (4)  held-out (2)", "' a<b'  greedy  1,234  0.750      0.500"]
 
 
 def test_a_run_of_prompts_ends_with_their_table(tmp_path, capsys):
