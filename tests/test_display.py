@@ -1,14 +1,15 @@
 """What `train` shows from Python: the command line's lines in a terminal, a live chart in a notebook, or nothing."""
 
+import json
 import re
 import sys
-from html import unescape
+from html import escape, unescape
 from types import SimpleNamespace
 
 import pytest
 from toys import letters, lm
 
-from operant import steps, train
+from operant import Observer, steps, train
 from operant.trackers import notebook
 from operant.trackers.notebook import Chart, in_notebook
 
@@ -33,6 +34,17 @@ def test_python_shows_what_the_command_line_shows_unless_it_is_quiet(tmp_path, c
     assert "IPython" not in sys.modules or not in_notebook()
 
 
+class Finds(Observer):
+    """Writes what a run of prompts has found."""
+
+    def at_end(self, run):
+        texts = {"train": 4, "test": 2, "held_out": True}
+        best = {"text": " a<b", "source": "greedy", "train": 0.75, "test": 0.5}
+        (run.path / "prompts.json").write_text(
+            json.dumps({"texts": texts, "calls": 1234, "prompts": [best], "baselines": []}), encoding="utf-8"
+        )
+
+
 @pytest.fixture
 def cell(monkeypatch):
     """Stand in for IPython with a kernel; the list of what its cell has shown."""
@@ -55,6 +67,20 @@ def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cel
     assert capsys.readouterr().out == "" and len(cell) >= 3
     assert "step 12/12" in last and last.count("<svg") == 2 and 'href="runs/a/report.html"' in last
     assert "newest replies" in last and "12 steps" in unescape(re.sub("<[^>]+>", "", last))
+
+
+TABLE = ["prompt  from    calls  train (4)  held-out (2)", "' a<b'  greedy  1,234  0.750      0.500"]
+
+
+def test_a_run_of_prompts_ends_with_their_table(tmp_path, capsys):
+    train(**given(tmp_path / "a"), observers=[Finds()])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index(TABLE[0]) + 1] == TABLE[1]
+
+
+def test_a_notebook_shows_the_table_of_prompts(tmp_path, cell):
+    train(**given(tmp_path / "a"), observers=[Finds()])
+    assert f"<pre>{escape(chr(10).join(TABLE))}</pre>" in cell[-1]["text/html"]
 
 
 def test_the_curve_is_the_metric(monkeypatch, cell):

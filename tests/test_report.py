@@ -427,7 +427,7 @@ COLOURS = """() => [...document.querySelectorAll("figure.chart:has(canvas)")].ma
 """The solid colours on every chart."""
 EXPECTED = """
 reward-mean reward-kl_penalty reward-return heat-reward held-out evaluate-bleu evaluate-chrf evaluate-distinct
-evaluate-exact_match against-kl kl-per_reply heat-kl_per_reply kl-coef logprobs
+evaluate-exact_match against-kl soft-q soft-v soft-a kl-per_reply heat-kl_per_reply kl-coef logprobs
 heat-logprobs heat-ref_logprobs policy-entropy policy-clip_fraction ratio policy-approx_kl value-explained_variance
 value-loss rollout-reply_tokens heat-reply_tokens ends text-empty text-top_word text-distinct_1 text-distinct_2
 text-repeated text-exclamations text-emojis text-non_letters grad-norm blocks-gradient blocks-update blocks-weight
@@ -480,7 +480,7 @@ UNFOLD = "document.querySelectorAll('details').forEach((it) => (it.open = true))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
-        assert page.locator("section > details[open]").count() == (0 if size == PHONE else 12)
+        assert page.locator("section > details[open]").count() == (0 if size == PHONE else 14)
         for _ in range(2):
             assert overflows(page) == []
             assert low_contrast(page) == []

@@ -9,7 +9,7 @@ from typing import Any
 from operant.diagnosis import diagnose, read_history, verdict
 from operant.diagnosis.history import Finding, percent
 from operant.metrics.games import game_of
-from operant.report import parquet
+from operant.report import parquet, prompts
 from operant.runs.config import describe
 from operant.trackers.console import Console, before_after, plain
 from operant.trackers.notebook import Chart, in_notebook, link
@@ -42,6 +42,8 @@ class ConsoleDisplay(Console):
             before_after(samples(run.path))
         for line in held_out(run):
             print(line)
+        for line in best_prompts(run):
+            print(plain(line))
         print_diagnosis(run.path)
         before, use = getattr(run.policy, "as_reward", None), f"try the model: operant generate {run.path}"
         use = use if before is None else f"train against it: --reward {before}{run.path}"
@@ -60,6 +62,7 @@ class ChartDisplay(Chart):
         """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
         sentence, findings = diagnosis(run.path)
         lines = [_stopped(run)] if run.interrupted else held_out(run)
+        found = "\n".join(best_prompts(run))
         items = "".join(
             f"<li>{escape(finding.level)}: {escape(finding.message)}<br>cause: {escape(finding.cause)}"
             f"<br>remedy: {escape(finding.remedy)}</li>"
@@ -67,6 +70,7 @@ class ChartDisplay(Chart):
         )
         self.after = (
             f"<div><b>{escape(sentence)}</b></div>{''.join(f'<div>{escape(line)}</div>' for line in lines)}"
+            f"{found and f'<pre>{escape(found)}</pre>'}"
             f"{items and f'<ul>{items}</ul>'}<div>report: {link(run.folder.report)}</div>"
         )
         self.draw()
@@ -124,6 +128,12 @@ def held_out(run: Any) -> list[str]:
         count, replies = len(run.parts.held_out), "tasks"
     lines += [f"{n} on {count} held-out {replies}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first]
     return lines
+
+
+def best_prompts(run: Any) -> list[str]:
+    """The table of the prompts that a run found, beside baselines; empty for a run that has not ended with one."""
+    found = None if run.interrupted else prompts.read(run.path)
+    return [] if found is None else prompts.lines(found)
 
 
 def diagnosis(path: Path) -> tuple[str, list[Finding]]:

@@ -85,10 +85,15 @@ def tokens(path: Path, rows: Sequence[int]) -> list[dict[str, list | None]]:
     ]
 
 
+def names(path: Path) -> list[str]:
+    """Return the names of a file's columns. Raises as `lines`."""
+    with _opened(path) as file:
+        return file.schema_arrow.names
+
+
 def has_games(path: Path) -> bool:
     """Whether a file has transcripts of games. Raises as `lines`."""
-    with _opened(path) as file:
-        return "game" in file.schema_arrow.names
+    return "game" in names(path)
 
 
 def games(path: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@
 `prompts`    the best ones of training, measured again on all training texts, and the final greedy one: text, ids,
              source, step, train and test accuracy, score, and confusion [labels][answers] on the held-out texts
 `baselines`  no prompt, a manual one, and random search at as many calls as training took
+`transfer`   only where it was measured: task_model, prompt and test accuracy of each pair
 """
 
 import json
@@ -131,5 +132,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def row_of(row: Baseline) -> tuple[str, str, str, str, str]:
     """The cells of a baseline."""
-    name = row.name if row.calibrate == "none" else f"{row.name}, {row.calibrate} calibration"
-    return repr(row.prompt), name, f"{row.calls:,}", f"{row.train:.3f}", f"{row.test:.3f}"
+    return repr(row.prompt), name_of(row), f"{row.calls:,}", f"{row.train:.3f}", f"{row.test:.3f}"
+
+
+def name_of(row: Baseline) -> str:
+    """The name of a baseline with its calibration."""
+    return row.name if row.calibrate == "none" else f"{row.name}, {row.calibrate} calibration"

@@ -17,7 +17,7 @@ from operant.diagnosis import History, diagnose, read_history, verdict
 from operant.diagnosis.history import RECENT
 from operant.diagnosis.progress import progress
 from operant.metrics.registry import CHOSEN, METRICS, describe
-from operant.report import games, html
+from operant.report import games, html, prompt_page
 from operant.report.cycle import cycle
 from operant.report.downsample import Heatmaps, curves, short, steps_per_interval
 from operant.report.parquet import reading_run
@@ -34,9 +34,10 @@ SCRIPTS = (
     "rooms.js",
     "games.js",
     "labels.js",
+    "prompts.js",
     "app.js",
 )
-STYLES = ("style.css", "replies.css", "games.css", "labels.css")
+STYLES = ("style.css", "replies.css", "games.css", "labels.css", "prompts.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _CONTROLLERS = ("adaptive", "per_token")
 """Values of `kl.control` that steer KL towards `kl.target`."""
@@ -93,6 +94,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "curves": _with_first_probe(curves(in_reward_units(history)), found_probes),
         "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
         "labels": history.evaluation.get("labels"),
+        "prompts": prompt_page.embedded(folder),
         "steps_per_interval": steps_per_interval(len(metrics)),
         "histograms": {name: found for name in _HISTOGRAMS if (found := heatmaps.histogram(name))},
         "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},

@@ -307,6 +307,7 @@
     overview();
     for (const it of Figures.SECTIONS) section(it, figures[it.id]);
     labels();
+    prompts();
     details();
     for (const link of document.querySelectorAll("nav a[href]"))
       link.hidden = $(link.getAttribute("href"))?.hidden ?? true;
@@ -358,6 +359,16 @@
     const host = $("#labels");
     host.hidden = !data.labels;
     if (data.labels) Labels.show(host.querySelector(".labels") ?? host.firstChild.appendChild(make("div", { class: "labels" })), data.labels);
+  }
+
+  /** The tables of the section, above its charts. */
+  function prompts() {
+    const host = $("#prompts");
+    host.hidden = !data.prompts;
+    if (!data.prompts) return;
+    const known = host.querySelector(".prompts") ?? make("div", { class: "prompts" });
+    if (!known.isConnected) host.querySelector("summary").after(known);
+    Prompts.show(known, data.prompts, make);
   }
 
   async function poll() {

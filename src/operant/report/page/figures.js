@@ -93,11 +93,13 @@ const Figures = (() => {
 
   // --- the figures of each section ----------------------------------------------------------------------------------
 
-  const MAKERS = { games, supervised, reward, distance, update, lengths, gradients, parts, time };
+  const MAKERS = { prompts, games, supervised, reward, "soft-q": softQ, distance, update, lengths, gradients, parts, time };
   const SECTIONS = [
+    { id: "prompts", title: "Prompts", short: "Prompts", about: "the best that were written, and what the task model makes of them" },
     { id: "games", title: "Games", short: "Games", about: "how often they are won, how soon, and what is understood" },
     { id: "supervised", title: "Loss", short: "Loss", about: "how well the policy predicts the given replies" },
     { id: "reward", title: "Reward", short: "Reward", about: "what the replies earn, and what is left of it" },
+    { id: "soft-q", title: "Soft Q-learning", short: "Soft Q", about: "what the policy takes its tokens and states to be worth" },
     { id: "distance", title: "Distance from the reference", short: "Distance", about: "how far the policy has moved" },
     { id: "update", title: "Update", short: "Update", about: "how much each step changes, and what the critic knows" },
     { id: "lengths", title: "Lengths and text", short: "Text", about: "how long the replies are, and their words" },
@@ -105,6 +107,47 @@ const Figures = (() => {
     { id: "parts", title: "Parts of the reward", short: "Parts", about: "the scores that the reward is made of" },
     { id: "time", title: "Time and memory", short: "Time", about: "where the seconds go" },
   ];
+
+  function prompts() {
+    const found = data.prompts?.steps;
+    if (!found) return [];
+    const { step: x, of, best, mean } = found;
+    const so = []; // the place of the best prompt until each step
+    best.forEach((score, i) => so.push(score !== null && (i === 0 || so[i - 1] === null || score > best[so[i - 1]]) ? i : (so[i - 1] ?? null)));
+    const some = x.length < of ? ` ${number(x.length)} of ${number(of)} steps are drawn.` : "";
+    return [
+      lines(
+        "prompt-scores",
+        "Scores of the prompts",
+        [
+          { label: "best so far", colour: "--blue", x, values: so.map((at) => (at === null ? null : best[at])) },
+          { label: "best of the step", colour: "--green", x, values: best, points: true },
+          { label: "mean of the step", colour: "--orange", x, values: mean },
+        ],
+        { metrics: [], unit: "score", height: 240, about: Prompts.said(found, so),
+          caption: "Point at a step to read its best prompt. Where a step scores prompts on a few texts, the best of many is flattered by them; " +
+            `the accuracies on all texts count. Healthy: the mean rises towards the best.${some}` },
+      ),
+    ];
+  }
+
+  /** Q, V and A = Q - V of the tokens taken, each with that of the copy that the targets come from. */
+  function softQ() {
+    const pair = (letter, title, caption, more = {}) =>
+      lines(
+        `soft-${letter}`,
+        title,
+        [series(`soft_q/${letter}`, "policy", "--blue", { spread: null }), series(`soft_q/target_${letter}`, "its copy", "--orange", { spread: null, dash: [5, 4] })],
+        { metrics: [`soft_q/${letter}`, `soft_q/target_${letter}`], caption, ...more },
+      );
+    const start = curve("soft_q/a")?.values.find((v) => v !== null);
+    return [
+      pair("q", "Q of the tokens taken", "The logits of the tokens that were taken. Healthy: near the copy's, and levels off; the scores that are trained on set its size."),
+      pair("v", "V of the states", "The logsumexp of all logits before each token. Healthy: V of the policy near that of its copy, which follows it slowly. Where they part, the learning rate is too high or the copy too slow."),
+      pair("a", "A = Q − V of the tokens taken", "The log-prob of the tokens that were taken, over the whole vocabulary. Healthy: from −log of its size upwards, which is where a uniform policy starts " +
+        `(${number(start)} at the first step). At 0 the policy has settled on one prompt; a fall below the start makes its own tokens unlikely.`, { include: [0] }),
+    ];
+  }
 
   function games() {
     const held = (name) => {
