@@ -47,12 +47,9 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def texts(path: Path) -> list[tuple[str, int]]:
-    """The rows of a table with a text and a label."""
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
-        if ".jsonl" in path.name:
-            return [(row.get("sentence") or row["text"], int(row["label"])) for row in map(json.loads, file)]
-        return [(row["sentence"], int(row["label"])) for row in csv.DictReader(file, delimiter="\t")]
+    """The texts and labels of a file of SST-2."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [(row["text"], int(row["label"])) for row in map(json.loads, file)]
 
 
 def write_split(data: Path, seed: int, held_out: int, labels: str = "") -> Path:

@@ -626,6 +626,62 @@ def right(row: dict[str, Any]) -> list[int]:
     return row["evaluation"]["sampled"]["right"]
 
 
+WROTE = {
+    "soft_q": "learnt, `soft_q`",
+    "grpo": "learnt, `grpo`",
+    "reinforce": "learnt, `reinforce`",
+    "ppo": "learnt, `ppo`",
+    "halving+mean": "successive halving",
+    "random+mean": "random search",
+    "greedy+mean": "greedy search",
+    "manual+mean": "six prompts by hand",
+    "in-context+mean": "examples in the prompt",
+    "none+mean": "no prompt",
+    "head": "a linear head on the model's features",
+    "soft_q, shuffled": "`soft_q`, shuffled labels",
+    "halving+mean, shuffled": "successive halving, shuffled labels",
+}
+
+
+def prompts() -> str:
+    """One row per way of finding a prompt, over its seeds."""
+    results: Any = _read("prompts.json")
+    if not results:
+        return NOTHING
+    table = "| prompt by | seeds | calls | training texts | held-out texts | best prompt of the first seed |\n"
+    table += "|---|---|---|---|---|---|\n"
+    for name, title in WROTE.items():
+        own = [row for row in results["rows"] if row["name"] == name]
+        if own:
+            cells = [str(len(own)), f"{own[0]['calls']:,}", _each(own, "train", digits=3), _each(own, "test", digits=3)]
+            text = own[0]["prompt"].replace("|", r"\|").replace("`", "'") if len(own[0]["prompt"]) < 80 else "(long)"
+            table += f"| {title} | {' | '.join(cells)} | {f'`{text}`' if text.strip() else ''} |\n"
+    return f"{table}\nThe standard error of an accuracy is at most 0.018. Made by `{results['command']}`.\n"
+
+
+def dialog() -> str:
+    """The accuracy of the classifier of topics, and PPO and its control before and after."""
+    results: Any = _read("dialog-intents.json")
+    if not results:
+        return NOTHING
+    (known,) = (row for row in results["rows"] if row["player"] == "classifier")
+    table = "| paid for | seeds | topic right, before | after | ROUGE-1, before | after | KL a reply |\n"
+    table += "|---|---|---|---|---|---|---|\n"
+    for player, title in (("ppo", "topic and ROUGE"), ("shuffled", "those of other replies")):
+        own = [row for row in results["rows"] if row["player"] == player]
+        cells = [
+            _each([row[when] for row in own], name, digits=digits)
+            for name, digits in (("intent", 3), ("rouge/rouge1", 3))
+            for when in ("before", "after")
+        ]
+        table += f"| {title} | {len(own)} | {' | '.join(cells)} | {_each([row['after'] for row in own], 'kl')} |\n"
+    return (
+        f"The classifier finds the topic of {100 * known['accuracy']:.0f} % of {known['utterances']:,} held-out "
+        f"utterances (the most frequent is {100 * known['majority']:.0f} %).\n\n{table}\n"
+        f"Made by `{results['command']}`.\n"
+    )
+
+
 def _each(rows: list[dict[str, float]], key: str, times: float = 1, digits: int = 1) -> str:
     """A number of each seed."""
     return ", ".join(f"{round(times * row[key], digits) + 0:.{digits}f}" for row in rows)

@@ -116,7 +116,7 @@ def attach(model: Any, mlp: OutputMlp, base: str | None = None) -> Any:
     model.requires_grad_(False)
     mlp.base = base
     head.output_mlp = mlp.to(device=head.weight.device, dtype=head.weight.dtype).requires_grad_(True)
-    head.forward = MethodType(_through_mlp, head)
+    head.forward = MethodType(through_mlp, head)
     return model
 
 
@@ -126,7 +126,7 @@ def detach(model: Any) -> None:
     del head.output_mlp, head.forward
 
 
-def _through_mlp(head: Any, states: Tensor) -> Tensor:
+def through_mlp(head: Any, states: Tensor) -> Tensor:
     """[N, V] the logits of states [N, D]."""
     logits = type(head).forward(head, head.output_mlp(states))
     return logits + head.output_mlp.logit_bias if head.output_mlp.logit_bias else logits
