@@ -21,7 +21,7 @@ from operant.types import Turn
 STEPS = 20
 FOLDER = Path(__file__).parent / "golden"
 ALGORITHMS = ("ppo", "grpo", "rloo", "gigpo", "rejection", "sft", "distill", "decision", "ilql")
-ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce", "coderl")
+ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce", "coderl", "soft_q")
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
 """The architecture and the algorithm of each file."""
@@ -63,12 +63,14 @@ MORE = {
     "dpo": {"loss.label_smoothing": 0.1, "loss.beta": 0.5},
     "online-dpo": {"loss.kind": "ipo", "loss.beta": 0.3},
     "kto": {"loss.bad_weight": 0.7},
+    "soft_q": {"loss.forward_share": 0.4, "target.rate": 0.2, "advantage.standardise": "step"},
     "ilql": {"value.layers": 1, "value.init": "normal", "advantage.gamma": 0.9, "loss.awac_beta": 0.5},
 }
 METRICS = """loss/total policy/loss policy/entropy policy/approx_kl policy/ratio_max policy/ratio_std
 policy/allowed_tokens trust/kl trust/improvement
 policy/clip_fraction policy/advantage_std value/loss value/mean value/prediction value/explained_variance
 returns/mean returns/std supervised/loss preference/loss preference/margin distill/divergence ilql/q ilql/value_loss
+soft_q/a soft_q/v soft_q/target_v
 kl/per_reply kl/per_token kl/k3 kl/paid kl/in_loss kl/coef
 given/loss reward/mean reward/scaled_mean reward/return rollout/logprob_mean rollout/ref_logprob_mean
 rollout/reply_tokens select/threshold select/score update/grad_norm update/grad_norm_clipped

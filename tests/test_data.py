@@ -270,7 +270,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (["", " "], {}, "none of 2 rows passes the filters .* is empty everywhere"),
         ({"text": "x"}, {}, "a dict is not a source"),
         (lambda: None, {}, "returned a NoneType"),
-        ("builtin:opening", {}, "built-in: builtin:chat, builtin:keywords, builtin:openings, each"),
+        ("builtin:opening", {}, "built-in: builtin:chat, builtin:keywords, builtin:openings, builtin:opinions, each"),
         ("builtin:openings/test", {}, "each with /train and /held-out"),
         (["x"], {"query_tokens": "2-8"}, "needs a tokenizer"),
     ],

@@ -38,10 +38,11 @@ class Finds(Observer):
     """Writes what a run of prompts has found."""
 
     def at_end(self, run):
-        texts = {"train": 4, "test": 2, "held_out": True}
+        texts = {"train": 4, "test": 2, "of": "mine/test"}
+        known = {"task_model": "./gpt2", "measure": "gap", "set": "mine/train"}
         best = {"text": " a<b", "source": "greedy", "train": 0.75, "test": 0.5}
         (run.path / "prompts.json").write_text(
-            json.dumps({"texts": texts, "calls": 1234, "prompts": [best], "baselines": []}), encoding="utf-8"
+            json.dumps({"texts": texts, "calls": 1234, "prompts": [best], "baselines": []} | known), encoding="utf-8"
         )
 
 
@@ -69,6 +70,7 @@ def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cel
     assert "newest replies" in last and "12 steps" in unescape(re.sub("<[^>]+>", "", last))
 
 
+ABOUT = "prompts for ./gpt2, chosen by gap on 4 texts of mine/train; held-out: mine/test"
 TABLE = ["prompt  from    calls  train (4)  held-out (2)", "' a<b'  greedy  1,234  0.750      0.500"]
 
 
@@ -80,7 +82,7 @@ def test_a_run_of_prompts_ends_with_their_table(tmp_path, capsys):
 
 def test_a_notebook_shows_the_table_of_prompts(tmp_path, cell):
     train(**given(tmp_path / "a"), observers=[Finds()])
-    assert f"<pre>{escape(chr(10).join(TABLE))}</pre>" in cell[-1]["text/html"]
+    assert f"<pre>{escape(chr(10).join([ABOUT, *TABLE]))}</pre>" in cell[-1]["text/html"]
 
 
 def test_the_curve_is_the_metric(monkeypatch, cell):

@@ -173,7 +173,7 @@ def test_a_mask_by_the_policy_itself_keeps_no_copy():
     ("options", "says"),
     [
         ({"top_p": 1.0}, r"sampling.top_p=1 with algorithm=nlpo.*mask does nothing"),
-        ({"mask.by": "reference"}, "mask.by='reference': it must be copy or policy"),
+        ({"mask.by": "reference"}, "mask.by='reference': it must be copy, policy or model"),
         ({"mask.every": -1}, "mask.every=-1: it must be a number of steps"),
         ({"top_p_least": 0}, "sampling.top_p_least=0: it must be at least 1 token"),
         ({"algorithm": "ppo", "mask.every": 3}, r"'?mask.every'?.*algorithm=ppo: it belongs to nlpo"),

@@ -274,6 +274,7 @@ def test_the_name_has_its_options():
     made = factory("prompt:./roberta")
     assert made is not None
     assert set(defaults(made)) == {
+        *("model", "compare"),
         *("template", "words", "kind", "measure", "calibrate", "examples", "seed", "prompt_tokens", "batch_tokens"),
         *("share", "cache_gb", "keep", "device"),
     }

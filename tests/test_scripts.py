@@ -67,6 +67,7 @@ RUN = {
     "benchmarks/programs.py": [*"--only grpo --seeds 1 --minutes 0.01 --quick".split()],
     "benchmarks/commongen.py": [*"--kinds ppo --seeds 1 --minutes 0.01 --sentences 2 --quick".split()],
     "benchmarks/dialog_intents.py": ["--data", "{data}/dialogues.jsonl.gz", "--seeds", "1", "--quick"],
+    "benchmarks/prompts.py": ["--data", "{data}", *"--steps 2 --held-out 8 --seeds 1 --only soft_q;none+mean".split()],
     "benchmarks/seed_demo.py": ["--data", "{data}", "--quick"],
     "benchmarks/extract.py": ["--data", "{data}", *"--quick --seeds 1 --kinds ppo --at-once 1".split()],
     "benchmarks/kl_samples.py": ["--quick"],
@@ -116,6 +117,9 @@ def place(tmp_path_factory):
     for split in ("train", "test"):
         lines = [{"text": " ".join(chance.choices(words, k=40 + i % 30)), "label": i % 2} for i in range(80)]
         with gzip.open(place / "reviews" / f"imdb_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(json.dumps(line) for line in lines))
+        with gzip.open(place / "reviews" / f"sst2_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+            lines = [{"text": " ".join(chance.choices(words, k=8)), "label": i % 2} for i in range(300)]
             file.write("\n".join(json.dumps(line) for line in lines))
         with gzip.open(place / "reviews" / f"scitldr_a_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
             told = [" ".join(chance.choices(words, k=8)) for _ in range(80)]

@@ -400,7 +400,7 @@ def test_models_that_cannot_have_one_are_refused():
     with pytest.raises(OperantError, match="an existing Policy"):
         load_policy(Policy(lm("gpt2"), modes=Modes()), soft=soft)
     once = soft_policy("gpt2")
-    with pytest.raises(OperantError, match="already has an adapter or soft prompt"):
+    with pytest.raises(OperantError, match="already has an adapter, soft prompt or MLP"):
         load_policy(once.model, soft=soft)
     with pytest.raises(OperantError, match="train_layers=1 with a soft prompt"):
         Policy(once.model, options=ModelOptions(train_layers=1))

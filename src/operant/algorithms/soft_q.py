@@ -81,6 +81,7 @@ ALGORITHM = Algorithm(
 
 PRESETS: dict[str, dict[str, object]] = {
     "rlprompt": {
+        "algorithm": "soft_q",
         "output_mlp.width": 2048,
         "reference": None,
         "target.rate": 0.001,
@@ -89,6 +90,6 @@ PRESETS: dict[str, dict[str, object]] = {
         "sampling.truncation": "stored",
         "loss.forward_share": 1.0,
         "advantage.standardise": "step",
-        "advantage.shape": (0.0, 1.0, 0.0, 5.0),
+        "advantage.shape": [0.0, 1.0, 0.0, 5.0],
     },
 }

@@ -52,7 +52,7 @@ class PromptReward:
 
     def __init__(
         self,
-        model: Any,
+        model: Any = None,
         *,
         template: str | None = None,
         words: tuple[str, ...] | None = None,
@@ -69,6 +69,8 @@ class PromptReward:
         compare: tuple[str, ...] = ("none", "manual", "random"),
         device: str | None = None,
     ):
+        if model is None:
+            raise OperantError("reward prompt needs a task model that answers the prompts: prompt:./roberta")
         for option, value, allowed in (
             ("measure", measure, get_args(Measure)),
             ("calibrate", calibrate, get_args(Calibration)),

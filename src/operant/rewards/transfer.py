@@ -142,7 +142,7 @@ class StyleTransfer:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
-        """The judgement of the prompt in each last reply."""
+        """The judgement of the prompt in each last reply. Raises: OperantError as `source_of`."""
         asked = [(rollout.reply, source_of(rollout.task)) for rollout in rollouts]
         return [
             Judgement(
