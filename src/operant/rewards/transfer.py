@@ -20,6 +20,8 @@ from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.perplexity import Perplexity
 from operant.types import Judgement, OperantError, Rollout, Task, shown
 
+__all__ = ["TransferQuality"]  # the reward is exported by operant.rewards
+
 PAIRS = 500
 """Most pairs of sentences that `baseline=None` measures."""
 
