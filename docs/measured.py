@@ -583,8 +583,8 @@ def programs() -> str:
     rows = {(row["method"], row["seed"]): row for row in results["rows"]}
     table = "| trained by | seeds | pass@1 | less cross-entropy's | pass@4 | pass@1, greedy | failed test | error |"
     table += " tokens | replies |\n" + "|---" * 10 + "|\n"
-    for name in (name for name in PROGRAMS if any(method == name for method, _ in rows)):
-        own = {seed: row for (method, seed), row in rows.items() if method == name}
+    for name in (name for name in PROGRAMS if any(method == name and seed for method, seed in rows)):
+        own = {seed: row for (method, seed), row in rows.items() if method == name and seed}  # 0: the critic itself
         trained = name not in ("start", "sft", "sft-fresh")
         found = [row["evaluation"]["sampled"] for row in own.values()]
         gains = [
