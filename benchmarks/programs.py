@@ -8,7 +8,7 @@ this start was measured:
 - Problems: levels 2 and 3 of `operant.programs.generated`; those of training have another seed than the start's, and
   the 400 held-out ones have compositions of operations that training never has. The reward is `tests`.
 - Every method gets `--minutes` of processor time, the programs' own included. `ppo`, `grpo` and `reinforce` are paid 1
-  for a program that passes all tests. `critic`, `critic-group` and `critic-difference` are `reinforce`, paid token by
+  for a program that passes all tests. `critic-coderl`, `critic-group` and `critic-difference` are `reinforce`, paid token by
   token by a critic that has learnt offline from 4,000 samples of the start: CodeRL's return, and its corrected forms.
   `coderl` has the start's references as tasks, as CodeRL has, and mixes cross-entropy on them into each step.
 - Controls: `sft`, cross-entropy that continues for the same time on the start's references; `shuffled`, `grpo` whose
@@ -59,7 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "samples": 8, **PASSED},
     "ppo": {"algorithm": "ppo", "samples": 4, "kl.coef": 0.02, "epochs": 2, "minibatch": 32, **PASSED},
     "reinforce": {"algorithm": "reinforce", "samples": 4, "kl.coef": 0.0, **PASSED},
-    "critic": {"algorithm": "reinforce", **BY_CRITIC},
+    "critic-coderl": {"algorithm": "reinforce", **BY_CRITIC},
     "critic-group": {"algorithm": "reinforce", **BY_CRITIC, "reward.returns": "group"},
     "critic-difference": {"algorithm": "reinforce", **BY_CRITIC, "reward.returns": "difference"},
     "coderl": {**KNOWN, "algorithm": "coderl", "reward": f"critic:{CRITIC}/export", "lr": 1e-4, "samples": 1},

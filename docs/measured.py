@@ -567,7 +567,7 @@ PROGRAMS = {
     "grpo": "`grpo`",
     "ppo": "`ppo`",
     "reinforce": "`reinforce`",
-    "critic": "`reinforce`, CodeRL's return",
+    "critic-coderl": "`reinforce`, CodeRL's return",
     "critic-group": "`reinforce`, return relative to the group",
     "critic-difference": "`reinforce`, differences of the critic",
     "coderl": "`coderl`, on the start's references",
