@@ -8,9 +8,10 @@ this start was measured:
 - Problems: levels 2 and 3 of `operant.programs.generated`; those of training have another seed than the start's, and
   the 400 held-out ones have compositions of operations that training never has. The reward is `tests`.
 - Every method gets `--minutes` of processor time, the programs' own included. `ppo`, `grpo` and `reinforce` are paid 1
-  for a program that passes all tests. `critic-coderl`, `critic-group` and `critic-difference` are `reinforce`, paid token by
-  token by a critic that has learnt offline from 4,000 samples of the start: CodeRL's return, and its corrected forms.
-  `coderl` has the start's references as tasks, as CodeRL has, and mixes cross-entropy on them into each step.
+  for a program that passes all tests. `critic-coderl`, `critic-group` and `critic-difference` are `reinforce`, paid
+  token by token by a critic that has learnt offline from 4,000 samples of the start: CodeRL's return, and its
+  corrected forms. `coderl` has the start's references as tasks, as CodeRL has, and mixes cross-entropy on them into
+  each step.
 - Controls: `sft`, cross-entropy that continues for the same time on the start's references; `shuffled`, `grpo` whose
   scores are those of other programs; and `sft-fresh`, cross-entropy on 20,000 new references, which the others do not
   have: what a teacher would be worth.

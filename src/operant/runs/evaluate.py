@@ -69,7 +69,10 @@ class EvaluationOptions:
             raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
         if "num_beams" in (self.sampling or {}):
             raise OperantError("evaluation.sampling has num_beams: give --evaluation.beams N instead")
-        from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
+        try:
+            from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
+        except OperantError as error:
+            raise OperantError(f"evaluation.sampling: {error}") from error
         if self.beams < 1:
             raise OperantError(f"evaluation.beams={self.beams}: it must be at least 1, which draws the replies")
         if self.beams > 1:
