@@ -73,7 +73,14 @@ def learnt(method: str, folder: Path, seed: int, steps: int) -> list[dict[str, A
     """The best prompt of a run, and its curve."""
     begin, out = spent(), RUNS / f"{method}-{folder.name}"
     options = {"algorithm": method, "lr": RATES[method], "steps": steps, "seed": seed, "threads": "1", "quiet": True}
-    options |= {"reward.calibrate": "mean", "reward.compare": ("none",), "probes": 0, "out": out, **OWN[method]}
+    options |= {
+        "reward.calibrate": "mean",
+        "reward.compare": ("none",),
+        "reward.template": "{sentence}{prompt}",
+        "probes": 0,
+        "out": out,
+        **OWN[method],
+    }
     run = train(tasks=str(folder), recipe="prompt", **options)
     found = json.loads((run.path / "prompts.json").read_text(encoding="utf-8"))
     best, scores = found["prompts"][0], [m.get("reward/mean") for m in run.metrics]

@@ -74,7 +74,7 @@ def check(mlp: OutputMlpOptions, lora: adapters.LoraOptions, soft: Any, options:
     if mlp.on and (lora.on or soft.on or lora.quantise != "none"):
         raise OperantError(
             f"output_mlp.width={mlp.width} with lora.* or soft_prompt.*: an MLP is trained alone, behind weights that "
-            "are neither adapted nor quantised; leave one of them out"
+            "are neither adapted nor quantised; take it out, output_mlp.width=0, or the others"
         )
     for name in ("train_layers", "train_head"):
         if mlp.on and (value := getattr(options, name)):

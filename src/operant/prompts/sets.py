@@ -1,4 +1,4 @@
-"""The published few-shot classification sets of RLPrompt (arXiv:2205.12548): words of the classes, and templates."""
+"""The few-shot classification sets of RLPrompt (arXiv:2205.12548), and the built-in one: words and templates."""
 
 from pathlib import PurePath
 from typing import NamedTuple
@@ -26,6 +26,7 @@ _FIRST = "{mask} {prompt} {sentence}"
 SETS = {
     found.name: found
     for found in (
+        ClassificationSet("opinions", _POLARITY, causal="{sentence}{prompt}"),  # builtin:opinions
         ClassificationSet("sst-2", _POLARITY),
         ClassificationSet("yelp-2", _POLARITY),
         ClassificationSet("mr", _POLARITY),
@@ -57,7 +58,7 @@ _ALIASES = {"ag-news": "agnews", "yelp-p": "yelp-2", "yelp-polarity": "yelp-2", 
 
 def set_named(name: str) -> ClassificationSet | None:
     """The set of a name or alias, or of a path with one, `sst-2`, `ag_news`, `data/SST2/16-100/train.tsv`; or None."""
-    for part in reversed(PurePath(name.strip().lower().replace("_", "-")).parts):
+    for part in reversed(PurePath(name.strip().lower().removeprefix("builtin:").replace("_", "-")).parts):
         wanted = _ALIASES.get(part, part).partition(".")[0]
         for key, found in SETS.items():
             if wanted in (key, key.replace("-", "")):

@@ -1,6 +1,6 @@
 """What a run that writes prompts has found: `prompts.json` in its folder, for `operant prompt show` and the page.
 
-`task_model`, `template`, `words`, `set`, `measure`, `calibrate`, `length`, `calls` of training; then
+`task_model`, `template`, `words`, `set`, `measure`, `calibrate`, `length`, `calls` of training and of the last choice; then
 `prompts`    the best ones of training, measured again on all training texts, and the final greedy one: text, ids,
              source, step, train and test accuracy, score, and confusion [labels][answers] on the held-out texts
 `baselines`  no prompt, a manual one, and random search at as many calls as training took
@@ -25,6 +25,8 @@ from operant.storage import atomic_io
 from operant.types import OperantError
 
 FILE = "prompts.json"
+SOURCES = {"greedy": "likeliest of the policy"}
+"""How `lines` calls a source: a baseline is called greedy, too."""
 MEASURED = 10
 """Best prompts of training that are measured again."""
 
@@ -45,17 +47,17 @@ class PromptsObserver(Observer):
 
 
 def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
-    """What `prompts.json` holds. Searches cost as many calls of the task model as training, or of two prompts."""
+    """What `prompts.json` holds. Searches get as many calls of the task model as training and its last choice."""
     train = examples_of(run.parts.tasks[0])
     held_out = examples_of(run.parts.held_out[0]) if run.parts.held_out else train
     template, words = reward.setting(train)
     known = {"measure": reward.measure, "calibrate": reward.calibrate}
     setting = Classification(reward.model, template, words, train, held_out, **known)
-    calls, length = max(reward.calls, setting.calls_for(2)), run.learner.sampling.max_tokens
     found = [measured(setting, one.text, one.ids, "best in training", one.step) for one in reward.best[:MEASURED]]
     greedy = run.learner.play(run.parts.tasks, sampling=greedily(run), stream="evaluate")[0]
     found.append(measured(setting, greedy.reply, greedy.ids, "greedy", len(run.metrics)))
     found.sort(key=lambda prompt: -prompt["score"])
+    calls, length = reward.calls + setting.calls_for(len(found)), run.learner.sampling.max_tokens
     vocabulary = Vocabulary(run.policy.tokenizer)
     compared = compare(setting, reward.compare, calls=calls, length=length, vocabulary=vocabulary)
     return {
@@ -63,10 +65,15 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
         "template": template.text,
         "words": list(words),
         "set": train.name,
-        "texts": {"train": len(train), "test": len(held_out), "of": held_out.name},
+        "texts": {
+            "train": len(train),
+            "test": len(held_out),
+            "of": held_out.name,
+            "held_out": bool(run.parts.held_out),
+        },
         **known,
         "length": length,
-        "calls": reward.calls,
+        "calls": calls,
         "prompts": found,
         "baselines": [asdict(row) for row in compared],
     }
@@ -116,7 +123,15 @@ def lines(found: dict[str, Any]) -> list[str]:
     best, calls = found["prompts"][0], f"{found['calls']:,}"
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     for one in [best, *([greedy] if greedy is not best else [])]:
-        rows.append((repr(one["text"]), one["source"], calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
+        rows.append(
+            (
+                repr(one["text"]),
+                SOURCES.get(one["source"], one["source"]),
+                calls,
+                f"{one['train']:.3f}",
+                f"{one['test']:.3f}",
+            )
+        )
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
     about = (
         f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
