@@ -112,8 +112,8 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
     found = kept.read(Path(words[0]))
     if found is None:
         raise OperantError(
-            f"{words[0]} has no {kept.FILE}, which a complete run with one prompt for all texts writes: go on with one that "
-            f"was stopped (operant train --resume {words[0]}); with form.conditioned there is none"
+            f"{words[0]} has no {kept.FILE}, which a complete run with one prompt for all texts writes: go on with one "
+            f"that was stopped (operant train --resume {words[0]}); with form.conditioned there is none"
         )
     return found
 
