@@ -1,6 +1,6 @@
 """What a run that writes prompts has found: `prompts.json` in its folder, for `operant prompt show` and the page.
 
-`task_model`, `template`, `words`, `set`, `measure`, `calibrate`, `length`, `calls` of training and of the last choice; then
+`task_model`, `template`, `words`, `set`, `measure`, `calibrate`, `length`, `calls` of training and last choice; then
 `prompts`    the best ones of training, measured again on all training texts, and the final greedy one: text, ids,
              source, step, train and test accuracy, score, and confusion [labels][answers] on the held-out texts
 `baselines`  no prompt, a manual one, and random search at as many calls as training took
