@@ -381,7 +381,7 @@ def test_replacements_follow_the_gradient(kind):
 
 def test_published_sets():
     assert {name: len(found.words) for name, found in SETS.items()} == {
-        **dict.fromkeys(("sst-2", "yelp-2", "mr", "cr", "subj"), 2),
+        **dict.fromkeys(("opinions", "sst-2", "yelp-2", "mr", "cr", "subj"), 2),
         **dict.fromkeys(("sst-5", "yelp-5"), 5),
         **{"agnews": 4, "trec": 6, "yahoo": 10, "dbpedia": 14},
     }
