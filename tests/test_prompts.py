@@ -134,6 +134,7 @@ def test_a_search_compares_named_baselines_at_equal_calls(place, tmp_path, capsy
     assert all(row["calls"] <= 40 for row in rows) and "random, mean calibration" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_best_prompts(tmp_path):
     options = {"reward.examples": 8, "batch": 4, "samples": 4, "threads": "1", "quiet": True, "probes": 0}
     whole = train(recipe="prompt", out=tmp_path / "a", steps=3, **options)
