@@ -225,10 +225,10 @@ def test_a_slow_server_is_asked_again_and_then_named(serve):
 )
 def test_a_refusal_is_a_sentence_without_the_key(serve, step, why, sent):
     server = serve(echo, [step] * 3)
-    with pytest.raises(OperantError, match=why) as told:
+    with pytest.raises(OperantError, match=why) as raised:
         client(server, tries=3)(["a"])
     assert len(server.seen) == sent
-    assert KEY not in str(told.value) + repr(told.value.__cause__)
+    assert KEY not in str(raised.value) + repr(raised.value.__cause__)
 
 
 def test_a_missing_key_is_named_and_a_broken_one_is_not_shown(serve, monkeypatch):
@@ -238,9 +238,9 @@ def test_a_missing_key_is_named_and_a_broken_one_is_not_shown(serve, monkeypatch
         client(server)(["a"])
     assert "Authorization" not in server.headers[0]
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1\nsk-2")
-    with pytest.raises(OperantError, match="signs that no key has") as told:
+    with pytest.raises(OperantError, match="signs that no key has") as raised:
         client(server)(["a"])
-    assert "sk-1" not in str(told.value)
+    assert "sk-1" not in str(raised.value)
 
 
 def test_nobody_listens():
@@ -386,9 +386,9 @@ def test_a_server_without_log_probs_is_named(serve):
     ],
 )
 def test_wrong_options_are_named(url, options, why):
-    with pytest.raises(OperantError, match=re.escape(why)) as told:
+    with pytest.raises(OperantError, match=re.escape(why)) as raised:
         Completions(url, "m", **options)
-    assert "sk-1" not in str(told.value)
+    assert "sk-1" not in str(raised.value)
 
 
 def test_a_file_that_is_no_cache_is_refused(tmp_path):

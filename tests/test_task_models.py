@@ -196,8 +196,8 @@ def test_encoder_decoders_answer_in_their_decoder(kind, mask, template):
 
 
 def test_a_function_answers_with_texts_or_logprobs():
-    said = {"a film it": "It is Good, not bad", "so it": {"good": -0.5, "bad": -math.inf}, "x it": "no idea"}
-    task = task_model(lambda texts: [said[text] for text in texts])
+    answers = {"a film it": "It is Good, not bad", "so it": {"good": -0.5, "bad": -math.inf}, "x it": "no idea"}
+    task = task_model(lambda texts: [answers[text] for text in texts])
     found = task.word_logprobs(PromptTemplate("{sentence} {prompt}"), ["it"], ["a film", "so", "x"], WORDS)
     assert found.tolist() == [[[FLOOR, 0.0], [FLOOR, -0.5], [FLOOR, FLOOR]]]
     found = BlackBox(lambda texts: ["a greater one"], "f").of_pairs(

@@ -26,7 +26,7 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
   \pi_{\text{ref}}\, e^r$. With `--reference none` it is $\pi \propto e^r$, as in RLPrompt. There, V of an untrained
   policy is $\log|V|$ everywhere, and ought to be $(T - t + 1) \log|V|$: at first every reply, good or bad, is made
   likelier.
-- **No sampler appears in the loss**: it holds for any reply, whoever wrote it (`Learner.step(queries, responses,
+- **No sampler appears in the loss**: it holds for replies from any source (`Learner.step(queries, responses,
   scores)`), and replies may be drawn from the likeliest tokens (`sampling.top_k` with `sampling.truncation=stored`),
   while V is taken over the whole vocabulary. `--mask.by model` draws from those that the frozen model behind an
   `output_mlp` finds likely, so that replies stay fluent.

@@ -12,7 +12,7 @@ from operant.options import convert
 from operant.prompts.baselines import MANUAL, Classification, Vocabulary, chosen, compare
 from operant.prompts.examples import Examples, examples_of
 from operant.prompts.sets import set_named
-from operant.prompts.task_models import TaskModel, task_model
+from operant.prompts.task_models import task_model
 from operant.prompts.templates import PromptTemplate
 from operant.report import prompts as kept
 from operant.runs.folder import read_config
@@ -82,22 +82,23 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
         raise OperantError("operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
     found = _found(words, options, "transfer")
     config = read_config(Path(words[0]))
-    examples = _examples(held_out or str(config.get("evaluate") or config["tasks"]))
-    rows = []
+    train, test = _examples(str(config["tasks"])), _examples(held_out or str(config.get("evaluate") or config["tasks"]))
+    known = {"measure": found["measure"], "calibrate": found["calibrate"]}
+    rows = list[dict[str, Any]]()
     for name in names.split(","):
         model = task_model(name, None, device)
-        template = (
-            _template(None, model, examples) if name != found["task_model"] else PromptTemplate(found["template"])
-        )
-        setting = Classification(model, template, tuple(found["words"]), examples, examples)
-        for one in found["prompts"][:count]:
-            rows.append({"task_model": name, "prompt": one["text"], "test": chosen(setting, "", one["text"], 0).test})
+        own = name == found["task_model"]
+        template = PromptTemplate(found["template"]) if own else model.template_for(train.name)
+        setting = Classification(model, template, tuple(found["words"]), train, test, **known)
+        for text in ["", *(one["text"] for one in found["prompts"][:count])]:
+            of = {"task_model": name, "template": template.text, "prompt": text}
+            rows.append(of | {"test": chosen(setting, "", text, 0).test})
     again = {(row["task_model"], row["prompt"]) for row in rows}
     old = [row for row in found.get("transfer", ()) if (row["task_model"], row["prompt"]) not in again]
     found["transfer"] = old + rows
     atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
-    table = [("prompt", "task model", f"accuracy ({len(examples)})")]
-    table += [(repr(row["prompt"]), row["task_model"], f"{row['test']:.3f}") for row in rows]
+    table = [("prompt", "task model", "template", f"held-out ({len(test)})")]
+    table += [(repr(row["prompt"]), row["task_model"], row["template"], f"{row['test']:.3f}") for row in rows]
     for line in kept.aligned(table):
         emit(line, sys.stdout)
     return 0
@@ -139,12 +140,5 @@ def _setting(options: dict[str, Any]) -> Classification:
     if not chosen_words:
         raise OperantError(f"{source!r} is no published set: name the words of its classes, --words terrible,great")
     test = train if held_out is None else _examples(held_out)
-    return Classification(model, _template(template, model, train), chosen_words, train, test, **known)
-
-
-def _template(given: str | None, model: TaskModel, examples: Examples) -> PromptTemplate:
-    """The given template, or that of the published set or of the model."""
-    published = set_named(examples.name)
-    masked = "{mask}" in model.template
-    default = (published.masked if masked else published.causal) if published else model.template
-    return PromptTemplate(given or default)
+    shape = model.template_for(train.name) if template is None else PromptTemplate(template)
+    return Classification(model, shape, chosen_words, train, test, **known)

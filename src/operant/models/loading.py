@@ -88,7 +88,7 @@ def load_policy(
         raise
     if (folder / OWN).is_file():
         return _load_own(folder, tokenizer, value, options)
-    base, attach_saved = folder, None
+    base, kind = folder, None
     # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
     stored_name = str(folder.resolve()) if Path(name).expanduser().exists() else str(name)
     if adapters.is_adapter(folder):
@@ -98,8 +98,8 @@ def load_policy(
                 "soft_prompt.tokens and output_mlp.width out"
             )
         base = _find_base(folder)
-        attach_saved = next((kind.attach_saved for is_one, kind in _KINDS.items() if is_one(folder)), None)
-        if attach_saved is None:
+        kind = _KINDS.get(adapters.read_config(folder).get("peft_type"))
+        if kind is None:
             lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
     elif lora.adapter is not None:
         lora = replace(lora, adapter=find_model(lora.adapter))
@@ -109,14 +109,14 @@ def load_policy(
         )
     model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
-    if base != folder and attach_saved is not None:
-        attach_saved(model, folder)
+    if kind is not None:
+        kind.attach_saved(model, folder)
     model = _adapted(model, lora, soft, mlp, tokenizer, stored_name, seed)
     return _with_critic(model, tokenizer, value, folder, options)
 
 
-_KINDS = {soft_prompts.is_soft_prompt: soft_prompts, output_mlps.is_output_mlp: output_mlps}
-"""Whether the folder of an adapter holds one of a kind, and the module of the kind. All others are LoRA's."""
+_KINDS: dict[Any, Any] = {module.KIND: module for module in (soft_prompts, output_mlps)}
+"""By the `peft_type` of an adapter's folder, the module that loads and saves such adapters. All others are LoRA's."""
 
 
 def _adapted(

@@ -180,11 +180,6 @@ def save(model: Any, folder: str | Path) -> Path:
     return folder
 
 
-def is_output_mlp(folder: Path) -> bool:
-    """Whether the folder of an adapter contains an MLP."""
-    return adapters.read_config(folder).get("peft_type") == KIND
-
-
 def attach_saved(model: Any, folder: Path) -> Any:
     """Put the MLP of a folder before the head of its model; returns the model.
 

@@ -36,7 +36,14 @@ class PolicyCopy:
         copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
         self.policy: Policy = copied
         self.policy.requires_grad_(False)
-        self.fingerprint = fingerprint(self.policy)
+        self._fingerprint: str | None = fingerprint(self.policy) if rule == "frozen" else None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every weight of its language model. One that follows the policy is hashed only when it is asked."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self.policy)
+        return self._fingerprint
 
     @torch.no_grad()
     def update(self, policy: Policy, updates: int) -> None:
@@ -52,7 +59,7 @@ class PolicyCopy:
         elif updates % int(amount) == 0:
             for mine, new in moved:
                 mine.copy_(new)
-        self.fingerprint = fingerprint(self.policy)
+        self._fingerprint = None
 
     def _module(self, policy: Policy) -> Any:
         """What is copied of a policy: its language model, or all of it."""
@@ -80,7 +87,7 @@ class PolicyCopy:
                 )
             for name, weight in own.items():
                 weight.copy_(weights[name])
-            self.fingerprint = fingerprint(self.policy)
+            self._fingerprint = None
         if state["fingerprint"] != self.fingerprint:
             raise OperantError(
                 f"the reference has fingerprint {self.fingerprint}, the run was started with {state['fingerprint']}: "

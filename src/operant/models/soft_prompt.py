@@ -231,11 +231,6 @@ def save(model: Any, folder: str | Path) -> Path:
     return folder
 
 
-def is_soft_prompt(folder: Path) -> bool:
-    """Whether the folder of an adapter contains a soft prompt."""
-    return adapters.read_config(folder).get("peft_type") == KIND
-
-
 def attach_saved(model: Any, folder: Path) -> Any:
     """Put the soft prompt of a folder in peft's format in front of its model's prompts; returns the model.
 

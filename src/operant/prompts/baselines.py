@@ -376,7 +376,7 @@ USUAL = (
     *("none", "none+contextual", "none+mean", "manual", "manual+contextual", "manual+mean"),
     *("random", "random+mean", "halving", "halving+mean", "greedy", "greedy+mean", "in-context", "in-context+mean"),
 )
-"""What `compare` runs unless it is told; for a model that is no function, `head` too."""
+"""What `compare` runs by default; `head` too, if the task model is not a function."""
 
 
 def compare(

@@ -81,7 +81,7 @@ class Completions:
     budget_requests, budget_tokens: the most that this object spends, each try counted. A request is sent only if the
     most that it may cost still fits: a token for each byte of its texts, 64 for what stands around them, and
     max_tokens. Otherwise it is an error; what was answered before is in the cache.
-    Raises: OperantError for a value out of range, a URL that is none, or a cache that cannot be used.
+    Raises: OperantError for a value out of range, an invalid URL, or a cache that cannot be used.
     """
 
     def __init__(
@@ -241,10 +241,10 @@ class Completions:
                 found, used = self.parsed(answer, request)
                 return found
             except urllib.error.HTTPError as error:
-                said = plain(content_of(error), key)
+                answer = plain(content_of(error), key)
                 used = 0 if error.code < 500 else None
-                wait = self.checked(error.code, error.headers.get("Retry-After"), said)
-                why = f"answered with status {error.code}: {reason_in(said)}"
+                wait = self.checked(error.code, error.headers.get("Retry-After"), answer)
+                why = f"answered with status {error.code}: {reason_in(answer)}"
             except (OSError, HTTPException) as error:  # too late, refused, reset, cut in the middle
                 cause = getattr(error, "reason", error)
                 late = isinstance(cause, TimeoutError)
@@ -260,9 +260,9 @@ class Completions:
             raise OperantError(f"the environment variable {self.key_variable} holds signs that no key has; set it anew")
         return key
 
-    def checked(self, status: int, retry_after: str | None, said: str) -> float:
+    def checked(self, status: int, retry_after: str | None, answer: str) -> float:
         """Seconds that a server asks to wait. Raises: OperantError for a refusal that waiting does not change."""
-        why = f"{self.address} answered with status {status}: {reason_in(said)}"
+        why = f"{self.address} answered with status {status}: {reason_in(answer)}"
         if status in (401, 403):
             known = "is set" if os.environ.get(self.key_variable) else "is not set"
             raise OperantError(f"{why}; the key is that of the environment variable {self.key_variable}, which {known}")
@@ -270,7 +270,7 @@ class Completions:
             raise OperantError(f"{why}; does the server have a model {self.model!r}, and is {self.url} its address?")
         if 300 <= status < 400:
             raise OperantError(f"{why}; it leads elsewhere, and the key is not sent there: give that address")
-        if status not in PASSING or "insufficient_quota" in said:
+        if status not in PASSING or "insufficient_quota" in answer:
             raise OperantError(f"{why}; change what is asked for, or choose another model or endpoint")
         wait = seconds_in(retry_after)
         if wait > self.longest_wait:
@@ -358,7 +358,7 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def host_of(url: Any) -> str:
-    """The host of an address. Raises: OperantError for one that is none, or that holds a password."""
+    """The host of an address. Raises: OperantError for an invalid one, or one that holds a password."""
     try:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
         if parts.username or parts.password or parts.query:
@@ -398,19 +398,19 @@ def content_of(error: urllib.error.HTTPError) -> bytes:
 
 
 def plain(data: bytes, key: str) -> str:
-    """What a server said, without the key, which some repeat in their errors."""
+    """What a server answered, without the key, which some repeat in their errors."""
     text = data.decode(errors="replace")
     return text.replace(key, "[key]") if key else text
 
 
-def reason_in(said: str) -> str:
+def reason_in(answer: str) -> str:
     """The message of an error, in the form of the API or as it is."""
     try:
-        content = json.loads(said)
+        content = json.loads(answer)
         error = content.get("error", content)
         return shown(error["message"] if isinstance(error, dict) else error, 300)
     except (ValueError, KeyError, AttributeError, RecursionError):
-        return shown(said, 300)
+        return shown(answer, 300)
 
 
 def seconds_in(retry_after: str | None) -> float:

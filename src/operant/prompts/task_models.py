@@ -27,7 +27,7 @@ from operant.import_by_name import find_function
 from operant.models.capabilities import FAILS
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
 from operant.models.safe_loading import load_config, load_tokenizer
-from operant.prompts.sets import CAUSAL, MASKED
+from operant.prompts.sets import CAUSAL, MASKED, set_named
 from operant.prompts.templates import PromptTemplate
 from operant.storage.hub import find_model
 from operant.types import OperantError, shown
@@ -63,6 +63,13 @@ class TaskModel:
         self.calls = 0
         """Pairs of a prompt and a text that were answered."""
         self.notes = []
+
+    def template_for(self, name: str) -> PromptTemplate:
+        """The template for a set of texts: of a published one its own, for this kind of model, else the model's."""
+        published = set_named(name)
+        if published is None:
+            return PromptTemplate(self.template)
+        return PromptTemplate(published.masked if "{mask}" in self.template else published.causal)
 
     def word_logprobs(
         self, template: PromptTemplate, prompts: Sequence[str], texts: Sequence[str], words: Sequence[str]

@@ -7,7 +7,7 @@ import torch
 
 from operant.prompts.examples import Examples, examples_of
 from operant.prompts.measures import CONTENT_FREE, MEASURES, bias
-from operant.prompts.sets import ClassificationSet, set_named
+from operant.prompts.sets import set_named
 from operant.prompts.task_models import Kind, TaskModel, task_model
 from operant.prompts.templates import PromptTemplate
 from operant.sampling import counter
@@ -171,15 +171,10 @@ class PromptReward:
 
     def setting(self, examples: Examples) -> tuple[PromptTemplate, tuple[str, ...]]:
         """The template and the words for some examples. Raises: OperantError if no words are known."""
-        published = set_named(examples.name)
-        template = self.template
-        if template is None:
-            masked = self.model.kind in ("masked", "encoder-decoder") and "{mask}" in self.model.template
-            default = (published.masked if masked else published.causal) if published else self.model.template
-            template = PromptTemplate(default)
-        return template, self._words(examples.name, published)
+        return self.template or self.model.template_for(examples.name), self._words(examples.name)
 
-    def _words(self, name: str, published: ClassificationSet | None) -> tuple[str, ...]:
+    def _words(self, name: str) -> tuple[str, ...]:
+        published = set_named(name)
         words = self.words or (published.words if published else None)
         if words is None:
             raise OperantError(
@@ -203,7 +198,7 @@ class PromptReward:
         Once the model is loaded, also for a text that leaves no room for the prompt, and as `TaskModel.check`.
         """
         examples = examples_of(task)
-        words = self._words(examples.name, set_named(examples.name))
+        words = self._words(examples.name)
         if max(examples.labels) >= len(words):
             raise OperantError(
                 f"the task {task.id!r} has the label {max(examples.labels)}, and there are {len(words)} words "
@@ -236,7 +231,7 @@ class PromptReward:
             by_name.setdefault(examples.name, []).append(examples)
         for name, some in by_name.items():
             texts, labels = (tuple(x for one in some for x in getattr(one, field)) for field in ("texts", "labels"))
-            words = self._words(name, set_named(name))
+            words = self._words(name)
             Examples(name, texts, labels).check_classes(words, f"reward prompt: {name!r}")
 
     # --- the best prompts ---------------------------------------------------------------------------------------------
