@@ -71,7 +71,10 @@ def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cel
 
 
 ABOUT = "prompts for ./gpt2, chosen by gap on 4 texts of mine/train; held-out: mine/test"
-TABLE = ["prompt  from    calls  train (4)  held-out (2)", "' a<b'  greedy  1,234  0.750      0.500"]
+TABLE = [
+    "prompt  from                     calls  train (4)  held-out (2)",
+    "' a<b'  likeliest of the policy  1,234  0.750      0.500",
+]
 
 
 def test_a_run_of_prompts_ends_with_their_table(tmp_path, capsys):
