@@ -62,6 +62,8 @@ class Algorithm:
     engine then needs a method `mask_with(policy)`."""
     target: str | None = None
     """The copy that follows the policy as the options `target.*` say: a target network."""
+    replay: bool = False
+    """Whether its loss holds for replies from any source, so that a step may learn from earlier ones (`replay.*`)."""
     unit: str = "episode"
     """The unit that is shuffled and cut into minibatches: turn | episode | pair | group."""
     per: str = "token"

@@ -74,6 +74,7 @@ ALGORITHM = Algorithm(
     per="sequence",
     copies={"reference": "frozen"},
     target="target",
+    replay=True,
     mask="mask",
     kl=("loss",),
     defaults=DEFAULTS,

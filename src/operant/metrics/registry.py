@@ -226,6 +226,7 @@ ilql/value_loss | scaled score² | falls | | the expectile loss of V, mean over 
 ilql/conservative | nats | below the log of the vocabulary's size | | negative log-prob of the tokens taken under
     softmax(Q), mean over tokens and both estimates
 ilql/q | scaled score | near reward/mean, discounted | | the smaller Q of the tokens taken, mean over tokens
+replay/size | replies | | | replies in the buffer that a step draws from, its own among them
 soft_q/q | scaled score | | | the logit of the tokens taken, which is their Q; mean over tokens
 soft_q/v | scaled score | near soft_q/target_v | | logsumexp of the logits, the value of the state before each token;
     mean over tokens

@@ -51,6 +51,7 @@ from operant.training.options import LearnerOptions, check_length, check_referen
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep, refuse
+from operant.training.replay_buffer import Kept, ReplayBuffer
 from operant.training.saved_learner import Saveable
 from operant.training.scoring import (
     Bootstraps,
@@ -163,6 +164,9 @@ class Learner(Saveable):
         self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
         self.wanted = Wanted(self.options["condition"]) if self.algorithm.condition else None
         """The returns that play asks for; None: prompts state none."""
+        replay = self.options.get("replay")
+        self.buffer = ReplayBuffer(replay, self.own.seed, self.own.max_staleness) if replay and replay.share else None
+        """Earlier replies; None: a step learns from its own replies alone."""
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
         self.budget, self.clock = self.options["update"].budget(), machine.Clock()
@@ -335,29 +339,36 @@ class Learner(Saveable):
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
+            learnt, pool, replayed = selected, list[Kept](), Tally()
+            if self.buffer is not None:
+                learnt, pool, replayed = self.buffer.mixed(selected, self.policy.version)
             with self.timing("observe"):
-                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(selected, sampling))
+                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
                 batch = distributed.together(lambda: self.look(scored, sampling))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
         with self.timing("advantage"):
-            kept, chosen = self._best(batch, coef, selected)
+            kept, chosen = self._best(batch, coef, learnt)
             batch = self.credit(batch, coef)
         on_cpu = batch.with_(states=None).to("cpu")
         generated = [r for r in selected.rollouts if not r.demonstrated or self.algorithm.source == "data"]
         tally = selected.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
-        tally.merge(chosen)
+        tally.merge(chosen).merge(replayed)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
-        tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
+        if self.buffer is None:
+            tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
-            places = [rollout.place for rollout in selected.rollouts]
+            places = [rollout.place for rollout in learnt.rollouts]
             tally.merge(self._update(batch if kept is None else only(batch, kept), sampling, lr, coef, places))
-        if self.wanted is not None and (self.refused is None or not self.refused.whole):
+        changed = self.refused is None or not self.refused.whole
+        if self.buffer is not None and changed:
+            self.buffer.kept = pool
+        if self.wanted is not None and changed:
             self.wanted.see([whole[0] for part in distributed.gathered(self._reached(selected)) for whole in part])
-        self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, selected.places, sampling)
+        self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, learnt.places, sampling)
         pooled = distributed.pool(tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:
@@ -616,6 +627,7 @@ class Learner(Saveable):
             "progress": self.progress,
             "budget": self.budget,
             **({"wanted": self.wanted} if self.wanted is not None else {}),
+            **({"replay": self.buffer} if self.buffer is not None else {}),
             **reference,
             **copies,
         }

@@ -1,0 +1,136 @@
+"""Earlier replies that a step learns from again, for methods whose loss holds for replies from any source.
+
+A buffer keeps the replies of past steps with their scores. The update learns from as many replies as were scored: a
+share of them drawn from the buffer, with replacement, the others from those of the step. None of them brings the
+log-probs of its sampler, as one from elsewhere.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from operant import distributed
+from operant.rollouts.totals import Total
+from operant.sampling import counter, uniforms
+from operant.tally import Tally
+from operant.training.select import TrainingBatch
+from operant.training.staleness import age
+from operant.types import OperantError, Rollout, Task, Turn
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How much a step learns from earlier replies.
+
+    Raises: OperantError for a share outside 0 to 1, or a capacity below 1.
+    """
+
+    share: float = 0.0
+    """Share of the replies of each update that are drawn from the buffer, in which those of the step itself are, too.
+    0: none, on-policy; 1: all, off-policy."""
+    capacity: int = 10_000
+    """Replies that the buffer keeps, over all ranks: the newest ones."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise OperantError(f"replay.share={self.share}: it must lie in 0..1")
+        if self.capacity < 1:
+            raise OperantError(f"replay.capacity={self.capacity}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A reply in the buffer."""
+
+    task: str
+    """Id of its task."""
+    turns: list[Turn]
+    """Without what its sampler said of them."""
+    score: Total
+    """As it is trained on: penalised, scaled and clipped."""
+    version: int
+    """Of the weights that generated it."""
+
+
+class ReplayBuffer:
+    """The replies of past steps, equal on all ranks; what a step draws depends on seed, step and number alone."""
+
+    def __init__(self, options: ReplayOptions, seed: int, max_staleness: int | None = None):
+        """max_staleness: replies that are more than so many steps old leave the buffer."""
+        self.options, self.seed, self.max_staleness = options, seed, max_staleness
+        self.kept: list[Kept] = []
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def mixed(self, selected: TrainingBatch, version: int) -> tuple[TrainingBatch, list[Kept], Tally]:
+        """The replies that the update learns from, the buffer after the step, and metrics. Every rank must call.
+
+        version: of the policy, from which the random numbers follow, too.
+        """
+        new = [replace(r, turns=[_bare(turn) for turn in r.turns]) for r in selected.rollouts]
+        ages = [max(age(turn, version) for turn in r.turns) for r in selected.rollouts]
+        fresh = [
+            Kept(r.task.id, r.turns, score, version - old)
+            for r, score, old in zip(new, selected.scores, ages, strict=True)
+        ]
+        of_ranks = distributed.gathered(fresh)
+        pool = [*self.kept, *(one for part in of_ranks for one in part)][-self.options.capacity :]
+        if self.max_staleness is not None:
+            pool = [one for one in pool if version - one.version <= self.max_staleness]
+        first = sum(map(len, of_ranks[: distributed.rank()]))
+        keys = [counter(self.seed, "replay", version, first + i) for i in range(len(new))]
+        count = round(self.options.share * len(new))
+        drawn = [pool[int(u * len(pool))] for u in uniforms(keys, 0)[:count].tolist()]
+        stay = sorted(uniforms(keys, 1).argsort()[: len(new) - count].tolist())
+        again = [
+            Rollout(Task(one.task, ""), -1 - first - i, one.turns, [""] * len(one.turns)) for i, one in enumerate(drawn)
+        ]
+        tally, old = Tally(), [version - one.version for one in drawn] + [ages[i] for i in stay]
+        tally.extreme("replay/size", len(pool))
+        tally.mean("rollout/staleness", old)
+        if old:
+            tally.extreme("rollout/staleness_max", max(old))
+        batch = replace(
+            selected,
+            rollouts=[new[i] for i in stay] + again,
+            scores=[selected.scores[i] for i in stay] + [one.score for one in drawn],
+            places=[selected.places[i] for i in stay] + [-1] * count,
+        )
+        return batch, pool, tally
+
+    def state_dict(self) -> dict[str, Any]:
+        """All token ids in one tensor, and the lengths and rewards of each turn."""
+        turns = [turn for one in self.kept for turn in one.turns]
+        ids = [token for turn in turns for token in (*turn.prompt, *turn.action)]
+        sizes = [[len(turn.prompt), len(turn.action)] for turn in turns]
+        paid = [[turn.end, turn.reward, turn.next_value, turn.trained] for turn in turns]
+        kept = [[one.task, len(one.turns), one.score, one.version] for one in self.kept]
+        return {"ids": torch.tensor(ids, dtype=torch.int32), "sizes": sizes, "paid": paid, "kept": kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        pieces = iter(state["ids"].split([size for pair in state["sizes"] for size in pair]))
+        turns = iter(
+            [
+                Turn(
+                    next(pieces).tolist(),
+                    next(pieces).tolist(),
+                    end=end,
+                    reward=reward,
+                    next_value=value,
+                    trained=trained,
+                )
+                for end, reward, value, trained in state["paid"]
+            ]
+        )
+        self.kept = [
+            Kept(task, [next(turns) for _ in range(count)], score, version)
+            for task, count, score, version in state["kept"]
+        ]
+
+
+def _bare(turn: Turn) -> Turn:
+    """The turn as one from elsewhere: with neither the numbers of its sampler nor cached states."""
+    return replace(turn, logprobs=None, values=None, allowed=None, states=None)
