@@ -78,12 +78,11 @@ def linear_teacher(ids, offsets, labels, rng):
 
 
 @torch.no_grad()
-def warm_start(model, ids, offsets, labels, rows):
-    """Initialise word embeddings from their contexts (PPMI, SVD) and from how often each label uses them.
+def context_vectors(ids, size, width, near=5):
+    """A unit vector [size, width] for each token from what stands within `near` places of it (PPMI, SVD).
 
-    The first layer begins as an average over the text, which is what the classifying position needs.
+    ids: of all texts in one array. Levy and Goldberg (2014).
     """
-    size, near = 8192, 5
     wide, count = ids.astype(np.int64), np.zeros(size * size, np.float32)
     for k in range(1, near + 1):
         count += np.bincount(wide[:-k] * size + wide[k:], minlength=size * size)
@@ -91,12 +90,22 @@ def warm_start(model, ids, offsets, labels, rows):
     count += count.T.clone()
     total = count.sum(1, keepdim=True) + 1
     ppmi = (count * total.sum() / total / total.T + 1e-9).log_().clamp_(min=0)
-    u, s, _ = torch.svd_lowrank(ppmi, q=127, niter=3)
+    u, s, _ = torch.svd_lowrank(ppmi, q=width, niter=3)
+    return F.normalize(u * s.sqrt(), dim=1)
+
+
+@torch.no_grad()
+def warm_start(model, ids, offsets, labels, rows):
+    """Initialise word embeddings from their contexts and from how often each label uses them.
+
+    The first layer begins as an average over the text, which is what the classifying position needs.
+    """
+    size = 8192
     uses = [np.ones(size), np.ones(size)]
     for r in rows:
         np.add.at(uses[labels[r]], np.unique(ids[offsets[r] : offsets[r + 1]]), 1)
     odds = torch.from_numpy(np.log(uses[1] / uses[0])).float()
-    table = torch.cat([F.normalize(u * s.sqrt(), dim=1), odds[:, None].clamp(-2, 2)], 1) * 0.5
+    table = torch.cat([context_vectors(ids, size, 127), odds[:, None].clamp(-2, 2)], 1) * 0.5
     model.bert.embeddings.word_embeddings.weight[MASK + 1 :] = table[MASK + 1 :]
     attention = model.bert.encoder.layer[0].attention
     for linear in (attention.self.value, attention.output.dense):
