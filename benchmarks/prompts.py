@@ -69,46 +69,47 @@ def write_split(data: Path, seed: int, held_out: int, labels: str = "") -> Path:
     return folder
 
 
-def learnt(method: str, folder: Path, seed: int, steps: int) -> list[dict[str, Any]]:
+def learnt(method: str, folder: Path, seed: int, steps: int) -> dict[str, Any]:
     """The best prompt of a run, and its curve."""
-    begin, out = spent(), RUNS / f"{method}-{folder.name}"
-    options = {"algorithm": method, "lr": RATES[method], "steps": steps, "seed": seed, "threads": "1", "quiet": True}
-    options |= {
-        "reward.calibrate": "mean",
-        "reward.compare": ("none",),
-        "reward.template": "{sentence}{prompt}",
-        "probes": 0,
-        "out": out,
-        **OWN[method],
-    }
-    run = train(tasks=str(folder), recipe="prompt", **options)
+    options = {"algorithm": method, "lr": RATES[method], "reward.calibrate": "mean", **OWN[method]}
+    options |= {"reward.template": "{sentence}{prompt}", "out": RUNS / f"{method}-{folder.name}"}
+    return trained(folder, steps=steps, seed=seed, **options)
+
+
+def trained(folder: Path, **options: Any) -> dict[str, Any]:
+    """The best prompt of a run of the recipe `prompt` with these options, and its curve."""
+    begin = spent()
+    known = {"reward.compare": ("none",), "threads": "1", "quiet": True, "probes": 0}
+    run = train(tasks=str(folder), recipe="prompt", **known, **options)
     found = json.loads((run.path / "prompts.json").read_text(encoding="utf-8"))
     best, scores = found["prompts"][0], [m.get("reward/mean") for m in run.metrics]
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     of = {name: best[name] for name in ("train", "test", "score")} | {"prompt": best["text"], "calls": found["calls"]}
     curve = [scores[0], *(scores[i] for i in range(len(scores) // 10, len(scores), max(1, len(scores) // 10)))]
-    return [{**of, "greedy": greedy["test"], "curve": curve, "seconds": spent() - begin}]
+    return {**of, "greedy": greedy["test"], "curve": curve, "seconds": spent() - begin}
 
 
-def searched(name: str, folder: Path, seed: int, calls: int) -> list[dict[str, Any]]:
-    """A baseline by `operant prompt search`."""
-    begin, out = spent(), RUNS / "rows.json"
-    words = ["prompt", "search", "--tasks", str(folder), "--task-model", "builtin:reviews-lm", "--baselines", name]
-    words += ["--template", "{sentence}{prompt}", "--words", "terrible,great", "--calls", str(calls)]
-    if command([*words, "--out", str(out)]):
+def searched(name: str, folder: Path, calls: int, *words: str) -> dict[str, Any]:
+    """A baseline by `operant prompt search`; `words` name the task model, and how it is asked."""
+    begin, out = spent(), folder / "rows.json"
+    asked = ["prompt", "search", "--tasks", str(folder), "--baselines", name, "--calls", str(calls), *words]
+    if command([*asked, "--out", str(out)]):
         raise SystemExit(f"{name} failed")
     [row] = json.loads(out.read_text(encoding="utf-8"))
     of = {key: row[key] for key in ("train", "test", "score", "prompt", "calls")}
-    return [{**of, "seconds": spent() - begin}]
+    return {**of, "seconds": spent() - begin}
 
 
 def one(name: str, seed: int, data: Path, steps: int, held_out: int) -> dict[str, Any]:
     """One row, in this process."""
     base = name.removesuffix(", shuffled")
     folder = write_split(data, seed, held_out, "shuffled" if base != name else "")
-    calls = steps * 16 * 64
-    rows = learnt(base, folder, seed, steps) if base in LEARNT else searched(base, folder, seed, calls)
-    return {"name": name, "seed": seed, "steps": steps, **rows[0]}
+    if base in LEARNT:
+        found = learnt(base, folder, seed, steps)
+    else:
+        words = ["--task-model", "builtin:reviews-lm", "--template", "{sentence}{prompt}", "--words", "terrible,great"]
+        found = searched(base, folder, steps * 16 * 64, *words)
+    return {"name": name, "seed": seed, "steps": steps, **found}
 
 
 def place(row: dict[str, Any]) -> Path:

@@ -172,11 +172,11 @@ def test_a_click_copies_the_whole_template(browser, url, clipboard):
         assert page.evaluate("navigator.clipboard.readText()") == "{sentence}  it was {mask} ."
 
 
-def test_a_step_under_the_pointer_tells_its_best_prompt(browser, url):
+def test_the_best_prompt_of_the_step_under_the_pointer_is_shown(browser, url):
     with visit(browser, url) as page:
         chart = page.locator("#chart-prompt-scores")
-        told = lambda: chart.locator(".said p").evaluate_all("all => all.map(one => one.textContent)")  # noqa: E731
-        assert told() == ["Best so far, of step 3:  third 1 5"]
+        lines = lambda: chart.locator(".below p").evaluate_all("all => all.map(one => one.textContent)")  # noqa: E731
+        assert lines() == ["Best so far, of step 3:  third 1 5"]
         plot = chart.locator(".u-over")
         plot.scroll_into_view_if_needed()
         box = plot.bounding_box()
@@ -187,7 +187,7 @@ def test_a_step_under_the_pointer_tells_its_best_prompt(browser, url):
         ):
             page.mouse.move(box["x"] + share * box["width"], box["y"] + 20)
             page.wait_for_timeout(100)
-            assert told() == expected
+            assert lines() == expected
         assert chart.locator(".key b").all_inner_texts() == ["5", "4", "3"]
 
 

@@ -23,7 +23,7 @@ GOOD = {"up": {"a": 0.9, "b": 0.6, "c": 0.5}, "down": {"a": 0.1, "b": 0.2, "c": 
 LABELS = {"a": 1, "b": 0, "c": 1}
 
 
-def said(texts: Sequence[str]) -> list[dict[str, float]]:
+def answers(texts: Sequence[str]) -> list[dict[str, float]]:
     """Log-probs of "text prompt" by the table; a text without content is answered by its prompt alone."""
     found = []
     for filled in texts:
@@ -42,7 +42,7 @@ def rollout(prompt: str, of: Task, version: int = 0) -> Rollout:
 
 
 def reward(**options) -> PromptReward:
-    return PromptReward(said, **{"words": WORDS, **options})
+    return PromptReward(answers, **{"words": WORDS, **options})
 
 
 # --- measures -------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def counted():
 
     def ask(texts):
         asked.extend(texts)
-        return said(texts)
+        return answers(texts)
 
     return ask, asked
 
@@ -144,7 +144,7 @@ def test_a_step_draws_the_same_examples_for_all_prompts():
                 for filled in texts:
                     text, _, prompt = filled.rpartition(" ")
                     drawn.setdefault((f"{made}{prompt}", version), set()).add(text)
-                return said(texts)
+                return answers(texts)
 
             again = PromptReward(ask, words=WORDS, examples=10)
             again.read_tasks([many()])

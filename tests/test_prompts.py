@@ -117,12 +117,25 @@ def recounted(written):
         (["train", "prompt", "--reward.measure", "luck"], "measure='luck'"),
         (["train", "prompt", "--task-model", "nothing-here"], "nothing-here"),
         (["train", "prompt", "--data.limit", "1", "--reward.prompt-tokens", "400"], "too long for"),
+        (
+            ["train", "prompt", "--length", "21"],
+            "prompts of 21 tokens (--sampling.max-tokens), and reward 'prompt' leaves",
+        ),
+        (["train", "prompt", "--reward.kind", "masked"], "is a gpt2, which transformers has no masked model of"),
+        (
+            ["train", "prompt", "--task-model", "asked.py:fails"],
+            "'asked.py:fails' raised KeyError: 'answer' (asked.py, line 2)",
+        ),
+        (["train", "prompt", "--task-model", "asked.py:other"], "named none of the words terrible, great in"),
     ],
 )
-def test_what_cannot_be_is_a_sentence(words, message, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_a_sentence_and_leaves_nothing(words, message, tmp_path, monkeypatch, capsys):
+    asked = "def fails(texts):\n    return {}['answer']\ndef other(texts):\n    return ['positive'] * len(texts)\n"
+    (tmp_path / "asked.py").write_text(asked, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main([*words, *(["--steps", "1"] if words[0] == "train" else [])]) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_search_compares_named_baselines_at_equal_calls(place, tmp_path, capsys):

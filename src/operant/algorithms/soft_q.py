@@ -13,6 +13,7 @@ the mean over replies, with $V'_{T+1} = 0$.
 ```
 operant train prompt --algorithm soft_q
 operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
+operant train letters --algorithm soft_q --advantage.shape 0,1,0,10 --replay.share 0.5
 ```
 
 - `loss.version`: `v2_v3`, as above, or one of its halves, `v2` (one step) and `v3` (the whole path), or `v0` (values
@@ -30,6 +31,11 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
   scores)`), and replies may be drawn from the likeliest tokens (`sampling.top_k` with `sampling.truncation=stored`),
   while V is taken over the whole vocabulary. `--mask.by model` draws from those that the frozen model behind an
   `output_mlp` finds likely, so that replies stay fluent.
+- **Earlier replies**: `replay.share` is the share of each update's replies that are drawn from a buffer of the newest
+  `replay.capacity` ones, with the scores that they had: 0 (the default) is on-policy, 1 off-policy, 0.5 mixed. RLPrompt
+  names these modes and has the first alone. The buffer is in every checkpoint; `rollout/staleness` is the age of what is
+  learnt from, and `learner.max_staleness` its bound. `kl/per_reply` is then no estimate of KL, because the policy has
+  not drawn these replies.
 - **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` or over the
   replies to one task (`group`); then `advantage.shape` maps the range a..b to c..d. Rewards that are k times as large
   make the optimum that much sharper.

@@ -209,6 +209,8 @@ def evaluated_otherwise(history: History) -> Finding | None:
     names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
     own = {name: history.option(f"sampling.{names.get(name, name)}") for name in given} | {"do_sample": True}
     other = {name: value for name, value in given.items() if value != own[name]}
+    if history.option("form") == "prompt" and other == {"top_k": 1}:
+        other = {}  # such a run is to find one prompt, and its policy's is the likeliest one
     parts = [f"{name} {value} (training {own[name]})" for name, value in other.items()]
     parts += [f"{beams} beams (training draws)"] * (beams > 1)
     if not parts or (history.option("evaluate") is None and not history.evaluation):

@@ -30,7 +30,7 @@ from operant.models.safe_loading import load_config, load_tokenizer
 from operant.prompts.sets import CAUSAL, MASKED, set_named
 from operant.prompts.templates import PromptTemplate
 from operant.storage.hub import find_model
-from operant.types import OperantError, shown
+from operant.types import OperantError, describe_error, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
 """How a task model is asked."""
@@ -38,6 +38,8 @@ SENTINEL = "<extra_id_0>"
 """What stands for a mask in the text of a model of T5's kind, and begins its answer."""
 FLOOR = -30.0
 """Log-prob of a word that a black-box model does not name, and of one whose probability it says is 0."""
+SILENT = 16
+"""Answers of a function without any of the words, after which they count as a mistake of the words or the template."""
 BRANCHES = 128
 """Most tokens of the prompts that are read as branches of one row."""
 PASS = (2048, 65536)
@@ -123,12 +125,13 @@ class BlackBox(TaskModel):
     """A function from texts to answers, one each: a text, or a mapping from words to log-probs.
 
     A text counts for the class whose word occurs first in it, whatever its case; one without any of them counts for no
-    class. Raises: OperantError, when called, for answers of another kind or number.
+    class. Raises: OperantError, when called, as `answer`.
     """
 
     def __init__(self, function: Callable[[list[str]], Sequence[Any]], name: str):
         super().__init__(name, "callable", CAUSAL)
         self.function = function
+        self._without, self._named = 0, False
 
     def check(self, template: PromptTemplate, words: Sequence[str]) -> None:
         """Raises: OperantError as any, and for a template with a mask, of which a function knows nothing."""
@@ -139,17 +142,36 @@ class BlackBox(TaskModel):
             )
 
     def answer(self, template: PromptTemplate, pairs: list[tuple[str, str]], words: Sequence[str]) -> Tensor:
-        """float64 [N, C]: log-probs as the function tells them; of a text, 0 for its class and `FLOOR` for others.
+        """float64 [N, C]: log-probs as the function returns them; of a text, 0 for its class and `FLOOR` for others.
 
-        Raises: OperantError for answers of another kind or number.
+        Raises: OperantError for answers of another kind or number, for an exception of the function, and if none of its
+        first `SILENT` answers names a class.
         """
-        answers = self.function([template.render(prompt, text) for prompt, text in pairs])
+        filled = [template.render(prompt, text) for prompt, text in pairs]
+        try:
+            answers = self.function(filled)
+        except OperantError:
+            raise
+        except Exception as error:
+            raise OperantError(
+                f"task model {self.name!r} raised {describe_error(error)} for {len(filled)} texts, the first of them "
+                f"{shown(filled[0])}: mend the function"
+            ) from error
         if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(pairs):
             raise OperantError(
                 f"task model {self.name!r} returned {shown(answers)} for {len(pairs)} texts: it must return a list "
                 "with one answer for each, in their order"
             )
-        return torch.tensor([read_answer(answer, words, self.name) for answer in answers], dtype=torch.float64)
+        found = torch.tensor([read_answer(answer, words, self.name) for answer in answers], dtype=torch.float64)
+        self._named = self._named or bool((found > FLOOR).any())
+        self._without += len(filled)
+        if not self._named and self._without >= SILENT:
+            raise OperantError(
+                f"task model {self.name!r} has named none of the words {', '.join(words)} in {self._without} answers, "
+                f"the last of which is {shown(answers[-1])}: every prompt would have the same score; ask for these "
+                "words in the template, or give the words that it answers with"
+            )
+        return found
 
 
 def read_answer(answer: Any, words: Sequence[str], name: str) -> list[float]:
@@ -159,8 +181,8 @@ def read_answer(answer: Any, words: Sequence[str], name: str) -> list[float]:
         places = [low.find(word.strip().lower()) for word in words]
         first = min((place for place in places if place >= 0), default=None)
         # Of two words that begin at one place, as in "greater", the longer one is meant.
-        said = [len(word) if place == first else 0 for word, place in zip(words, places)]
-        return [0.0 if n and n == max(said) else FLOOR for n in said]
+        lengths = [len(word) if place == first else 0 for word, place in zip(words, places)]
+        return [0.0 if n and n == max(lengths) else FLOOR for n in lengths]
     if isinstance(answer, Mapping):
         try:
             row = [float(answer.get(word, FLOOR)) for word in words]
@@ -626,8 +648,15 @@ def task_model(
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
     what, folder = f"task model {name!r}", find_model(name)
-    kind = kind or kind_of(load_config(folder), load_tokenizer(folder))
+    config = load_config(folder)
+    kind = kind or kind_of(config, load_tokenizer(folder))
     auto = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "encoder-decoder": AutoModelForSeq2SeqLM}
+    known: Any = getattr(auto[kind], "_model_mapping")  # noqa: B009 - what transformers itself looks the class up in
+    if type(config) not in known and not getattr(config, "auto_map", None):
+        raise OperantError(
+            f"{what} is a {config.model_type}, which transformers has no {kind} model of: leave --reward.kind out, and "
+            "its config decides"
+        )
     loaded = load(auto[kind], name, what, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if loaded.missing:
         raise OperantError(

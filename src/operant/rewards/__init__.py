@@ -343,6 +343,21 @@ def keep_in(reward: RewardFn | None, journal: Any) -> None:
             keep(journal)
 
 
+def check_lengths(reward: RewardFn | None, tokens: int) -> None:
+    """Refuse replies of up to `tokens` tokens where a part of the reward leaves less room for them in its texts.
+
+    Raises: OperantError.
+    """
+    for part in every_part(reward):
+        room = getattr(part, "prompt_tokens", None)
+        if room is not None and tokens > room:
+            raise OperantError(
+                f"prompts of {tokens} tokens (--sampling.max-tokens), and reward {name_of(part)!r} leaves room for "
+                f"{room} in its longest text: --reward.prompt-tokens {tokens}, or more if its model needs more tokens "
+                "for the same text"
+            )
+
+
 def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> list[Task]:
     """Refuse tasks that a part of the reward cannot judge, and let its parts read what they need of all tasks.
 

@@ -77,6 +77,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
             for judge in judges:
                 rewards.prepare(judge, first, alone=True)
     if reward is not None:
+        rewards.check_lengths(reward, sampling.max_tokens)
         rewards.check(reward)
     for metric in metrics:
         metric.check()

@@ -90,7 +90,12 @@ def runs(
             run.log_left_out()
         if run.first:
             copy_initial_models(config, folder.path)
-        yield from _train(run, stop)
+        try:
+            yield from _train(run, stop)
+        except OperantError:
+            if not (resume or run.started):  # refused before the first step, such as by what a reward was answered
+                _discard(folder)
+            raise
 
 
 @contextmanager
@@ -168,13 +173,20 @@ def _load(
             verdicts = folder.checkpoints.parent / f"verdicts-{distributed.rank()}.jsonl"
             parts = build(models, journal=Journal(verdicts), **objects)
     except BaseException:
-        folder.close()
-        if not resume:  # the folder holds no results yet
-            shutil.rmtree(folder.path, ignore_errors=True)
-            with suppress(OSError):
-                folder.path.parent.rmdir()  # succeeds only if the parent is empty
+        if resume:
+            folder.close()
+        else:
+            _discard(folder)
         raise
     return Run(config, parts, folder, Trackers(folder, trackers, log_message))
+
+
+def _discard(folder: RunFolder) -> None:
+    """Delete the folder of a new run, which holds no results yet."""
+    folder.close()
+    shutil.rmtree(folder.path, ignore_errors=True)
+    with suppress(OSError):
+        folder.path.parent.rmdir()  # succeeds only if the parent is empty
 
 
 def _resume(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:

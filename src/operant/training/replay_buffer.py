@@ -1,8 +1,8 @@
 """Earlier replies that a step learns from again, for methods whose loss holds for replies from any source.
 
 A buffer keeps the replies of past steps with their scores. The update learns from as many replies as were scored: a
-share of them drawn from the buffer, with replacement, the others from those of the step. None of them brings the
-log-probs of its sampler, as one from elsewhere.
+share of them drawn from the buffer, with replacement, the others from those of the step. Like replies from elsewhere,
+none of them has the log-probs of its sampler.
 """
 
 from dataclasses import dataclass, replace
@@ -69,7 +69,8 @@ class ReplayBuffer:
 
         version: of the policy, from which the random numbers follow, too.
         """
-        new = [replace(r, turns=[_bare(turn) for turn in r.turns]) for r in selected.rollouts]
+        bare: dict[str, Any] = dict.fromkeys(("logprobs", "values", "allowed", "states"))  # as turns from elsewhere
+        new = [replace(r, turns=[replace(turn, **bare) for turn in r.turns]) for r in selected.rollouts]
         ages = [max(age(turn, version) for turn in r.turns) for r in selected.rollouts]
         fresh = [
             Kept(r.task.id, r.turns, score, version - old)
@@ -129,8 +130,3 @@ class ReplayBuffer:
             Kept(task, [next(turns) for _ in range(count)], score, version)
             for task, count, score, version in state["kept"]
         ]
-
-
-def _bare(turn: Turn) -> Turn:
-    """The turn as one from elsewhere: with neither the numbers of its sampler nor cached states."""
-    return replace(turn, logprobs=None, values=None, allowed=None, states=None)

@@ -84,7 +84,9 @@ def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
 
     Raises: OperantError for a token outside the vocabulary, or replies that do not fit into the model's context.
     """
-    sampling: Sampling = warned(options["sampling"])
+    sampling: Sampling = options["sampling"]
+    if options["kl"].coef or options["kl"].loss_coef:
+        warned(sampling)
     sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
     sampling.check_ids(policy.vocabulary)
     if policy.context is not None and policy.context < 1:

@@ -26,7 +26,7 @@
 //   include   values that the y axis must cover; floor: lower values are drawn at this one
 //   log       a logarithmic y axis; percent: the values are shares
 //   stacked   stacked areas, the first at the bottom; most: the y axis ends there
-//   about     (x) => nodes that are said below the plot of the place under the pointer, or of the newest, x null
+//   about     (x) => nodes below the plot, about the place under the pointer, or of the newest, x null
 //   small     a low chart; whole: the x axis has whole numbers (true by default)
 const Charts = (() => {
   const charts = new Set();
@@ -73,8 +73,8 @@ const Charts = (() => {
     self.caption = element("span", "", spec.caption || "");
     const caption = element("figcaption");
     caption.append(self.caption, " ", api.buttons(self));
-    self.said = spec.about ? element("div", "said") : "";
-    host.replaceChildren(header(host, spec, self.readout), self.keys, self.plot, self.said, caption);
+    self.below = spec.about ? element("div", "below") : "";
+    host.replaceChildren(header(host, spec, self.readout), self.keys, self.plot, self.below, caption);
 
     const build = () => {
       self.uplot?.destroy();
@@ -276,7 +276,7 @@ const Charts = (() => {
     /** The value under the cursor, or the newest. */
     read(self, index) {
       const { spec } = self;
-      if (spec.about) self.said.replaceChildren(...spec.about(index === null ? null : self.uplot.data[0][index]));
+      if (spec.about) self.below.replaceChildren(...spec.about(index === null ? null : self.uplot.data[0][index]));
       if (spec.shared) return name(self, index);
       const known = (v) => v !== null && v !== undefined;
       const newest = (values) => values.findLast(known);

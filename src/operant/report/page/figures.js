@@ -124,7 +124,7 @@ const Figures = (() => {
           { label: "best of the step", colour: "--green", x, values: best, points: true },
           { label: "mean of the step", colour: "--orange", x, values: mean },
         ],
-        { metrics: [], unit: "score", height: 240, about: Prompts.said(found, so),
+        { metrics: [], unit: "score", height: 240, about: Prompts.below(found, so),
           caption: "Point at a step to read its best prompt. Where a step scores prompts on a few texts, the best of many is flattered by them; " +
             `the accuracies on all texts count. Healthy: the mean rises towards the best.${some}` },
       ),

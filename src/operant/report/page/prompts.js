@@ -128,8 +128,8 @@ const Prompts = (() => {
       calibrate === "none" ? "" : `, with ${calibrate} calibration`, `. Training called it ${count(calls)} times, once for each prompt with a text.`);
   }
 
-  /** What is said below a chart of the scores about the step under the pointer; x: the steps, so: the place of the best so far. */
-  function said({ step: x, text, best }, so) {
+  /** The lines below a chart of the scores, about the step under the pointer; x: the steps, so: the place of the best so far. */
+  function below({ step: x, text, best }, so) {
     const line = (label, i) => {
       const made = element("p", "", `${label} step ${number(x[i])}: `);
       made.append(...visible(text[i]), element("b", "", ` ${number(best[i])}`));
@@ -142,5 +142,5 @@ const Prompts = (() => {
     };
   }
 
-  return { show, visible, said };
+  return { show, visible, below };
 })();
