@@ -72,7 +72,11 @@ def write_split(data: Path, seed: int, held_out: int, labels: str = "") -> Path:
 def learnt(method: str, folder: Path, seed: int, steps: int) -> dict[str, Any]:
     """The best prompt of a run, and its curve."""
     options = {"algorithm": method, "lr": RATES[method], "reward.calibrate": "mean", **OWN[method]}
-    options |= {"reward.template": "{sentence}{prompt}", "out": RUNS / f"{method}-{folder.name}"}
+    options |= {
+        "reward.template": "{sentence}{prompt}",
+        "reward.words": ("terrible", "great"),
+        "out": RUNS / f"{method}-{folder.name}",
+    }
     return trained(folder, steps=steps, seed=seed, **options)
 
 

@@ -6,7 +6,7 @@ ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
-text-worlds.md, translation.md, resuming.md, sandbox.md  the same
+text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-transfer.md  the same
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
@@ -104,7 +104,8 @@ def pages() -> dict[str, str]:
         },
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "code.md": {"programs": measured.programs()},
-        "prompts.md": {"prompts": measured.prompts()},
+        "prompts.md": {"prompts": measured.prompts(), "few-shot": measured.few_shot()},
+        "style-transfer.md": {"style": measured.style_transfer()},
         "sandbox.md": {"hostile": measured.hostile_programs(), "cost": measured.sandbox()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
         "checkpoints.md": {"sizes": measured.sizes()},

@@ -659,6 +659,84 @@ def prompts() -> str:
     return f"{table}\nThe standard error of an accuracy is at most 0.018. Made by `{results['command']}`.\n"
 
 
+FEW_SHOT = {
+    "soft_q": "learnt, `soft_q`",
+    "halving": "successive halving",
+    "random": "random search",
+    "manual": "six prompts by hand",
+    "none": "no prompt",
+    "head": "a linear head on the model's states",
+}
+
+
+def few_shot() -> str:
+    """The mean accuracy over the seeds, one row per way of finding a prompt, with and without calibration."""
+    results: Any = _read("few-shot.json")
+    if not results:
+        return NOTHING
+    sets = [name for name in ("sst-2", "mr", "cr") if any(row["set"] == name for row in results["rows"])]
+    table = (
+        f"| prompt by | calibration | calls | {' | '.join(map(str.upper, sets))} |\n|---|---|---|{'---|' * len(sets)}\n"
+    )
+    for name, title in FEW_SHOT.items():
+        for way in (name, f"{name}+mean"):
+            own = [row for row in results["rows"] if row["name"] == way]
+            if own:
+                cells = [_mean_of([row["test"] for row in own if row["set"] == of]) for of in sets]
+                calls = f"{max(row['calls'] for row in own):,}" if name != "head" else ""
+                table += f"| {title} | {'mean' if way != name else ''} | {calls} | {' | '.join(cells)} |\n"
+    model, rows = results["model"], results["rows"]
+    return (
+        f"{table}\nMean and deviation over the seeds (their number) of the accuracy on {rows[0]['held_out']} held-out "
+        f"texts. The task model has {model['parameters'] / 1e6:.1f}M parameters ({model['bytes'] / 1e6:.0f} MB), and "
+        f"was trained for {model['seconds'] / 60:.0f} minutes of processor time on {model['tokens'] / 1e6:.1f}M "
+        f"tokens; it finds {100 * model['test_accuracy']:.0f} % of the masked tokens of test reviews. Made by "
+        f"`{results['command']}`.\n"
+    )
+
+
+def _mean_of(numbers: list[float], digits: int = 3) -> str:
+    """Mean, deviation and count: `0.512 ± 0.010 (5)`."""
+    if not numbers:
+        return ""
+    spread = f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.{digits}f}{spread} ({len(numbers)})"
+
+
+STYLE = {
+    "copy": "the sentence itself",
+    "none": "no prompt",
+    "hand 1": "by hand",
+    "hand 2": "by hand",
+    "soft_q": "learnt, `soft_q`",
+}
+
+
+def style_transfer() -> str:
+    """Content, style, fluency and joint mean of each prompt, of single rewrites and of selected ones."""
+    results: Any = _read("style-transfer.json")
+    if not results:
+        return NOTHING
+    names = ("content", "style", "fluency", "joint")
+    table = f"| prompt by | prompt | {' | '.join(names)} | {' | '.join(f'{name}, selected' for name in names)} |\n"
+    table += f"|---|---|{'---|' * 8}\n"
+    judges = {row["name"]: 100 * row["accuracy"] for row in results["rows"] if "accuracy" in row}
+    for name, title in STYLE.items():
+        for row in (row for row in results["rows"] if row["name"] == name):
+            for when in ("before", "after"):
+                if when in row:
+                    text = row["prompt" if when == "after" else "prompt_before"]
+                    text = "" if name == "copy" or not text else f"`{text.replace('`', chr(39))}`"
+                    of = f"{title}, seed {row['seed']}, {when}" if name == "soft_q" else title
+                    cells = [f"{row[when][f'{kind}{one}']:.1f}" for kind in ("", "selected/") for one in names]
+                    table += f"| {of} | {text} | {' | '.join(cells)} |\n"
+    return (
+        f"{table}\n{results['test']} test sentences, from negative to positive. The judges are right on "
+        f"{judges['style']:.0f} % (style) and {judges['fluency']:.0f} % (fluency) of test sentences. Made by "
+        f"`{results['command']}`.\n"
+    )
+
+
 def dialog() -> str:
     """The accuracy of the classifier of topics, and PPO and its control before and after."""
     results: Any = _read("dialog-intents.json")

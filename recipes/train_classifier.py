@@ -90,8 +90,8 @@ def context_vectors(ids, size, width, near=5):
     count += count.T.clone()
     total = count.sum(1, keepdim=True) + 1
     ppmi = (count * total.sum() / total / total.T + 1e-9).log_().clamp_(min=0)
-    u, s, _ = torch.svd_lowrank(ppmi, q=width, niter=3)
-    return F.normalize(u * s.sqrt(), dim=1)
+    u, s, _ = torch.svd_lowrank(ppmi, q=min(width, size), niter=3)
+    return F.pad(F.normalize(u * s.sqrt(), dim=1), (0, max(0, width - size)))
 
 
 @torch.no_grad()

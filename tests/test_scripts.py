@@ -48,6 +48,7 @@ RUN = {
     "recipes/builtin_tasks.py": ["build"],
     "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
+    "recipes/train_masked_lm.py": ["--data", "{data}", *"--minutes 0.02 --vocab 600 --batches 2".split()],
     "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
     "recipes/train_code_lm.py": ["--work", "runs/code-1000", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
     "recipes/train_translation_t5.py": ["--data", "{data}", "--work", "runs/translation", "--steps", "2"],
@@ -68,6 +69,14 @@ RUN = {
     "benchmarks/commongen.py": [*"--kinds ppo --seeds 1 --minutes 0.01 --sentences 2 --quick".split()],
     "benchmarks/dialog_intents.py": ["--data", "{data}/dialogues.jsonl.gz", "--seeds", "1", "--quick"],
     "benchmarks/prompts.py": ["--data", "{data}", *"--steps 2 --held-out 8 --seeds 1 --only soft_q;none+mean".split()],
+    "benchmarks/few_shot.py": [
+        *("--data", "{data}", "--only", "soft_q+mean,none,halving"),
+        *"--steps 2 --held-out 8 --sets sst-2 --seeds 13".split(),
+    ],
+    "benchmarks/style_transfer.py": [
+        *("--data", "{data}", "--only", "copy,soft_q", "--seeds", "1"),
+        *"--steps 1 --train 8 --test 4 --rows 64".split(),
+    ],
     "benchmarks/seed_demo.py": ["--data", "{data}", "--quick"],
     "benchmarks/extract.py": ["--data", "{data}", *"--quick --seeds 1 --kinds ppo --at-once 1".split()],
     "benchmarks/kl_samples.py": ["--quick"],
@@ -111,7 +120,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("scripts")
     for name in ("benchmarks", "recipes", "tests", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
-    words = "a film that was great and the story is a boring but moving account of love with no plot".split()
+    words = "a film that was great or terrible and the story is a boring but moving account of love".split()
     chance = random.Random(0)
     (place / "reviews").mkdir()
     for split in ("train", "test"):
@@ -128,6 +137,17 @@ def place(tmp_path_factory):
     with gzip.open(place / "reviews" / "dialogues.jsonl.gz", "wt", encoding="utf-8") as file:
         dialogues = [{"topic": 1 + i % 10, "turns": [" ".join(words[:4])] * 3} for i in range(60)]
         file.write("\n".join(json.dumps(line) for line in dialogues))
+    rows = "sentence\tlabel\n" + "".join(f"{' '.join(chance.choices(words, k=8))}\t{i % 2}\n" for i in range(32))
+    (place / "reviews/sst-2/16-13").mkdir(parents=True)
+    (place / "reviews/sst-2/16-13/train.tsv").write_text(rows, encoding="utf-8")
+    with gzip.open(place / "reviews/sst-2/test.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write(rows)
+    clean = place / "reviews/yelp_rlprompt/clean"
+    clean.mkdir(parents=True)
+    for split in ("dev", "test"):
+        for label in (0, 1):
+            with gzip.open(clean / f"sentiment.{split}.{label}.clean.gz", "wt", encoding="utf-8") as file:
+                file.writelines(" ".join(chance.choices(words, k=8)) + "\n" for _ in range(40))
     for split in ("train", "val", "test_2016_flickr"):
         for language in ("de", "en"):
             with gzip.open(place / "reviews" / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:

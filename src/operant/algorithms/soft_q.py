@@ -33,9 +33,9 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10 --replay.sha
   `output_mlp` finds likely, so that replies stay fluent.
 - **Earlier replies**: `replay.share` is the share of each update's replies that are drawn from a buffer of the newest
   `replay.capacity` ones, with the scores that they had: 0 (the default) is on-policy, 1 off-policy, 0.5 mixed. RLPrompt
-  names these modes and has the first alone. The buffer is in every checkpoint; `rollout/staleness` is the age of what is
-  learnt from, and `learner.max_staleness` its bound. `kl/per_reply` is then no estimate of KL, because the policy has
-  not drawn these replies.
+  names these modes and has the first alone. The buffer is in every checkpoint; `rollout/staleness` is the age of what
+  is learnt from, and `learner.max_staleness` its bound. `kl/per_reply` is then no estimate of KL, because the policy
+  has not drawn these replies.
 - **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` or over the
   replies to one task (`group`); then `advantage.shape` maps the range a..b to c..d. Rewards that are k times as large
   make the optimum that much sharper.
