@@ -77,6 +77,7 @@ def learnt(method: str, folder: Path, seed: int, steps: int) -> list[dict[str, A
         "reward.calibrate": "mean",
         "reward.compare": ("none",),
         "reward.template": "{sentence}{prompt}",
+        "reward.words": ("terrible", "great"),
         "probes": 0,
         "out": out,
         **OWN[method],
