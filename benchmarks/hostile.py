@@ -64,7 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"name": one.name, "kind": one.kind, **{level: results[one.name] for level, results in found.items()}}
         for one in hostile_programs.ALL
     ]
-    results = {"command": "python -m benchmarks.hostile", "machine": about(), "untried": untried, "rows": rows}
+    results = {
+        "command": "python -m benchmarks.hostile",
+        "container": given,
+        "machine": about(),
+        "untried": untried,
+        "rows": rows,
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     strong = [level for level in found if level != "none" and LEVELS[level].boundary]
     return 0 if all(row["none"] and not any(row[level] for level in strong) for row in rows) else 1

@@ -104,6 +104,7 @@ def pages() -> dict[str, str]:
         },
         "isolated-rewards.md": {"hostile": measured.hostile()},
         "code.md": {"programs": measured.programs()},
+        "code-test-time.md": {"test-time": measured.test_time()},
         "prompts.md": {"prompts": measured.prompts()},
         "sandbox.md": {"hostile": measured.hostile_programs(), "cost": measured.sandbox()},
         "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
