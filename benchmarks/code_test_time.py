@@ -1,8 +1,8 @@
 """Programs at test time, at an equal number of programs: `python -m benchmarks.code_test_time`, about half an hour.
 
 After `python -m benchmarks.programs`, whose start, critic, samples and held-out problems it uses. Protocol, fixed
-before anything was measured: 16 programs for each of 200 held-out problems, of which one is chosen by the example tests of the
-statement, and among those that pass by the critic.
+before anything was measured: 16 programs for each of 200 held-out problems, of which one is chosen by the example tests
+of the statement, and among those that pass by the critic.
 
 - `sampled`: all 16 are sampled at once.
 - `refined`: 8 are sampled. Of those that pass the examples, the beginning is kept and the rest written anew, 8 times:
@@ -13,7 +13,7 @@ statement, and among those that pass by the critic.
 - `both`: refined by the critic and repaired by that model.
 
 Where there is nothing to refine or repair, a problem uses fewer programs, and the table says how many. A finished row
-is not repeated. Writes `benchmarks/results/code-test-time.json`; `make docs` writes the table of docs/code-test-time.md.
+is not repeated. Writes `benchmarks/results/code-test-time.json`; `make docs` writes docs/code-test-time.md's table.
 """
 
 import argparse
