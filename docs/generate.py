@@ -103,6 +103,7 @@ def pages() -> dict[str, str]:
             "process": measured.process_rewards(),
         },
         "isolated-rewards.md": {"hostile": measured.hostile()},
+        "prompts-task-models.md": {"calls": measured.prompt_calls()},
         "code.md": {"programs": measured.programs()},
         "code-test-time.md": {"test-time": measured.test_time()},
         "prompts.md": {"prompts": measured.prompts()},

@@ -629,6 +629,23 @@ def programs() -> str:
     )
 
 
+def prompt_calls() -> str:
+    """One row per way of asking a task model."""
+    results: Any = _read("prompt-calls.json")
+    if not results:
+        return NOTHING
+    table = "| way | calls a second | over RLPrompt's loop |\n|---|---|---|\n"
+    for row in results["rows"]:
+        table += f"| {row['way']} | {row['calls a second']:,} | {row[OVER_THEIRS]:.1f} |\n"
+    about = f"{results['prompts']} prompts of five tokens, {results['texts']} sentences of SST-2, processor time of "
+    about += f"{results['threads']} thread{'s' * (results['threads'] > 1)}, median of {results['rounds']} rounds; the "
+    about += f"log-probs of all ways differ by at most {results['largest difference of a log-prob']:.0e}. "
+    return f"{table}\n{about}Made by `{results['command']} --data FOLDER --write`.\n"
+
+
+OVER_THEIRS = "over RLPrompt's loop"
+
+
 def test_time() -> str:
     """One row per way of spending 16 programs on a problem."""
     results: Any = _read("code-test-time.json")
