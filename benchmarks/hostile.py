@@ -42,14 +42,17 @@ def harms(jail: Jail | None, hostile: Any, folder: Path) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__).parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__)
+    for name in ("image", "engine", "runtime"):
+        parser.add_argument(f"--{name}", default=getattr(JailOptions(), name), help="of the level container")
+    given = vars(parser.parse_args(argv))
     sys.path.insert(0, str(ROOT / "tests"))
     import hostile_programs
 
     found, untried = {}, {}
     for level in ("none", *LEVELS):
         try:
-            jail = None if level == "none" else Jail(JailOptions(level=level, seconds=0.5, patience=1.0))
+            jail = None if level == "none" else Jail(JailOptions(level=level, seconds=0.5, patience=1.0, **given))
         except OperantError as error:
             untried[level] = str(error)
             print(f"{level}: not tried: {error}")
@@ -61,7 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"name": one.name, "kind": one.kind, **{level: results[one.name] for level, results in found.items()}}
         for one in hostile_programs.ALL
     ]
-    results = {"command": "python -m benchmarks.hostile", "machine": about(), "untried": untried, "rows": rows}
+    results = {
+        "command": "python -m benchmarks.hostile",
+        "container": given,
+        "machine": about(),
+        "untried": untried,
+        "rows": rows,
+    }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     strong = [level for level in found if level != "none" and LEVELS[level].boundary]
     return 0 if all(row["none"] and not any(row[level] for level in strong) for row in rows) else 1

@@ -15,6 +15,7 @@ this start was measured:
 - Controls: `sft`, cross-entropy that continues for the same time on the start's references; `shuffled`, `grpo` whose
   scores are those of other programs; and `sft-fresh`, cross-entropy on 20,000 new references, which the others do not
   have: what a teacher would be worth.
+- `--only critic,critic-padded --seeds 0,1,2` trains the critic again, and one that pools over padding as CodeRL's did.
 - Each is measured on the held-out problems: four samples of each (pass@1 and pass@4), and the greedy one; outcomes, and
   mean length. Differences to `sft` are paired by problem and seed.
 
@@ -111,8 +112,8 @@ def measured(policy: Any) -> dict[str, Any]:
     return found
 
 
-def train_critic() -> dict[str, Any]:
-    """CodeRL's critic, on samples of the start."""
+def train_critic(kind: str, seed: int) -> dict[str, Any]:
+    """CodeRL's critic, on samples of the start; `critic-padded` pools over the padding too, as CodeRL's code did."""
     begin, samples = spent(), RUNS / "samples.jsonl"
     few = RUNS / "few.jsonl"
     rows = (RUNS / "train.jsonl").read_text(encoding="utf-8").splitlines()[: SIZES["sampled"]]
@@ -128,11 +129,13 @@ def train_critic() -> dict[str, Any]:
         "policy.trunk": str(START),
         "steps": SIZES["steps"],
         "threads": "1",
+        "seed": seed,
     }
+    options |= {"policy.pool_padding": 128} if kind == "critic-padded" else {}
     run = train(
         tasks=str(RUNS / "critic-train.jsonl"),
         evaluate=str(RUNS / "critic-test.jsonl"),
-        out=CRITIC,
+        out=CRITIC if (kind, seed) == ("critic", 0) else RUNS / f"{kind}-{seed}",
         quiet=True,
         **options,
     )
@@ -141,7 +144,7 @@ def train_critic() -> dict[str, Any]:
     known = judged["after"]["metrics"] | {
         "bag/accuracy": bag_of_tokens(found[: -SIZES["apart"]], found[-SIZES["apart"] :])
     }
-    return {"method": "critic", "seed": 0, "seconds": seconds, "samples": len(found), "metrics": known}
+    return {"method": kind, "seed": seed, "seconds": seconds, "samples": len(found), "metrics": known}
 
 
 def bag_of_tokens(known: list[dict[str, Any]], held: list[dict[str, Any]]) -> float:
@@ -171,8 +174,8 @@ def bag_of_tokens(known: list[dict[str, Any]], held: list[dict[str, Any]]) -> fl
 
 def one(method: str, seed: int, minutes: float) -> dict[str, Any]:
     """One row, in this process."""
-    if method == "critic":
-        return train_critic()
+    if method in ("critic", "critic-padded"):
+        return train_critic(method, seed)
     if method == "start":
         return {"method": method, "seed": seed, "evaluation": measured(str(START))}
     options = {**COMMON, "policy": str(START), "tasks": str(RUNS / "train.jsonl"), **METHODS[method], "seed": seed}
@@ -207,7 +210,7 @@ def main() -> None:
     if given.keep:
         restore(RESULTS, place)
     methods = given.only.split(",")
-    with_critic = any(f"critic:{CRITIC}" in METHODS[method].get("reward", "") for method in methods)
+    with_critic = any(f"critic:{CRITIC}" in METHODS.get(method, {}).get("reward", "") for method in methods)
     jobs = [("start", "1"), *([("critic", "0")] if with_critic else [])]
     jobs += [(method, seed) for seed in given.seeds.split(",") for method in methods]
     for method, seed in jobs:

@@ -1,4 +1,4 @@
-"""Calls of a task model a second, one prompt with one text each: `python -m benchmarks.prompt_calls`.
+"""Calls of a task model a second of processor time, one prompt with one text each: `python -m benchmarks.prompt_calls`.
 
 Compares `rewards.PromptReward`'s task model, with sentences that are read once and without, with RLPrompt's own loop
 (`fsc_reward.py`), written plainly: one prompt at a time with all texts in one padded batch, the logits of every
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
+from operant.machine import about
 from operant.prompts.baselines import Vocabulary
 from operant.prompts.task_models import task_model
 from operant.prompts.templates import PromptTemplate
@@ -94,9 +95,9 @@ def main() -> None:
         prompts = [vocabulary.write(ids) for ids in vocabulary.draw(own.prompts, 5, 0, turn)]
         found = {}
         for name, way in ways.items():
-            start = time.perf_counter()
+            start = time.process_time()
             found[name] = way(prompts)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
         for name, numbers in found.items():
             far = max(far, float((numbers - found[f"{name.split(',')[0]}, RLPrompt's loop"]).abs().max()))
     calls = own.prompts * len(texts)
@@ -106,6 +107,8 @@ def main() -> None:
         theirs = rates[f"{name.split(',')[0]}, RLPrompt's loop"]
         rows.append({"way": name, "calls a second": round(rate), "over RLPrompt's loop": round(rate / theirs, 2)})
     result = {
+        "command": "python -m benchmarks.prompt_calls",
+        "machine": about(),
         "prompts": own.prompts,
         "texts": len(texts),
         "rounds": own.rounds,

@@ -608,17 +608,76 @@ def programs() -> str:
     )
     if ("critic", 0) not in rows:
         return text
-    of = rows["critic", 0]["metrics"]
-    areas = ", ".join(f"{of[f'critic/auc_{share}']:.2f}" for share in (25, 50, 75, 100))
-    known = ("critic/accuracy", "critic/majority", "bag/accuracy")
-    accuracy, most, bag = (f"{100 * of[name]:.0f} %" for name in known)
-    samples = rows["critic", 0]["samples"] - 400
-    return text + (
-        f"\nThe critic, on {samples:,} samples of the start: of 400 others it finds {accuracy} of the outcomes (the "
-        f"most frequent is {most}, a linear model of the counts of tokens finds {bag}); calibration error "
-        f"{of['critic/calibration_error']:.2f}; area under the curve of passing after 25, 50, 75 and 100 % of the "
-        f"tokens: {areas}.\n"
+    table = (
+        "| critic pools over | seeds | accuracy | calibration error | area under the curve of passing after 25, 50, "
     )
+    table += "75, 100 % of the tokens |\n" + "|---" * 5 + "|\n"
+    for kind, over in {"critic": "the program", "critic-padded": "the program and its padding"}.items():
+        if of := [row["metrics"] for (method, _), row in rows.items() if method == kind]:
+            areas = " / ".join(_each(of, f"critic/auc_{share}", digits=2) for share in (25, 50, 75, 100))
+            cells = [
+                str(len(of)),
+                _each(of, "critic/accuracy", digits=3),
+                _each(of, "critic/calibration_error", digits=3),
+            ]
+            table += f"| {over} | {' | '.join([*cells, areas])} |\n"
+    of, samples = rows["critic", 0]["metrics"], rows["critic", 0]["samples"] - 400
+    return text + (
+        f"\n{table}\nA critic, on {samples:,} samples of the start, and 400 others: the most frequent outcome is "
+        f"{100 * of['critic/majority']:.0f} % of these, and a linear model of the counts of tokens finds "
+        f"{100 * of['bag/accuracy']:.0f} %.\n"
+    )
+
+
+def prompt_calls() -> str:
+    """One row per way of asking a task model."""
+    results: Any = _read("prompt-calls.json")
+    if not results:
+        return NOTHING
+    table = "| way | calls a second | over RLPrompt's loop |\n|---|---|---|\n"
+    for row in results["rows"]:
+        table += f"| {row['way']} | {row['calls a second']:,} | {row[OVER_THEIRS]:.1f} |\n"
+    about = f"{results['prompts']} prompts of five tokens, {results['texts']} sentences of SST-2, processor time of "
+    about += f"{results['threads']} thread{'s' * (results['threads'] > 1)}, median of {results['rounds']} rounds; the "
+    about += f"log-probs of all ways differ by at most {results['largest difference of a log-prob']:.0e}. "
+    return f"{table}\n{about}Made by `{results['command']} --data FOLDER --write`.\n"
+
+
+OVER_THEIRS = "over RLPrompt's loop"
+
+
+def test_time() -> str:
+    """One row per way of spending 16 programs on a problem."""
+    results: Any = _read("code-test-time.json")
+    if not results:
+        return NOTHING
+    table = (
+        "| 8 samples, then | seeds | the chosen program is right | less that of 16 samples | some program is right |"
+    )
+    table += " programs a problem |\n" + "|---" * 6 + "|\n"
+    rows = {(row["way"], row["seed"]): row for row in results["rows"]}
+    for way in dict.fromkeys(
+        row["way"] for row in sorted(results["rows"], key=lambda row: TEST_TIME.index(row["way"]))
+    ):
+        own = {seed: row for (name, seed), row in rows.items() if name == way}
+        gains = [fmean(row["right"]) - fmean(rows["sampled", seed]["right"]) for seed, row in own.items()]
+        cells = [str(len(own)), ", ".join(f"{fmean(row['right']):.3f}" for row in own.values())]
+        cells += ["" if way == "sampled" else ", ".join(f"{gain:+.3f}" for gain in gains)]
+        cells += [_each(list(own.values()), "any", digits=3), _each(list(own.values()), "programs")]
+        table += f"| {'8 more samples' if way == 'sampled' else way} | {' | '.join(cells)} |\n"
+    about = f"200 held-out problems; the standard error of a share is at most 0.035. Made by `{results['command']}`."
+    return f"{table}\n{about}\n"
+
+
+TEST_TIME = [
+    "sampled",
+    "refined, critic",
+    "refined, line",
+    "refined, random",
+    "repaired, itself",
+    "repaired, trained",
+    "both",
+]
 
 
 def right(row: dict[str, Any]) -> list[int]:

@@ -106,8 +106,10 @@ def test_the_fingerprint_covers_what_is_shared_too():
 def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule):
     policy = frozen_below(trained=[".h.1.", "wte"])
     twin, begun = PolicyCopy(policy, rule), deepcopy(policy.model)
+    first = twin.fingerprint
     move(policy)
     twin.update(policy, 1)
+    assert first != twin.fingerprint == fingerprint(twin.policy)
     share = {"polyak": 0.25, "every": 1.0}[rule[0]]
     for name, p in twin.policy.model.named_parameters():
         old, new = begun.get_parameter(name), policy.model.get_parameter(name)

@@ -83,10 +83,14 @@ def test_a_run_ends_with_its_best_prompts_beside_baselines_and_changes_the_mlp_a
     assert [row["test"] for row in json.loads((out / "prompts.json").read_text())["transfer"]] == pytest.approx(
         [{row["name"]: row["test"] for row in found["baselines"]}["none"], best["test"]]
     )
+    (out / "prompts.json").write_text(json.dumps(found | {"calibrate": "mean"}))
+    assert main(["prompt", "transfer", str(out), "--task-model", "builtin:reviews-lm", "--best", "1"]) == 0
+    calibrated = json.loads((out / "prompts.json").read_text())["transfer"][0]["test"]
+    assert calibrated == pytest.approx(recounted("", calibrated=True)) != pytest.approx(recounted(""))
 
 
-def recounted(written):
-    """The accuracy of a prompt on the held-out opinions."""
+def recounted(written, calibrated=False):
+    """The accuracy of a prompt on the held-out opinions; calibrated: less the mean log-probs on those of training."""
     from transformers import AutoModelForCausalLM
 
     from operant.storage.hub import find_model
@@ -94,13 +98,15 @@ def recounted(written):
     folder = find_model("builtin:reviews-lm")
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
     answers = [tokenizer.encode(f" {word}")[0] for word in ("terrible", "great")]
-    [task] = load_tasks("builtin:opinions/held-out", form=form("prompt", {}))
-    right = 0
-    with torch.no_grad():
-        for text, label in task.target["examples"]:
-            logits = model(torch.tensor([tokenizer.encode(text + written)])).logits[0, -1]
-            right += int(logits[answers].argmax()) == label
-    return right / len(task.target["examples"])
+    known = []
+    for source in ("builtin:opinions", "builtin:opinions/held-out"):
+        [task] = load_tasks(source, form=form("prompt", {}))
+        texts = [torch.tensor([tokenizer.encode(text + written)]) for text, _ in task.target["examples"]]
+        with torch.no_grad():
+            known.append(torch.stack([model(ids).logits[0, -1].log_softmax(-1)[answers] for ids in texts]))
+    labels = torch.tensor([label for _, label in task.target["examples"]])
+    found = known[1] - known[0].mean(0) if calibrated else known[1]
+    return float((found.argmax(-1) == labels).double().mean())
 
 
 @pytest.mark.parametrize(
