@@ -51,7 +51,7 @@ from operant.training.options import LearnerOptions, check_length, check_referen
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep, refuse
-from operant.training.replay_buffer import Kept, ReplayBuffer
+from operant.training.replay_buffer import ReplayBuffer
 from operant.training.saved_learner import Saveable
 from operant.training.scoring import (
     Bootstraps,
@@ -339,9 +339,7 @@ class Learner(Saveable):
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
-            learnt, pool, replayed = selected, list[Kept](), Tally()
-            if self.buffer is not None:
-                learnt, pool, replayed = self.buffer.mixed(selected, self.policy.version)
+            learnt = selected if self.buffer is None else self.buffer.mixed(selected, self.policy.version)
             with self.timing("observe"):
                 collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
                 batch = distributed.together(lambda: self.look(scored, sampling))
@@ -353,8 +351,8 @@ class Learner(Saveable):
             batch = self.credit(batch, coef)
         on_cpu = batch.with_(states=None).to("cpu")
         generated = [r for r in selected.rollouts if not r.demonstrated or self.algorithm.source == "data"]
-        tally = selected.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
-        tally.merge(chosen).merge(replayed)
+        tally = learnt.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
+        tally.merge(chosen)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
         if self.buffer is None:
             tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
@@ -363,10 +361,7 @@ class Learner(Saveable):
         if self.refused is None:
             places = [rollout.place for rollout in learnt.rollouts]
             tally.merge(self._update(batch if kept is None else only(batch, kept), sampling, lr, coef, places))
-        changed = self.refused is None or not self.refused.whole
-        if self.buffer is not None and changed:
-            self.buffer.kept = pool
-        if self.wanted is not None and changed:
+        if self.wanted is not None and (self.refused is None or not self.refused.whole):
             self.wanted.see([whole[0] for part in distributed.gathered(self._reached(selected)) for whole in part])
         self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, learnt.places, sampling)
         pooled = distributed.pool(tally)
@@ -575,6 +570,8 @@ class Learner(Saveable):
         self.engine.sync(self.policy, self.policy.version)
         if self.refused is not None and self.refused.whole:
             return
+        if self.buffer is not None:
+            self.buffer.keep()
         self.progress.episodes += int(metrics.get("rollout/count", 0))
         for copied in (*self.copies.values(), *([self.reference] if self.reference is not None else [])):
             copied.update(self.policy, self.progress.step)

@@ -23,9 +23,8 @@ from operant.rewards.shaping import ScoreOptions
 from operant.rollouts.prompts import ConditionOptions, TeacherOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
-from operant.training import best
+from operant.training import best, replay_buffer
 from operant.training.optimizer import OWN, RateOptions, without_unused
-from operant.training.replay_buffer import ReplayOptions
 from operant.training.staleness import WEIGHTS
 from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
@@ -118,7 +117,7 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "condition": ConditionOptions if algorithm.condition else None,
         "mask": MaskOptions if algorithm.mask is not None else None,
         "target": TargetOptions if algorithm.target is not None else None,
-        "replay": ReplayOptions if algorithm.replay else None,
+        "replay": replay_buffer.ReplayOptions if algorithm.replay else None,
     }
     return {group: made for group, made in known.items() if made is not None}
 
@@ -280,17 +279,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
             f"sampling.top_p=1 with algorithm={name}: every token may be drawn, so its mask does nothing; set "
             "sampling.top_p, top_k or min_p, or use the method without a mask"
         )
-    if algorithm.replay and options["replay"].share:
-        if own.importance != "none":
-            raise OperantError(
-                f"learner.importance={own.importance} with replay.share={options['replay'].share:g}: a reply of the "
-                "buffer has no log-probs of its sampler, and the loss needs none; leave importance out"
-            )
-        if options["advantage"].get("standardise") == "group":
-            raise OperantError(
-                "advantage.standardise=group with replay.share: a reply of the buffer stands alone, without the others "
-                "to its task, so its reward would become 0; use step or none"
-            )
+    replay_buffer.check(options)
     sampling, score, on_length = sampling.for_training(), options["score"], options["learner"].on_length
     if on_length == "bootstrap" and not algorithm.needs.critic:
         raise OperantError(

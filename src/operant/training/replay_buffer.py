@@ -5,6 +5,7 @@ share of them drawn from the buffer, with replacement, the others from those of 
 none of them has the log-probs of its sampler.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,8 +40,23 @@ class ReplayOptions:
             raise OperantError(f"replay.capacity={self.capacity}: it must be at least 1")
 
 
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse options of a learner, by group, with which a buffer would be used wrongly. Raises: OperantError."""
+    share = options["replay"].share if "replay" in options else 0.0
+    if share and (importance := options["learner"].importance) != "none":
+        raise OperantError(
+            f"learner.importance={importance} with replay.share={share:g}: a reply of the buffer has no log-probs of "
+            "its sampler, and the loss needs none; leave importance out"
+        )
+    if share and options["advantage"].get("standardise") == "group":
+        raise OperantError(
+            f"advantage.standardise=group with replay.share={share:g}: a reply of the buffer stands alone, without the "
+            "others to its task, so its reward would become 0; use step or none"
+        )
+
+
 @dataclass(frozen=True)
-class Kept:
+class PastReply:
     """A reply in the buffer."""
 
     task: str
@@ -59,21 +75,23 @@ class ReplayBuffer:
     def __init__(self, options: ReplayOptions, seed: int, max_staleness: int | None = None):
         """max_staleness: replies that are more than so many steps old leave the buffer."""
         self.options, self.seed, self.max_staleness = options, seed, max_staleness
-        self.kept: list[Kept] = []
+        self.kept: list[PastReply] = []
+        self._then: list[PastReply] = []
 
     def __len__(self) -> int:
         return len(self.kept)
 
-    def mixed(self, selected: TrainingBatch, version: int) -> tuple[TrainingBatch, list[Kept], Tally]:
-        """The replies that the update learns from, the buffer after the step, and metrics. Every rank must call.
+    def mixed(self, selected: TrainingBatch, version: int) -> TrainingBatch:
+        """The replies that the update learns from, with metrics. Every rank must call.
 
-        version: of the policy, from which the random numbers follow, too.
+        version: of the policy, from which the random numbers follow, too. `keep` then makes the replies of this step
+        part of the buffer.
         """
         bare: dict[str, Any] = dict.fromkeys(("logprobs", "values", "allowed", "states"))  # as turns from elsewhere
         new = [replace(r, turns=[replace(turn, **bare) for turn in r.turns]) for r in selected.rollouts]
         ages = [max(age(turn, version) for turn in r.turns) for r in selected.rollouts]
         fresh = [
-            Kept(r.task.id, r.turns, score, version - old)
+            PastReply(r.task.id, r.turns, score, version - old)
             for r, score, old in zip(new, selected.scores, ages, strict=True)
         ]
         of_ranks = distributed.gathered(fresh)
@@ -93,13 +111,18 @@ class ReplayBuffer:
         tally.mean("rollout/staleness", old)
         if old:
             tally.extreme("rollout/staleness_max", max(old))
-        batch = replace(
+        self._then = pool
+        return replace(
             selected,
             rollouts=[new[i] for i in stay] + again,
             scores=[selected.scores[i] for i in stay] + [one.score for one in drawn],
             places=[selected.places[i] for i in stay] + [-1] * count,
+            tally=selected.tally.merge(tally),
         )
-        return batch, pool, tally
+
+    def keep(self) -> None:
+        """Take in the replies of the last step, which was not refused."""
+        self.kept = self._then
 
     def state_dict(self) -> dict[str, Any]:
         """All token ids in one tensor, and the lengths and rewards of each turn."""
@@ -127,6 +150,6 @@ class ReplayBuffer:
             ]
         )
         self.kept = [
-            Kept(task, [next(turns) for _ in range(count)], score, version)
+            PastReply(task, [next(turns) for _ in range(count)], score, version)
             for task, count, score, version in state["kept"]
         ]
