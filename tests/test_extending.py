@@ -55,25 +55,19 @@ def as_user(installed, tmp_path, monkeypatch):
     (tmp_path / "my.yaml").write_text(recipe, encoding="utf-8")
 
 
-def operant(environment: dict[str, str], *words: str) -> tuple[int, str]:
-    """The exit code and the output of a command."""
-    command = [sys.executable, "-m", "operant", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
 def rows(run: Path) -> list[dict]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steady = [{k: x for k, x in row.items() if not k.startswith(("time/", "memory/", "tokens/"))} for row in lines]
     return [{k: x for k, x in row.items() if not k.startswith("checkpoint/")} for row in steady]
 
 
-def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(installed, tmp_path):
+def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(installed, as_user, capsys, tmp_path):
+    """The whole run is a process of its own, the halves are in this one."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert operant(installed, "train", *ALL, "--steps", "2", "--out", str(whole))[0] == 0
-    assert operant(installed, "train", *ALL, "--steps", "1", "--out", str(halves))[0] == 0
-    code, output = operant(installed, "train", "--resume", str(halves), "--steps", "2")
-    assert code == 0, output
+    command = [sys.executable, "-m", "operant", "train", *ALL, "--steps", "2", "--out", str(whole)]
+    subprocess.run(command, env=installed, capture_output=True, timeout=300, check=True)
+    assert main(["train", *ALL, "--steps", "1", "--out", str(halves)]) == 0
+    assert main(["train", "--resume", str(halves), "--steps", "2"]) == 0, capsys.readouterr()
     assert rows(halves) == rows(whole) and len(rows(whole)) == 2
     trained = [(run / "export/policy.safetensors").read_bytes() for run in (whole, halves)]
     assert trained[0] == trained[1]
@@ -84,8 +78,9 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
     assert measured["metrics"]["share_of_digits"] == pytest.approx(sum(digits) / len(digits))
     config = yaml.safe_load((whole / "config.yaml").read_text(encoding="utf-8"))
     assert (config["env"], config["env.letters"], config["env.turns"]) == ("guess", "ae", 3), "defaults are recorded"
-    code, output = operant(installed, "generate", str(whole), "--prompt", "1, 2,", "--max-tokens", "4")
-    assert code == 0 and output.startswith("1, 2,")
+    capsys.readouterr()
+    assert main(["generate", str(whole), "--prompt", "1, 2,", "--max-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("1, 2,")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Canaries: the task is to say a given token, whose best mean reward is 1. Learning finds it, noise does not.
 
 Of 12 tokens one is wanted, so chance is 0.083. Under shuffled rewards a policy still wanders: the mean of the last four
-steps has a standard deviation of up to 0.06 over 16 seeds, so that of four seeds stays below 0.083 + 3 * 0.06 / 2.
+steps has a standard deviation of up to 0.06 over 16 seeds, so that of two seeds stays below 0.083 + 3 * 0.06 / 1.4.
 """
 
 import pytest
@@ -34,7 +34,7 @@ LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first"
 CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}
 CONTROLS = {"trpo": {"update.target_kl": 0.02}, "a2c": {"optimizer.lr": 1e-3}}
 """Of methods whose steps have another size: RMSProp's first one is ten times its rate."""
-CHANCE, NOISE, SEEDS = 1 / VOCABULARY, 0.06, range(4)
+CHANCE, NOISE, SEEDS = 1 / VOCABULARY, 0.06, range(2)
 BOUND = CHANCE + 3 * NOISE / len(SEEDS) ** 0.5
 
 
@@ -113,7 +113,8 @@ def test_ppo_with_one_action_a_reply_finds_it_too(level):
     assert means[0] < 0.2 and means[-1] > 0.9
 
 
-@pytest.mark.parametrize("row", ROWS)
+# Without an outcome critic coderl computes what reinforce does: the ends are the same to the last bit.
+@pytest.mark.parametrize("row", [row for row in ROWS if row != "coderl"])
 def test_shuffled_rewards_teach_nothing(row):
     assert control(row, shuffled) < BOUND
 

@@ -366,7 +366,11 @@ def test_a_method_opens_the_lock(name):
     assert won[0] < 2 * CHANCE and sum(won[-2:]) / 2 > 0.9
 
 
-@pytest.mark.parametrize("name", METHODS)
+STEADY = ("ppo", "rejection, turns")
+"""Methods that a leak shows in most: where every third game gets its own pay, 0.50 and 0.73 of the games are won."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in STEADY else pytest.mark.slow) for n in METHODS])
 def test_pay_for_another_game_opens_nothing(name):
     won = [x for seed in range(2) for x in opened(name, 12, shuffle=True, seed=seed)[-4:]]
     print(name, [round(x, 2) for x in won])

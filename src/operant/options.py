@@ -238,7 +238,8 @@ def _size(node: Any, known: dict[int, float]) -> float:
 
 def kinds(schema: Schema) -> dict[str, Any]:
     """Map each full name to its type."""
-    return {full: _types(schema[group]).get(name, Any) for full, (group, name) in names(schema).items()}
+    types = {group: _types(made) for group, made in schema.items()}
+    return {full: types[group].get(name, Any) for full, (group, name) in names(schema).items()}
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:

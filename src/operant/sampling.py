@@ -235,23 +235,25 @@ def _pick(mass: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # --- random numbers from counters -------------------------------------------------------------------------------------
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al., 2014) on uint64."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+WORD = 0xFFFFFFFFFFFFFFFF
+
+
+def _mix(x: Any) -> Any:
+    """The finaliser of SplitMix64 (Steele et al., 2014) of an int below 2 ** 64, or of an array of uint64."""
+    x = (x + 0x9E3779B97F4A7C15) & WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+    return x ^ (x >> 31)
 
 
 def counter(*parts: int | str) -> int:
     """Hash the parts to a 64-bit number. It does not depend on the process, the order of calls or the batch."""
-    state = np.zeros(1, dtype=np.uint64)
+    state = 0
     for part in parts:
         if isinstance(part, str):
             part = int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "little")
-        state = _mix(state ^ np.uint64(int(part) & 0xFFFFFFFFFFFFFFFF))
-    return int(state[0])
+        state = _mix(state ^ (int(part) & WORD))
+    return state
 
 
 def task_key(seed: int, stream: str, step: int, task_id: str, sample: int = 0, turn: int = 0) -> int:

@@ -8,6 +8,7 @@ import itertools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 from operant import other_names
@@ -156,6 +157,10 @@ def escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
+_parsed = cache(lambda made: ast.parse(textwrap.dedent(inspect.getsource(made))))
+"""The source of a class, which is slow to find: the options of all methods share few."""
+
+
 def sentences(made: Any) -> dict[str, str]:
     """The text under each field of a dataclass, on one line; `ARGUMENTS` for those of a function."""
     if isinstance(made, Factory):
@@ -164,7 +169,7 @@ def sentences(made: Any) -> dict[str, str]:
         return ARGUMENTS
     found = {}
     for base in filter(is_dataclass, reversed(made.__mro__)):
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        (node,) = _parsed(base).body
         for pair in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else []):
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

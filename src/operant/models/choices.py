@@ -8,6 +8,7 @@ row is computed once, whatever the number of its options. If a model does not co
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,27 +49,33 @@ def tree(batch: Batch, options: Sequence[Branch], numbers: torch.dtype) -> Model
         begins.append(ends[branch.row])
         ends[branch.row] += len(ids)
     rows, width, device = len(batch), max(ends), batch.tokens.device
-    tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
-    tokens[:, : batch.tokens.shape[1]] = batch.tokens * batch.mask
+    # numpy fills the many short pieces in a tenth of the time that torch needs.
+    tokens = np.zeros((rows, width), dtype=np.int64)
+    tokens[:, : batch.tokens.shape[1]] = (batch.tokens * batch.mask).cpu().numpy()
     # Position 0 at padding: a tree may have more columns than the model has positions.
-    places = torch.zeros(rows, width, dtype=torch.long)
-    sees = torch.eye(width, dtype=torch.bool).repeat(rows, 1, 1)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    places = np.zeros((rows, width), dtype=np.int64)
+    sees = np.eye(width, dtype=bool)[None].repeat(rows, 0)
+    causal = np.tri(width, dtype=bool)
     for row, length in enumerate(lengths):
         sees[row, :length, :length] = causal[:length, :length]
-        places[row, :length] = torch.arange(length)
+        places[row, :length] = np.arange(length)
     before: list[int] = []
     for branch, ids, begin in zip(options, fed, begins, strict=True):
         row, end = branch.row, begin + len(ids)
-        tokens[row, begin:end] = torch.tensor(ids, dtype=torch.long, device=device)
-        places[row, begin:end] = torch.arange(branch.column, branch.column + len(ids))
+        tokens[row, begin:end] = ids
+        places[row, begin:end] = np.arange(branch.column, branch.column + len(ids))
         sees[row, begin:end, : branch.column] = True
         sees[row, begin:end, begin:end] = causal[: len(ids), : len(ids)]
         before += [row * width + branch.column - 1, *range(row * width + begin, row * width + end)]
-    mask = torch.zeros(rows, 1, width, width, dtype=numbers).masked_fill(~sees[:, None], torch.finfo(numbers).min)
+    unseen = torch.from_numpy(~sees[:, None])
+    mask = torch.zeros(rows, 1, width, width, dtype=numbers).masked_fill(unseen, torch.finfo(numbers).min)
     own = torch.nn.functional.pad(batch.actions[:, 1:], (0, width - batch.actions.shape[1] + 1)).flatten().nonzero()
     index = torch.cat([own.squeeze(1), torch.tensor(before, dtype=torch.long, device=device)])
-    kwargs = {"input_ids": tokens, "attention_mask": mask.to(device), "position_ids": places.to(device)}
+    kwargs = {
+        "input_ids": torch.from_numpy(tokens).to(device),
+        "attention_mask": mask.to(device),
+        "position_ids": torch.from_numpy(places).to(device),
+    }
     return ModelInput(kwargs, lambda hidden: hidden.flatten(0, 1)[index])
 
 

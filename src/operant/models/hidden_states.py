@@ -65,6 +65,13 @@ class HiddenStates(nn.Module):
         if self.encoder_decoder:
             _ = self.start_token
         self.trunk: Trunk | None = None
+        self.positions: dict[str | None, int | None] = {}
+        """Number of positions of the model (None), or of one side of an encoder-decoder; None if there is no limit."""
+        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        for side in (None, "encoder", "decoder"):  # once, because transformers' configs are slow to ask
+            names = ([f"max_{side}_position_embeddings"] if side else []) + ["max_position_embeddings"]
+            limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
+            self.positions[side] = int(limit) if limit and limit > 0 else None
         self.packing = Packing(model)
         self.virtual = virtual_ids(model, options)
 
@@ -91,19 +98,12 @@ class HiddenStates(nn.Module):
     @property
     def context(self) -> int | None:
         """Most tokens of a row (for an encoder-decoder: of a source) behind a soft prompt; None: there is no limit."""
-        positions = self._positions("encoder" if self.encoder_decoder else None)
+        positions = self.positions["encoder" if self.encoder_decoder else None]
         return positions and positions - len(self.virtual)
-
-    def _positions(self, side: str | None) -> int | None:
-        """Number of positions of the model, or of one side of an encoder-decoder; None if there is no limit."""
-        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        names = ([f"max_{side}_position_embeddings"] if side else []) + ["max_position_embeddings"]
-        limit = next((limit for name in names if (limit := getattr(text, name, None))), None)
-        return int(limit) if limit and limit > 0 else None
 
     def misfit(self, prompt: int, reply: int) -> str | None:
         """Why a prompt and reply of these lengths do not fit the model, as the end of a sentence; None if they fit."""
-        context, replies = self.context, self._positions("decoder") if self.encoder_decoder else None
+        context, replies = self.context, self.positions["decoder"] if self.encoder_decoder else None
         behind = f" behind a soft prompt of {len(self.virtual)}" if self.virtual else ""
         if context is not None and not self.encoder_decoder and prompt + reply > context:
             return (

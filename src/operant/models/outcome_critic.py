@@ -136,7 +136,7 @@ class OutcomeCritic(PolicyBase):
 
     def room(self) -> tuple[int | None, int | None]:
         """Most tokens of a prompt with its program, or of an encoder-decoder: of each; None: no limit."""
-        return self.inner.context, self.inner._positions("decoder") if self.encoder_decoder else self.inner.context
+        return self.inner.context, self.inner.positions["decoder"] if self.encoder_decoder else self.inner.context
 
     def misfit(self, prompt: int, reply: int) -> str | None:
         """As that of the trunk."""

@@ -170,8 +170,8 @@ def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[in
 
 def _rectangle(rows: list[dict[str, Any]], name: str, fill: float, dtype: torch.dtype) -> Tensor:
     """[B, T] one field of all rows, padded on the right with `fill`."""
-    pieces = [torch.tensor(row[name], dtype=dtype) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True, padding_value=fill)
+    width = max(len(row[name]) for row in rows)
+    return torch.tensor([row[name] + [fill] * (width - len(row[name])) for row in rows], dtype=dtype)
 
 
 def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
@@ -259,11 +259,12 @@ def cut(
         sizes = [(width, len(rows)) for width, rows in ordered]
     before = np.cumsum([0] + [count for _, count in sizes])
     cost, begins = np.zeros(len(ordered) + 1), [0] * (len(ordered) + 1)
+    firsts = np.searchsorted(before, [stop - budget // max(width, 1) for stop, (width, _) in zip(before[1:], sizes)])
     for end, (width, _) in enumerate(sizes, 1):
-        first = min(int(np.searchsorted(before, before[end] - budget // max(width, 1))), end - 1)
+        first = min(int(firsts[end - 1]), end - 1)
         each = cost[first:end] + width * (before[end] - before[first:end]) + setup
-        begins[end] = first + int(each.argmin())
-        cost[end] = each.min()
+        least = int(each.argmin())
+        begins[end], cost[end] = first + least, each[least]
     cuts: list[list[int]] = []
     end = len(ordered)
     while end:

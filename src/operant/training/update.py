@@ -96,8 +96,9 @@ def update(
     for name in ("update/steps", "update/epochs"):
         tally.add(name, 0.0, 0.0)  # so that the metric is 0 if there are none
     recorder = NormRecorder(policy, tally, detailed=detailed)
-    rows_of_units = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
-    numbers = _numbers([int(batch.episodes[rows[0]]) for rows in rows_of_units], places)
+    acts, episodes = batch.actions.any(1).tolist(), batch.episodes.tolist()
+    rows_of_units = [rows for rows in units(batch, objective.unit) if any(acts[row] for row in rows)]
+    numbers = _numbers([episodes[rows[0]] for rows in rows_of_units], places)
     budget = budget or options.budget()
     together = distributed.GradientSum(policy, idle=policy.critic is not None)  # the critic's output head is not used
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
