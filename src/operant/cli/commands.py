@@ -5,6 +5,7 @@ options that their parsers do not know, and `operant.runs.config` checks them.
 """
 
 import difflib
+import os
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,10 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant train RECIPE [--option value ...]`, or `operant train --resume runs/x`."""
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
+    if options.pop("resume_if_there", False) and not resume:
+        there = Path(out or f"runs/{Path(words[0]).stem if words else 'run'}")
+        if (there / "config.yaml").is_file():  # every rank looks before the first one makes the folder
+            words, resume, out = [], str(there), None
     if len(words) > 1 or (words and resume):
         dashes = f"options begin with two dashes: --{words[-1]}" if "=" in words[-1] else ""
         usage = "operant train RECIPE --option value ..."
@@ -133,7 +138,8 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     from operant.runs.resume import finished_message
 
     if resume and (message := finished_message(Path(resume), options, fresh_optimizer=fresh)) is not None:
-        print(message)
+        if os.environ.get("RANK", "0") == "0":
+            print(message)
         return 0
     recipe = words[0] if words else None
     folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
@@ -299,6 +305,10 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
         {
             "out": {"metavar": "FOLDER", "help": "the run folder [runs/RECIPE]"},
             "resume": {"metavar": "FOLDER", "help": "resume a run; options beside it replace the recorded ones"},
+            "resume-if-there": {
+                "action": "store_true",
+                "help": "resume the run in the run folder if there is one, else start it: for jobs that are restarted",
+            },
             "fresh-optimizer": {
                 "action": "store_true",
                 "help": "resume with a new optimizer state, which a light checkpoint requires",
