@@ -14,7 +14,7 @@ from typing import Any
 
 from operant.cli import help
 from operant.cli.parser import Parser
-from operant.options import compose, defaults, read
+from operant.options import compose, convert, defaults, read
 from operant.types import OperantError
 
 REPLY_TOKENS = 60
@@ -282,7 +282,9 @@ def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
         raise OperantError("`operant doctor` takes no argument except --plan: operant doctor --plan sentiment")
     from operant.cli.doctor import examine, print_plan
 
-    return examine() if recipe is None else print_plan(None if recipe is True else recipe, options)
+    kinds = {"gpus": int, "gpu": str, "prompt_tokens": int}
+    many = {name: convert(options.pop(name), kind, name) for name, kind in kinds.items() if name in options}
+    return examine() if recipe is None else print_plan(None if recipe is True else recipe, options, many)
 
 
 HELP_ALL = {"action": "store_true", "help": "show every option, with its bounds and the value of the recipe"}
@@ -609,9 +611,14 @@ stored in a database beside the file, so the same command continues. docs/labels
         "examine this machine, or estimate the memory of a run",
         """\
   operant doctor                                     versions, devices, optional packages and a self-test
-  operant doctor --plan RECIPE --batch 64            the memory of a run, estimated without loading its model""",
+  operant doctor --plan RECIPE --batch 64            the memory of a run, estimated without loading its model
+  operant doctor --plan --gpus 8 --gpu h200 --policy config.json --model.precision bfloat16
+                                                     that of each of 8 GPUs, from the model's config alone""",
         options={
-            "plan": {"nargs": "?", "const": True, "metavar": "RECIPE", "help": "the recipe, YAML file or run folder"}
+            "plan": {"nargs": "?", "const": True, "metavar": "RECIPE", "help": "the recipe, YAML file or run folder"},
+            "gpus": {"metavar": "N", "help": "plan for so many ranks, each with a GPU, that need not be here"},
+            "gpu": {"metavar": "NAME", "help": "the kind of GPU: a100-40, a100-80, h100, h200, l40s, mi300x, ..."},
+            "prompt-tokens": {"metavar": "N", "help": "the longest prompt, in the place of tasks and reward [256]"},
         },
         more=True,
     ),
