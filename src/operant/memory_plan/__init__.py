@@ -117,6 +117,8 @@ REMEDIES = {
     "replies": "generate fewer or shorter replies in a step: --batch, --sampling.max-tokens",
     "reward models": "take a smaller classifier, or one of its calls with fewer texts: --reward.batch 8",
     "cache": "decode fewer or shorter replies at once: --batch, --sampling.max-tokens",
+    "gathered weights": "each GPU has the whole weights while it generates and scores: take GPUs with more memory, a "
+    "smaller model, or --model.precision bfloat16",
     "cached hidden states": "--model.states-gb 0 computes them again in every pass",
 }
 """The remedy for a part that is the largest."""

@@ -35,7 +35,7 @@ def on_ranks(config: Config, measured: Measured, ranks: int, kind: str, gpu: Gpu
     measured: by `measure` for another number of ranks, too. Phases of more rows are scaled up with them, which is more
     than they take; those of fewer rows are not scaled down.
     """
-    parallel, offload = KINDS[kind]
+    parallel, offload = KINDS[kind] if ranks > 1 else KINDS["ddp"]  # one process divides nothing
     share = 1.0 if parallel == "ddp" else 1.0 / ranks
     old, lengths = measured.shape, (measured.shape.prompt, measured.shape.reply, 0)
     shape = replace(old, **vars(shape_of(config, lengths, ranks)) | {"held_out": old.held_out})
@@ -79,7 +79,7 @@ def _some(parts: dict[str, float]) -> dict[str, float]:
 def least(config: Config, measured: Measured, kind: str, gpu: Gpu) -> int | None:
     """The smallest power of two of GPUs that the run fits on; None if 4,096 do not suffice, or prompts."""
     prompts = config.train.batch // config.train.samples
-    counts = [2**k for k in range(13) if 2**k <= min(prompts, MOST)]
+    counts = [2**k for k in range(KINDS[kind][0] == "fsdp", 13) if 2**k <= min(prompts, MOST)]
     return next((n for n in counts if on_ranks(config, measured, n, kind, gpu).fits), None)
 
 
@@ -109,7 +109,8 @@ def table(config: Config, measured: Measured, ranks: int, gpu: Gpu, wanted: str)
         enough = {kind: n for kind, n in fewest.items() if n is not None}
         ways = [f"{_words(here[0])} fits"] if here else []
         ways += [f"{n} GPUs with {_words(kind)}" for kind, n in [*enough.items()][:1] if not here]
-        yield f"this does not fit with {_words(wanted)}: {'; or '.join([*ways, plans[wanted].remedy()])}"
+        last = plans[wanted if enough else "+ both"]
+        yield f"this does not fit with {_words(wanted)}: {'; or '.join([*ways, last.remedy()])}"
 
 
 def _words(kind: str) -> str:
