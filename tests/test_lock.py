@@ -76,6 +76,20 @@ def test_another_machine_cannot_be_asked(tmp_path):
         lock.take(tmp_path / "clone")
 
 
+def test_the_same_job_on_another_machine_has_ended(tmp_path, monkeypatch):
+    """torchrun starts one first rank at a time; another job, or no job, cannot be asked."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    lock._place.cache_clear()
+    held(tmp_path / "lock", boot="another", host="elsewhere")
+    lock._held.pop(tmp_path / "lock").release()
+    assert lock.take(tmp_path / "lock")["host"] == "elsewhere"
+    for other in ("job-8", None):
+        held(tmp_path / f"lock-{other}", boot="another", host="elsewhere", job=other)
+        with pytest.raises(OperantError, match="in use by process"):
+            lock.take(tmp_path / f"lock-{other}")
+    lock._place.cache_clear()
+
+
 def test_a_container_on_this_machine_is_asked_through_the_kernel(tmp_path):
     """Its pids mean nothing here; the kernel's file lock shows whether it lives."""
     path, over = tmp_path / "lock", tmp_path / "over"

@@ -4,10 +4,15 @@ torch's DistributedDataParallel would average the gradients of the ranks. Here t
 loss sum to 1 over the whole minibatch. Several ranks are started by `torchrun --nproc-per-node 2 -m operant train ...`.
 """
 
+import hashlib
+import json
 import os
+import time
+import uuid
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -16,9 +21,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from operant.tally import Tally
-from operant.types import OperantError
+from operant.types import HeardError, OperantError, shown
 
 Item = TypeVar("Item")
+MEETING = timedelta(minutes=5)
+"""How long the ranks wait for each other at the start."""
+WAIT = 30.0
+"""Minutes that a rank waits for the others afterwards, unless `launched` is told otherwise: torch's own default."""
 
 
 def world() -> int:
@@ -32,18 +41,71 @@ def rank() -> int:
 
 
 @contextmanager
-def launched() -> Iterator[None]:
-    """Open the process group that torchrun asks for, and close it at the end. Without torchrun, do nothing."""
+def launched(minutes: float = 0.0) -> Iterator[None]:
+    """Open the process group that torchrun asks for, and close it at the end. Without torchrun, do nothing.
+
+    minutes: how long a rank waits for the others before it ends; 0: 30 minutes.
+    Raises: OperantError if the ranks do not find each other, or if another rank ends or hangs meanwhile.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        store, number, count = next(dist.rendezvous("env://", timeout=MEETING))
+        options = {"store": _fresh(store, number, count), "rank": number, "world_size": count}
+        dist.init_process_group(backend, timeout=timedelta(minutes=minutes or WAIT), **options)
+    except (RuntimeError, ValueError) as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise OperantError(
+            f"rank {os.environ['RANK']} did not find the other {int(os.environ['WORLD_SIZE']) - 1} at {place}: "
+            f"{_first_line(error)}; the first rank listens there, so its port must be free (--master-port) and every "
+            "rank must be started, within 5 minutes"
+        ) from error
     try:
         yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise OperantError(
+            f"rank {number} of {count} lost another rank, which has ended or has not answered for "
+            f"{minutes or WAIT:g} minutes: {_first_line(error)}; the same command with --resume goes on from the last "
+            "checkpoint"
+        ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _fresh(store: dist.Store, number: int, count: int) -> dist.Store:
+    """A part of the store that no earlier start of the job has used.
+
+    A restarted job (`torchrun --max-restarts`) may get the store of its last try, with the keys of processes that are
+    gone, and the number of the restart differs between machines that joined at different times. So rank 0 draws a new
+    name, and tells it each of the ranks that ask now.
+    """
+    name, mine = uuid.uuid4().hex, uuid.uuid4().hex
+    if number:
+        store.set(f"operant/asks/{number}", mine)
+        name = store.get(f"operant/answer/{mine}").decode()
+        store.set(f"operant/{name}/{number}", mine)
+        return dist.PrefixStore(name, store)
+    missing, end = set(range(1, count)), time.monotonic() + MEETING.total_seconds()
+    while missing:
+        for other in missing:
+            if store.check([f"operant/asks/{other}"]):
+                store.set(f"operant/answer/{store.get(f'operant/asks/{other}').decode()}", name)
+        time.sleep(0.02)
+        missing = {other for other in missing if not store.check([f"operant/{name}/{other}"])}
+        if missing and time.monotonic() > end:
+            raise RuntimeError(f"ranks {sorted(missing)} are missing")
+    return dist.PrefixStore(name, store)
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says of an error, without where in torch's source it happened."""
+    return str(error).partition("\n")[0].rpartition("] ")[2].partition(". This is typically")[0].rstrip(".")
 
 
 def total(x: Tensor) -> Tensor:
@@ -100,14 +162,41 @@ def deal(keys: Sequence[Hashable]) -> list[int]:
 def agree(error: OperantError | None) -> None:
     """Raise an error that any rank has met on all of them, so that no rank waits for another.
 
-    Every rank must call, also without an error.
+    Every rank must call, also without an error. The first rank that has met it raises it as it is, and the others raise
+    a `HeardError`, which the command line does not print again.
     """
     messages = gathered(None if error is None else str(error))
-    if error is not None:
-        raise error
     message = next((text for text in messages if text is not None), None)
+    if error is not None and messages.index(str(error)) == rank():
+        raise error
     if message is not None:
-        raise OperantError(message)
+        raise HeardError(message) from error
+
+
+def check_equal(what: str, facts: Mapping[str, Any]) -> None:
+    """Raise OperantError on all ranks if they pass different facts, with the first one that differs.
+
+    what: the facts in a word or two. facts: plain data by name; in the order in which they are compared.
+    """
+    text = json.dumps(facts, default=str)
+    if len(set(gathered(hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    every = [json.loads(other) for other in gathered(text)]
+    names = dict.fromkeys(name for each in every for name in each)
+    name = next(name for name in names if any(each.get(name) != every[0].get(name) for each in every))
+    by_value: dict[str, list[int]] = {}
+    for number, each in enumerate(every):
+        by_value.setdefault(shown(each.get(name)), []).append(number)
+    told = "; ".join(f"{value} on rank{'s' * (len(on) > 1)} {_ranges(on)}" for value, on in by_value.items())
+    agree(OperantError(f"the ranks have different {what}: {name} is {told}. Start every rank with the same command, "
+                       "versions and files"))  # fmt: skip
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising whole numbers as `0-2, 5`."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def together(work: Callable[[], Item]) -> Item:

@@ -41,6 +41,10 @@ class OperantError(ValueError):
         super().__init__(re.sub(r"(\S{300})\S{500,}", r"\1...", message))  # a value of thousands of characters
 
 
+class HeardError(OperantError):
+    """An error that another rank has met and says: of all ranks, only one prints it."""
+
+
 def shown(value: Any, most: int = 100) -> str:
     """Format a value for an error message: on one line, and cut after `most` characters."""
     try:

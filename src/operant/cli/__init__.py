@@ -6,6 +6,7 @@ gives one sentence on standard error and exit code 2, never a traceback.
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from operant.trackers.console import plain
-    from operant.types import OperantError
+    from operant.types import HeardError, OperantError
 
     show = warnings.showwarning
 
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from operant.cli import commands
 
         return commands.run(words[0], words[1:])
+    except HeardError:  # another rank prints it, and torchrun ends that one as soon as this one has ended
+        time.sleep(1)
+        return 2
     except OperantError as error:
         print(f"operant: {plain(str(error))}", file=sys.stderr)
         return 2

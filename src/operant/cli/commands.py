@@ -5,6 +5,7 @@ options that their parsers do not know, and `operant.runs.config` checks them.
 """
 
 import difflib
+import os
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from operant.cli import help
 from operant.cli.parser import Parser
-from operant.options import compose, defaults, read
+from operant.options import compose, convert, defaults, read
 from operant.types import OperantError
 
 REPLY_TOKENS = 60
@@ -115,6 +116,10 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant train RECIPE [--option value ...]`, or `operant train --resume runs/x`."""
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
+    if options.pop("resume_if_there", False) and not resume:
+        there = Path(out or f"runs/{Path(words[0]).stem if words else 'run'}")
+        if (there / "config.yaml").is_file():  # every rank looks before the first one makes the folder
+            words, resume, out = [], str(there), None
     if len(words) > 1 or (words and resume):
         dashes = f"options begin with two dashes: --{words[-1]}" if "=" in words[-1] else ""
         usage = "operant train RECIPE --option value ..."
@@ -133,7 +138,8 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
     from operant.runs.resume import finished_message
 
     if resume and (message := finished_message(Path(resume), options, fresh_optimizer=fresh)) is not None:
-        print(message)
+        if os.environ.get("RANK", "0") == "0":
+            print(message)
         return 0
     recipe = words[0] if words else None
     folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
@@ -276,7 +282,9 @@ def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
         raise OperantError("`operant doctor` takes no argument except --plan: operant doctor --plan sentiment")
     from operant.cli.doctor import examine, print_plan
 
-    return examine() if recipe is None else print_plan(None if recipe is True else recipe, options)
+    kinds = {"gpus": int, "gpu": str, "prompt_tokens": int}
+    many = {name: convert(options.pop(name), kind, name) for name, kind in kinds.items() if name in options}
+    return examine() if recipe is None else print_plan(None if recipe is True else recipe, options, many)
 
 
 HELP_ALL = {"action": "store_true", "help": "show every option, with its bounds and the value of the recipe"}
@@ -299,6 +307,10 @@ Options are written --kl.coef 0.1; --coef 0.1 works if only one group has it."""
         {
             "out": {"metavar": "FOLDER", "help": "the run folder [runs/RECIPE]"},
             "resume": {"metavar": "FOLDER", "help": "resume a run; options beside it replace the recorded ones"},
+            "resume-if-there": {
+                "action": "store_true",
+                "help": "resume the run in the run folder if there is one, else start it: for jobs that are restarted",
+            },
             "fresh-optimizer": {
                 "action": "store_true",
                 "help": "resume with a new optimizer state, which a light checkpoint requires",
@@ -599,9 +611,14 @@ stored in a database beside the file, so the same command continues. docs/labels
         "examine this machine, or estimate the memory of a run",
         """\
   operant doctor                                     versions, devices, optional packages and a self-test
-  operant doctor --plan RECIPE --batch 64            the memory of a run, estimated without loading its model""",
+  operant doctor --plan RECIPE --batch 64            the memory of a run, estimated without loading its model
+  operant doctor --plan --gpus 8 --gpu h200 --policy config.json --model.precision bfloat16
+                                                     that of each of 8 GPUs, from the model's config alone""",
         options={
-            "plan": {"nargs": "?", "const": True, "metavar": "RECIPE", "help": "the recipe, YAML file or run folder"}
+            "plan": {"nargs": "?", "const": True, "metavar": "RECIPE", "help": "the recipe, YAML file or run folder"},
+            "gpus": {"metavar": "N", "help": "plan for so many ranks, each with a GPU, that need not be here"},
+            "gpu": {"metavar": "NAME", "help": "the kind of GPU: a100-40, a100-80, h100, h200, l40s, mi300x, ..."},
+            "prompt-tokens": {"metavar": "N", "help": "the longest prompt, in the place of tasks and reward [256]"},
         },
         more=True,
     ),

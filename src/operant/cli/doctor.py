@@ -23,6 +23,10 @@ EXTRAS = {
 """Extra -> the modules whose presence shows that it is installed."""
 
 
+PROMPT = 256
+"""Tokens of the longest prompt where a plan for GPUs is given no tasks."""
+
+
 def examine() -> int:
     """Print what this machine has and run the self-test; returns 0 if that passes, else 1."""
     from operant import __version__
@@ -46,22 +50,48 @@ def examine() -> int:
     return _self_test()
 
 
-def print_plan(recipe: str | None, options: Mapping[str, Any]) -> int:
-    """Print how much memory a run would take; returns 0 if it fits this machine, else 1.
+def print_plan(recipe: str | None, options: Mapping[str, Any], many: Mapping[str, Any]) -> int:
+    """Print how much memory a run would take; returns 0 if it fits this machine, or the GPUs that `many` names, else 1.
 
-    recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used.
+    recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used. many: `gpus`, the number,
+    `gpu`, the name of a kind, and `prompt_tokens`, the longest prompt, in the place of tasks and reward.
+    Raises: OperantError.
     """
     import pyarrow.parquet  # noqa: F401 - what a run imports is part of its memory
 
     import operant.api  # noqa: F401
-    from operant.memory_plan import lines, plan
+    from operant.memory_plan import lines, measure, plan
+    from operant.memory_plan.gpus import GPUS
+    from operant.memory_plan.ranks import KINDS, on_ranks, table
     from operant.runs.config import configure
+    from operant.types import OperantError
 
     if recipe is not None and (Path(recipe) / "config.yaml").is_file():
         recipe = str(Path(recipe) / "config.yaml")
-    memory = plan(configure(options, recipe))
-    print("\n".join(lines(memory)))
-    return 0 if memory.fits else 1
+    if "prompt_tokens" in many or (many and recipe is None and "tasks" not in options):
+        tokens = many.get("prompt_tokens", PROMPT)
+        if tokens < 1:
+            raise OperantError(f"prompt-tokens={tokens}: it must be at least 1")
+        options = {"tasks": [[0] * tokens], "evaluate": None, "reward": len} | dict(options)
+    config = configure(options, recipe)
+    if not many:
+        memory = plan(config)
+        print("\n".join(lines(memory)))
+        return 0 if memory.fits else 1
+    ranks, name = many.get("gpus", 1), many.get("gpu")
+    if name not in GPUS:
+        raise OperantError(f"gpu={name!r} is none that the plan knows; take one with as much memory: {', '.join(GPUS)}")
+    prompts = config.train.batch // config.train.samples
+    if not 1 <= ranks <= prompts:
+        raise OperantError(
+            f"gpus={ranks} with {prompts} prompts a step: each GPU needs one; give at least 1, or raise batch"
+        )
+    own = config.learner["learner"]
+    chosen = getattr(own, "parallel", "ddp"), getattr(own, "offload", "none")
+    wanted = next(kind for kind, options in KINDS.items() if options == chosen)
+    measured = measure(config, ranks=ranks, gpu=True)
+    print("\n".join(table(config, measured, ranks, GPUS[name], wanted)))
+    return 0 if on_ranks(config, measured, ranks, wanted, GPUS[name]).fits else 1
 
 
 def _print_devices() -> None:

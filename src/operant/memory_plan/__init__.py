@@ -66,6 +66,11 @@ class Shape:
     """Micro-batches of the largest minibatch."""
 
     @property
+    def decoded(self) -> int:
+        """Rows of the largest batch of decoding."""
+        return min(max(self.batch, self.held_out), DECODED)
+
+    @property
     def tokens(self) -> int:
         """Tokens of all replies of a step, prompts included."""
         return self.batch * (self.prompt + self.reply)
@@ -112,17 +117,60 @@ REMEDIES = {
     "replies": "generate fewer or shorter replies in a step: --batch, --sampling.max-tokens",
     "reward models": "take a smaller classifier, or one of its calls with fewer texts: --reward.batch 8",
     "cache": "decode fewer or shorter replies at once: --batch, --sampling.max-tokens",
+    "gathered weights": "each GPU has the whole weights while it generates and scores: take GPUs with more memory, a "
+    "smaller model, or --model.precision bfloat16",
     "cached hidden states": "--model.states-gb 0 computes them again in every pass",
 }
 """The remedy for a part that is the largest."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a run of this configuration allocates, in bytes, wherever it runs; made by `measure`."""
+
+    shape: Shape
+    permanent: dict[str, float]
+    phases: dict[str, dict[str, float]]
+    gradients: float
+    """Of all trained weights."""
+    units: tuple[float, float]
+    """Of the largest block, and of all weights that are in no block."""
+    imports: float
+    """Of this process, which has imported what a run imports."""
+    frozen: float
+    """Of the gradients that a trunk computes once, to find out which weights are frozen."""
+    on_device: bool
+    """Whether the run would use a GPU of this machine."""
+
+
 def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
-    """Estimate the memory that a run of this configuration will take.
+    """Estimate the memory that a run of this configuration will take in one process on this machine.
 
     On a CPU the memory of this process now is part of it: see `cli/doctor.py`, which imports first what a run imports.
 
     Raises: OperantError for a model, tasks or options that the run would refuse, too.
+    """
+    device, measured = find_device(config.learner["learner"].device), measure(config, tokenizer=tokenizer)
+    shape, permanent, phases = measured.shape, measured.permanent, measured.phases
+    # The file, of float32 most likely, is mapped.
+    itemsize = config.learner["model"].dtype.itemsize
+    read = permanent["weights"] + max(permanent["weights"] * 4 / itemsize, HEAP * measured.frozen)
+    program = {"imports": measured.imports, "program": PROGRAM, "replies": RECORDS * shape.tokens}
+    permanent = {name: size for name, size in permanent.items() if size}
+    if device.type != "cpu":
+        size = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+        return MemoryPlan(shape, permanent, phases, str(device), size, host=sum(program.values()) + read)
+    phases["update"]["activations"] *= HEAP
+    # What generation has freed has other sizes than what scoring needs, so the heap grows by both.
+    phases["generation and scoring"] = phases.pop("generation") | phases.pop("scoring")
+    loading = measured.imports + PROGRAM + read
+    return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
+
+
+def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> Measured:
+    """Measure one of so many ranks on tensors without memory. gpu: every classifier is on the device of the policy.
+
+    Raises: OperantError as `plan`.
     """
     if named_parts.is_object("policy", config.train.policy):
         raise OperantError(
@@ -131,47 +179,34 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
         )
     model_config = config_of(config.train.policy)
     tokenizer = config.learner["model"].templated(tokenizer or tokenizer_of(config.train.policy))
-    shape = _shape(config, model_config, tokenizer)
+    shape = shape_of(config, _lengths(config, model_config, tokenizer), ranks)
     device = find_device(config.learner["learner"].device)
-    on_cpu, options = device.type == "cpu", config.learner["model"]
     with fake_tensors() as memory:
         model = MemoryModel(model_config, config, memory)
         classifiers = _classifiers(config.train.reward, config.parts.get("reward", {}))
-        here = [c for c in classifiers if torch.device(c.device).type == device.type]
+        here = [c for c in classifiers if gpu or torch.device(c.device).type == device.type]
         judges = sum(classifier_memory(c, shape.prompt + shape.reply, memory) for c in here)
         # The classes of the models are imported by now, and by the command the tools of a run: the process is measured.
         imports = float(psutil.Process().memory_info().rss)
         permanent, frozen = model.permanent() | {"reward models": judges}, 0.0
         if model.policy.trunk is not None:
             size = shape.batch * (shape.prompt + shape.reply) * model.bytes_of_state
-            within = size <= options.states_gb * 1e9  # beyond the limit none is cached
+            within = size <= config.learner["model"].states_gb * 1e9  # beyond the limit none is cached
             permanent["cached hidden states"] = size if within else 0.0
             frozen = permanent["weights"] - permanent["reference"]
-        decoded = min(max(shape.batch, shape.held_out), DECODED)
         prompt = shape.prompt + len(model.policy.virtual)
         phases = {
-            "generation": model.generation(decoded, prompt, shape.reply),
+            "generation": model.generation(shape.decoded, prompt, shape.reply),
             "scoring": model.scoring(shape.scored, prompt, shape.reply),
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1),
         }
-    # The file, of float32 most likely, is mapped. A trunk computes one gradient of all its frozen weights, to find out
-    # which they are.
-    read = permanent["weights"] + max(permanent["weights"] * 4 / options.dtype.itemsize, HEAP * frozen)
-    program = {"imports": imports, "program": PROGRAM, "replies": RECORDS * shape.tokens}
-    permanent = {name: size for name, size in permanent.items() if size}
-    if not on_cpu:
-        size = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-        return MemoryPlan(shape, permanent, phases, str(device), size, host=sum(program.values()) + read)
-    phases["update"]["activations"] *= HEAP
-    # What generation has freed has other sizes than what scoring needs, so the heap grows by both.
-    phases["generation and scoring"] = phases.pop("generation") | phases.pop("scoring")
-    return MemoryPlan(
-        shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, imports + PROGRAM + read
-    )
+        gradients, units = model.gradients(), model.units()
+    return Measured(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
 
 
-def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
-    train, update, seed = config.train, config.learner["update"], config.learner["learner"].seed
+def _lengths(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:
+    """Tokens of the longest prompt, tokens of the longest reply, and replies of an evaluation."""
+    train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
     parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env", "form")}
@@ -191,12 +226,17 @@ def _shape(config: Config, model_config: Any, tokenizer: Any) -> Shape:
         options = config.evaluation
         rows = load_tasks(held_out_source, tokenizer, config.data, seed, max_new=reply, **forms)
         held_out = len(rows) * options.samples * max(1, len(options.seeds))
-    minibatch = min(getattr(update, "minibatch", None) or train.batch, train.batch)
+    return prompt, reply, held_out
+
+
+def shape_of(config: Config, lengths: tuple[int, int, int], ranks: int = 1) -> Shape:
+    """The sizes on one of so many ranks. lengths: of prompts and replies, and the replies of an evaluation."""
+    (prompt, reply, held_out), update = lengths, config.learner["update"]
+    minibatch = min(getattr(update, "minibatch", None) or config.train.batch, config.train.batch)
+    batch, minibatch, held_out = (-(-count // ranks) for count in (config.train.batch, minibatch, held_out))
     rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))
-    scored = max(
-        min(train.batch, update.micro_tokens // (prompt + reply)), min(held_out, EVALUATED // (prompt + reply)), 1
-    )
-    return Shape(prompt, reply, train.batch, held_out, rows, scored, -(-minibatch // rows))
+    scored = max(min(batch, update.micro_tokens // (prompt + reply)), min(held_out, EVALUATED // (prompt + reply)), 1)
+    return Shape(prompt, reply, batch, held_out, rows, scored, -(-minibatch // rows))
 
 
 def _classifiers(spec: Any, options: Mapping[str, Any]) -> list[Classifier]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,15 +30,22 @@ from operant.training.optimizer import RateOptions
 
 
 def config_of(name: Any) -> Any:
-    """The transformers config of a model: by name, or that of a model or Policy from Python."""
+    """The transformers config of a model: by name, as a .json file, or that of a model or Policy from Python."""
     if not isinstance(name, str):
         return getattr(name, "config", None) or name.model.config
-    return load_config(find_config(name))
+    return load_config(name if is_file(name) else find_config(name))
+
+
+def is_file(name: str) -> bool:
+    """Whether a model is named by its config alone, in a file of any name."""
+    return name.endswith(".json") and Path(name).is_file()
 
 
 def tokenizer_of(name: Any) -> Any:
     """The tokenizer of a model, by name or from Python; None if it has none."""
-    return load_tokenizer(find_config(name)) if isinstance(name, str) else getattr(name, "tokenizer", None)
+    if not isinstance(name, str):
+        return getattr(name, "tokenizer", None)
+    return load_tokenizer(Path(name).parent if is_file(name) else find_config(name))
 
 
 class MemoryModel:
@@ -113,6 +121,16 @@ class MemoryModel:
             "kept gradients": _bytes(self.trained) if learner.keep_gradients else 0.0,
             "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
         }
+
+    def gradients(self) -> float:
+        """Bytes of the gradients of all trained weights."""
+        return _bytes(self.trained)
+
+    def units(self) -> tuple[float, float]:
+        """Bytes of the largest block, and of all weights of policy and critic that are in no block."""
+        models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        blocks = [_bytes(block.parameters()) for model in models for stack in model.blocks() for block in stack]
+        return max(blocks), sum(_bytes(model.parameters()) for model in models) - sum(blocks)
 
     def _copies(self) -> int:
         """Number of further copies of the trained weights: mask, target, and TRPO's policy before a step."""

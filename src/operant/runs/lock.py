@@ -7,7 +7,9 @@
 same time one gets it, and a file without it is a dead process's, in whatever way the process, its container or the
 machine has ended. The content names process, machine and time, because a person may have to decide whether to wait or
 to delete the file. A process on another machine counts as alive: it cannot be checked, because not every network folder
-passes the kernel's lock on. In a folder that knows no such locks, an owner on this machine is alive if its pid exists.
+passes the kernel's lock on. One of the same job of torchrun (`--rdzv-id`) is gone: a job has one first rank at a time,
+and a restart may put it on another machine. In a folder that knows no such locks, an owner on this machine is alive if
+its pid exists.
 """
 
 import errno
@@ -111,8 +113,11 @@ def _owner(lock: Path) -> dict[str, Any] | None:
 
 
 def _elsewhere(owner: Mapping[str, Any]) -> bool:
-    """Whether the owner is on another machine. A container on this one has another name but the same boot."""
+    """Whether the owner is on another machine, and of another job. A container on this one has another name but the
+    same boot."""
     here = _place()
+    if here["job"] is not None and owner.get("job") == here["job"]:
+        return False
     owner = {**here, **owner} if owner["host"] == here["host"] else owner  # an older version's lock has fewer fields
     this_boot = here["boot"] is not None and owner.get("boot") == here["boot"]
     return not this_boot and (owner["host"], owner.get("machine")) != (here["host"], here["machine"])
@@ -120,9 +125,10 @@ def _elsewhere(owner: Mapping[str, Any]) -> bool:
 
 @cache
 def _place() -> dict[str, str | None]:
-    """The machine by its name and id, and its boot."""
+    """The machine by its name and id, and its boot; and the job, if torchrun has started this process with one."""
     boot, machine = _line("/proc/sys/kernel/random/boot_id"), _line("/etc/machine-id")
-    return {"host": socket.gethostname(), "machine": machine, "boot": boot}
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")  # none: without --rdzv-id
+    return {"host": socket.gethostname(), "machine": machine, "boot": boot, "job": None if job == "none" else job}
 
 
 def _line(path: str) -> str | None:

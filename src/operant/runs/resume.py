@@ -95,7 +95,7 @@ def _is_object(value: Any) -> bool:
 
 def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list[Change]:
     """The options of `config` that differ from the run in `out`. Raises: OperantError for one that cannot change."""
-    old, new = _flat(read_config(out)), _flat(as_mapping(config))
+    old, new = flat(read_config(out)), flat(as_mapping(config))
     found = [Change(name, old[name], value) for name, value in new.items() if name in old and old[name] != value]
     fixed = FIXED if fresh_optimizer else FIXED | FIXED_OPTIMIZER
     for change in found:
@@ -112,7 +112,7 @@ def _refused(change: Change, why: str) -> OperantError:
     )
 
 
-def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Options by full name. A reward may be a mapping too, and stays one."""
     flat = {}
     for key, value in named_parts.flattened(mapping).items():
@@ -125,7 +125,7 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def changes_after(out: Path, step: int, config: Config) -> list[Change]:
     """Changes that an earlier resume recorded at `step` or later, so that the checkpoint of `step` lacks them."""
-    now, path, found = _flat(as_mapping(config)), out / "changes.jsonl", []
+    now, path, found = flat(as_mapping(config)), out / "changes.jsonl", []
     for record in atomic_io.records(path):
         (name,) = old_names.current({"schema": record.get("schema", 1), record["name"]: None}, path)
         if record["step"] >= step and now.get(name) == record["new"]:

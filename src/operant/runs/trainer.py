@@ -23,7 +23,7 @@ from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import RunFolder
 from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
 from operant.runs.journal import Journal
-from operant.runs.resume import Change, apply_changes, changes, changes_after, stored_options
+from operant.runs.resume import Change, apply_changes, changes, changes_after, flat, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import StopRequest, stop_on_signal
 from operant.storage.checkpoint_store import about, to_resume
@@ -70,11 +70,14 @@ def runs(
     check_given(config.learner, optimizer, lr_scheduler)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
-        stack.enter_context(distributed.launched())
+        stack.enter_context(distributed.launched(config.train.silence_minutes))
+        _check_ranks(config, out, resume)
         folder = stack.enter_context(_open_folder(out, config, resume))
         log_message = folder.log_message
         stop.on_request = log_message
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
+        # A folder that not all machines share would resume each of them elsewhere.
+        distributed.check_equal("checkpoints", {"the newest checkpoint": path and path.name})
         stack.enter_context(_threads(config.learner["learner"].threads, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
         objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
@@ -98,18 +101,27 @@ def runs(
             raise
 
 
-@contextmanager
-def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
-    """Open the run folder. Other ranks than the first get a temporary one, but read the run's checkpoints."""
+def _check_ranks(config: Config, out: Path, resume: bool) -> None:
+    """Raise OperantError on all ranks if they differ in their options or versions, or are too many for a step."""
+    versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
+    start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
+    distributed.check_equal("options or versions", start | flat(as_mapping(config)))
     replies, have = config.train.batch // distributed.world(), machine.size_gb()
+    error = None
     if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
-        raise OperantError(
+        error = OperantError(
             f"batch={config.train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
             f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
         )
     prompts = config.train.batch // config.train.samples
     if prompts < distributed.world():
-        raise OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")
+        error = OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")
+    distributed.agree(error)
+
+
+@contextmanager
+def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
+    """Open the run folder. Other ranks than the first get a temporary one, but read the run's checkpoints."""
     if distributed.rank() == 0:
         if resume:
             folder = RunFolder.open(out)
@@ -172,6 +184,9 @@ def _load(
             trackers = [*show, *make_trackers(named, folder.path, log_message)] if first else []
             verdicts = folder.checkpoints.parent / f"verdicts-{distributed.rank()}.jsonl"
             parts = build(models, journal=Journal(verdicts), **objects)
+            tasks, ranks = len(parts.tasks), distributed.world()
+            few = f"{tasks} tasks for {ranks} ranks: each needs one; give more tasks, or start fewer ranks"
+            distributed.agree(OperantError(few) if tasks < ranks else None)
     except BaseException:
         if resume:
             folder.close()

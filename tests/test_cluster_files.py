@@ -1,0 +1,154 @@
+"""The files of recipes/cluster: shell that parses, YAML that the schemas accept, commands that operant understands.
+
+Pods, jobs and services are checked with the JSON schemas of Kubernetes where `kubernetes-validate` is installed, and by
+the fields below everywhere. No package ships KubeRay's schema: the fields of its API ray.io/v1 are listed by hand.
+"""
+
+import re
+import shlex
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from operant.cli.arguments import parse
+from operant.cli.commands import COMMANDS
+from operant.runs.config import configure
+from operant.training.options import LearnerOptions
+
+ROOT = Path(__file__).parents[1]
+FILES = ROOT / "recipes/cluster"
+SHELL = ["one-node.sh", "nodes.sh", "ray-job.sh", "slurm.sbatch"]
+MANIFESTS = ["kubernetes-job.yaml", "ray-job.yaml"]
+RAY_JOB = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec"}
+RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+RAY_HEAD = {"rayStartParams", "template"}
+RAY_WORKERS = RAY_HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+POD = {"containers", "volumes", "subdomain", "restartPolicy", "terminationGracePeriodSeconds"}
+CONTAINER = {"name", "image", "command", "ports", "resources", "volumeMounts"}
+JOB = {"completionMode", "completions", "parallelism", "backoffLimit", "ttlSecondsAfterFinished", "template"}
+SERVICE = {"clusterIP", "publishNotReadyAddresses", "selector", "ports"}
+SBATCH = {"job-name": r"\w+", "nodes": r"\d+", "ntasks-per-node": "1", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
+          "time": r"\d+:\d\d:\d\d", "requeue": "", "signal": r"TERM@\d+", "open-mode": "append",
+          "output": r"[%\w.-]+"}  # fmt: skip
+
+
+def words_of(name: str) -> list[str]:
+    """The words of the command that a file starts; of a shell file with the values that its variables have alone."""
+    text = (FILES / name).read_text(encoding="utf-8")
+    if name in MANIFESTS:
+        *_, manifest = yaml.safe_load_all(text)
+        spec = manifest["spec"]
+        return shlex.split(spec["entrypoint"]) if "entrypoint" in spec else pods(name)[0]["containers"][0]["command"]
+    (command,) = re.findall(r"^(?:exec|srun) .*?(?:\n(?=\n)|\Z)", text.replace("\\\n", " "), re.S | re.M)
+    return shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", command).replace('"$@"', ""))
+
+
+def pods(name: str) -> list[dict]:
+    """The specifications of the pods that a manifest makes."""
+    *_, manifest = yaml.safe_load_all((FILES / name).read_text(encoding="utf-8"))
+    cluster = manifest["spec"].get("rayClusterSpec")
+    groups = [manifest["spec"]] if cluster is None else [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+@pytest.mark.parametrize("name", [*SHELL, *MANIFESTS])
+def test_the_command_of_each_file_is_understood(name):
+    words = words_of(name)
+    operant = words.index("train") - 1
+    assert words[operant] == "operant"
+    if name != "ray-job.yaml" and "job submit" not in " ".join(words):
+        assert words[operant - 1] == "-m" and "torchrun" in words
+    flags = [name for name, about in COMMANDS["train"].options.items() if about.get("action") == "store_true"]
+    recipe, options = parse(words[operant + 2 :], flags=flags, several=[])
+    assert options.pop("resume_if_there") and options.pop("out")
+    later = {"parallel"} - {field.name for field in fields(LearnerOptions)}
+    if "engine" in options and not (ROOT / "src/operant/engines/ray.py").exists():
+        later |= {name for name in options if name == "ahead" or name.startswith("engine")}
+    configure({name: value for name, value in options.items() if name not in later}, recipe[0])
+
+
+@pytest.mark.parametrize("name", SHELL)
+def test_shell_parses(name):
+    text = (FILES / name).read_text(encoding="utf-8")
+    shell = "bash" if "bash" in text.splitlines()[0] else "sh"
+    subprocess.run([shell, "-n", str(FILES / name)], check=True)
+    assert "set -eu" in text
+
+
+def test_the_directives_of_slurm_are_those_that_sbatch_has():
+    lines = (FILES / "slurm.sbatch").read_text(encoding="utf-8").splitlines()
+    given = dict(re.fullmatch(r"#SBATCH --([\w-]+)=?(.*)", line).groups() for line in lines if "#SBATCH" in line)
+    assert given.keys() == SBATCH.keys()
+    assert {name: value for name, value in given.items() if not re.fullmatch(SBATCH[name], value)} == {}
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any("#SBATCH" in line for line in lines[first:])  # sbatch reads none behind the first command
+
+
+def test_what_torchrun_is_told_it_knows():
+    from torch.distributed.run import get_args_parser
+
+    for name in ("one-node.sh", "nodes.sh", "slurm.sbatch", "kubernetes-job.yaml"):
+        words = words_of(name)
+        given = words[words.index("torchrun") + 1 :]
+        args = get_args_parser().parse_args([word.replace("$SLURM_JOB_NUM_NODES", "2") for word in given])
+        assert args.training_script == "operant" and args.module and args.max_restarts == 3
+        assert args.standalone or args.rdzv_id != "none"  # a restart on another machine is known by it
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_have_the_fields_of_their_kinds(name):
+    documents = list(yaml.safe_load_all((FILES / name).read_text(encoding="utf-8")))
+    assert all({"apiVersion", "kind", "metadata", "spec"} == set(document) for document in documents)
+    spec = documents[-1]["spec"]
+    if name == "ray-job.yaml":
+        assert (documents[-1]["apiVersion"], documents[-1]["kind"]) == ("ray.io/v1", "RayJob")
+        cluster = spec["rayClusterSpec"]
+        assert set(spec) == RAY_JOB and set(cluster) == RAY_CLUSTER and set(cluster["headGroupSpec"]) == RAY_HEAD
+        for group in cluster["workerGroupSpecs"]:
+            assert set(group) == RAY_WORKERS and group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        assert all(isinstance(value, str) for group in groups for value in group["rayStartParams"].values())
+        actors = int(re.search(r"--engine.actors (\d+)", spec["entrypoint"])[1])
+        assert actors == sum(group["replicas"] for group in cluster["workerGroupSpecs"])
+    else:
+        service, job = documents
+        assert (service["kind"], job["apiVersion"], job["kind"]) == ("Service", "batch/v1", "Job")
+        assert set(service["spec"]) == SERVICE and set(spec) == JOB
+        assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+        assert service["spec"]["selector"]["job-name"] == job["metadata"]["name"]
+        assert f"--nnodes={spec['completions']}" in words_of(name)
+    for pod in pods(name):
+        assert set(pod) <= POD
+        (container,) = pod["containers"]
+        assert set(container) <= CONTAINER and container["image"] == "operant:0.1.0"
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_are_valid_by_the_schemas_of_kubernetes(name):
+    validator = pytest.importorskip("kubernetes_validate")
+    documents = list(yaml.safe_load_all((FILES / name).read_text(encoding="utf-8")))
+    for document in documents[: None if name != "ray-job.yaml" else 0]:
+        validator.validate(document, "1.31", strict=True)
+    for pod in pods(name):
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operant"}, "spec": pod}
+        validator.validate(document, "1.31", strict=True)
+        with pytest.raises(validator.ValidationError):
+            validator.validate(document | {"spec": pod | {"containers": [{"image": "nameless"}]}}, "1.31", strict=True)
+
+
+def test_the_container_file_copies_what_there_is_and_pins_versions():
+    lines = (FILES / "Containerfile").read_text(encoding="utf-8").splitlines()
+    steps = [line.split() for line in lines if line and not line.startswith("#")]
+    assert [step[0] for step in steps] == ["FROM", "WORKDIR", "COPY", "COPY", "RUN", "ENV", "WORKDIR", "CMD"]
+    assert all((ROOT / file).exists() for step in steps if step[0] == "COPY" for file in step[1:-1])
+    (install,) = [step for step in steps if step[0] == "RUN"]
+    assert install[install.index("--constraint") + 1] == "constraints.txt"
+
+
+def test_the_readme_lists_every_file():
+    listed = re.findall(r"^\| `([\w./-]+)`", (FILES / "README.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == sorted(p.name + "/" * p.is_dir() for p in FILES.iterdir() if p.name != "README.md")
