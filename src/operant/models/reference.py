@@ -4,7 +4,8 @@ A copy shares all frozen weights with the policy. So with a frozen trunk or an a
 trained weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from operant.distributed import Shards
 from operant.models.policy import Policy
 from operant.types import OperantError
 
@@ -33,6 +35,8 @@ class PolicyCopy:
         self.rule = rule
         kept = shared(policy if values else policy.model) if copy else {}
         self._shared, self._values = set(kept), values
+        self.shards: Shards | None = None
+        """Its parts on this rank, if its own weights are divided over the ranks."""
         copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
         self.policy: Policy = copied
         self.policy.requires_grad_(False)
@@ -50,6 +54,12 @@ class PolicyCopy:
         """Apply the rule. `updates`: number of optimizer updates of the policy so far."""
         if self.rule == "frozen":
             return
+        with self.present():
+            self._follow(policy, updates)
+            if self.shards is not None:
+                self.shards.load(self.shards.own)
+
+    def _follow(self, policy: Policy, updates: int) -> None:
         name, amount = self.rule
         both = zip(self._module(self.policy).parameters(), self._module(policy).parameters(), strict=True)
         moved = [(mine, new) for mine, new in both if mine is not new]
@@ -60,6 +70,18 @@ class PolicyCopy:
             for mine, new in moved:
                 mine.copy_(new)
         self._fingerprint = None
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Inside this context, all of its weights are in place. Of a divided copy, every rank must call."""
+        if self.shards is None or self.shards.is_whole:
+            yield
+            return
+        self.shards.gather()
+        try:
+            yield
+        finally:
+            self.shards.free()
 
     def _module(self, policy: Policy) -> Any:
         """What is copied of a policy: its language model, or all of it."""

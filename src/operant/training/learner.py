@@ -32,7 +32,8 @@ from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
-from operant.objectives.kl import KLOptions, controller
+from operant.models.reference import PolicyCopy
+from operant.objectives.kl import EXACT, KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
@@ -42,7 +43,7 @@ from operant.rollouts.play import Attempts, play
 from operant.rollouts.prompts import Wanted, returns_to_go, with_hints, with_prompts, with_returns
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
-from operant.training import refused_step, step_arguments
+from operant.training import refused_step, sharding, step_arguments
 from operant.training.anchors import with_anchors
 from operant.training.best import best, only
 from operant.training.nonfinite import find_in_batch
@@ -138,6 +139,7 @@ class Learner(Saveable):
         check_length(self.options, total_steps)
         check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
+        sharding.check(find_rule(self.algorithm.update), self.options)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
         others = {"tokenizer": tokenizer, "engine": engine, "env": env}
@@ -150,6 +152,8 @@ class Learner(Saveable):
         """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
+        if self.own.parallel == "fsdp":
+            sharding.divide(self.policy, self._copies, self.own.offload)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
@@ -335,7 +339,7 @@ class Learner(Saveable):
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
-            with self.timing("observe"):
+            with self.timing("observe"), sharding.present(self._copies):
                 collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(selected, sampling))
                 batch = distributed.together(lambda: self.look(scored, sampling))
         except OperantError:
@@ -499,7 +503,14 @@ class Learner(Saveable):
     def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
         self.updating = True
-        with self.timing("update"):
+        # A loss with an exact divergence, or with a teacher, reads the reference.
+        reads = self.kl.loss_coef > 0 and self.kl.loss_kind in EXACT or self.kl.direct and self.kl.kind in EXACT
+        reads = reads or batch.hinted is not None
+        with (
+            self.timing("update"),
+            sharding.present(self._copies if reads else ()),
+            sharding.updating(self.policy, keep=reads),
+        ):
             tally, bad = self.rule.update(
                 batch,
                 self.objective(sampling),
@@ -536,6 +547,11 @@ class Learner(Saveable):
         self.rule.optimizer = optimizer
 
     @property
+    def _copies(self) -> list[PolicyCopy]:
+        """The reference and the other copies of the policy."""
+        return [*([self.reference] if self.reference is not None else []), *self.copies.values()]
+
+    @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -565,7 +581,7 @@ class Learner(Saveable):
         if self.refused is not None and self.refused.whole:
             return
         self.progress.episodes += int(metrics.get("rollout/count", 0))
-        for copied in (*self.copies.values(), *([self.reference] if self.reference is not None else [])):
+        for copied in self._copies:
             copied.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
