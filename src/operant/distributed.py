@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from operant.tally import Tally
-from operant.types import OperantError, Outputs
+from operant.types import OperantError, Outputs, Part
 
 Item = TypeVar("Item")
 
@@ -107,12 +106,13 @@ def agree(error: OperantError | None) -> None:
 
     Every rank must call, also without an error.
     """
-    messages = gathered(None if error is None else str(error))
+    found = gathered(None if error is None else (str(error), isinstance(error.__cause__, OSError)))
+    if error is None and (first := next((one for one in found if one is not None), None)) is not None:
+        error = OperantError(first[0])
+        error.__cause__ = OSError() if first[1] else None  # who calls may go on without the disk
     if error is not None:
+        error.agreed = True
         raise error
-    message = next((text for text in messages if text is not None), None)
-    if message is not None:
-        raise OperantError(message)
 
 
 def together(work: Callable[[], Item]) -> Item:
@@ -163,15 +163,6 @@ def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
     return work.get_future().then(lambda future: future.value()[0])
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """This rank's rows of a tensor whose rows are divided over the ranks, as `bounds` says."""
-
-    rows: Tensor
-    shape: tuple[int, ...]
-    """The sizes of the whole tensor."""
-
-
 def bounds(rows: int) -> slice:
     """Which of so many rows this rank has: all ranks the same number, rounded up, and the last ones what is left."""
     each = -(-rows // world())
@@ -184,7 +175,7 @@ class Shards:
     Between updates the module itself is whole on every rank, so that generation, scoring and export know of nothing.
     `free` empties its parameters, and `gather` fills them again from the parts of all ranks. Passes with gradients run
     on a twin of the module, which has only parts: each of its units is gathered for its forward pass, again for its
-    backward pass, and freed after both. Gradients are summed, in float32 or wider, and each rank keeps its rows of them.
+    backward pass, and freed after both. Gradients are summed, in float32 or wider, and a rank keeps its rows of them.
     """
 
     def __init__(
@@ -230,7 +221,7 @@ class Shards:
             fully_shard(self.root, **how)
         except (NotImplementedError, AssertionError, ValueError, RuntimeError) as error:
             raise OperantError(
-                f"learner.parallel=fsdp: torch cannot divide this model over the ranks ({error}); use learner.parallel=ddp"
+                f"learner.parallel=fsdp: torch cannot divide this model over the ranks ({error}); use ddp"
             ) from error
         divided = [m for m in self.root.modules() if hasattr(m, "unshard")]
         for unit in divided:
@@ -239,7 +230,9 @@ class Shards:
         self.units: dict[Any, list[str]] = {unit: [] for unit in divided}
         """Each unit, and the names of the parameters that are gathered with it."""
         for name in self.own:
-            self.units[paths[max((path for path in paths if f"root.inside.{name}".startswith(path)), key=len)]].append(name)
+            self.units[paths[max((path for path in paths if f"root.inside.{name}".startswith(path)), key=len)]].append(
+                name
+            )
         self.parts: dict[str, Any] = {name: self.module.get_parameter(name) for name in self.own}
         """The divided parameters of the twin, as torch's DTensors."""
         for p in self.own.values():
@@ -293,15 +286,26 @@ class Shards:
         """This rank's rows of a parameter; or `x`, as rows of a tensor of its sizes."""
         return Part(self.local[name] if x is None else x, tuple(self.own[name].shape))
 
+    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor | Part]:
+        """Weights of the module by any name, with this rank's rows in the place of the parameters that are divided."""
+        names = {id(p): name for name, p in self.own.items()}
+        return {name: self.part(names[id(x)]) if id(x) in names else x.detach() for name, x in weights.items()}
+
     @torch.no_grad()
-    def load(self, weights: Mapping[str, "Tensor | Part"]) -> None:
-        """Set parameters by name, and gather them. Every rank must call."""
-        for name, x in weights.items():
-            self.local[name].copy_(rows_of(x))
+    def load(self, weights: Mapping[str, tuple[Tensor, Tensor | Part]]) -> list[str]:
+        """Set weights of the module, given with what they become, and gather them. Every rank must call.
+
+        Returns the names of those that are no divided parameters, and have not been set.
+        """
+        names = {id(p): name for name, p in self.own.items()}
+        for mine, x in weights.values():
+            if id(mine) in names:
+                self.local[names[id(mine)]].copy_(rows_of(x))
         self.gather(again=True)
+        return [name for name, (mine, _) in weights.items() if id(mine) not in names]
 
 
-def rows_of(x: "Tensor | Part") -> Tensor:
+def rows_of(x: Tensor | Part) -> Tensor:
     """This rank's rows of a whole tensor, or of one that is divided already."""
     return x.rows if isinstance(x, Part) else x[bounds(len(x))]
 
@@ -336,44 +340,21 @@ def write_parts(folder: str, parts: Mapping[str, Part]) -> None:
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
 
-    state = {name: _as_dtensor(part) for name, part in parts.items()}
+    state: dict[str, Any] = {}
+    for name, part in parts.items():
+        mesh, stride = (
+            init_device_mesh(part.rows.device.type, (world(),)),
+            torch.empty(part.shape, device="meta").stride(),
+        )
+        own = {"run_check": False, "shape": torch.Size(part.shape), "stride": stride}
+        state[name] = DTensor.from_local(part.rows, mesh, [Shard(0)], **own)
     try:
         dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(folder, save_distributed=True))
     except CheckpointException as error:
         raise OSError(None, f"rank {min(error.failures)}: {error.failures[min(error.failures)][0]}") from error
-
-
-def read_parts(folder: str, shapes: Mapping[str, Sequence[int]], *, divided: bool) -> dict[str, Tensor | Part]:
-    """Read tensors that `write_parts` has written on any number of ranks; `shapes`: the sizes of each, by name.
-
-    divided: every rank calls it, and gets its rows. Otherwise each tensor is whole.
-    """
-    import torch.distributed.checkpoint as dcp
-
-    reader = dcp.HuggingFaceStorageReader(folder)
-    kinds = {name: about.properties.dtype for name, about in reader.read_metadata().state_dict_metadata.items()}
-    found: dict[str, Tensor | Part] = {}
-    for name, sizes in shapes.items():
-        shape = tuple(sizes)
-        if divided:
-            own = bounds(shape[0])
-            found[name] = Part(torch.zeros(own.stop - own.start, *shape[1:], dtype=kinds[name]), shape)
-        else:
-            found[name] = torch.zeros(shape, dtype=kinds[name])
-    into = {name: _as_dtensor(x) if isinstance(x, Part) else x for name, x in found.items()}
-    dcp.load(into, storage_reader=reader, no_dist=not divided)
-    return found
-
-
-def _as_dtensor(part: Part) -> Any:
-    """torch's description of a divided tensor."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh = init_device_mesh(part.rows.device.type, (world(),))
-    stride = torch.empty(part.shape, device="meta").stride()
-    return DTensor.from_local(part.rows, mesh, [Shard(0)], run_check=False, shape=part.shape, stride=stride)
 
 
 def pool(tally: Tally) -> Tally:

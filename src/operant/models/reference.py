@@ -57,7 +57,7 @@ class PolicyCopy:
         with self.present():
             self._follow(policy, updates)
             if self.shards is not None:
-                self.shards.load(self.shards.own)
+                self.shards.load({name: (p, p) for name, p in self.shards.own.items()})
 
     def _follow(self, policy: Policy, updates: int) -> None:
         name, amount = self.rule
@@ -90,12 +90,14 @@ class PolicyCopy:
     def _own(self) -> dict[str, Any]:
         """The weights that are not shared, by name. A tied weight appears under each of its names."""
         weights = self._module(self.policy).state_dict(keep_vars=True)
-        return {name: weight.detach() for name, weight in weights.items() if id(weight) not in self._shared}
+        return {name: weight for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        weights = {} if self.rule == "frozen" else self._own()
-        return {"fingerprint": self.fingerprint, "weights": weights}
+        own = {} if self.rule == "frozen" else self._own()
+        divided = {n: x.detach() for n, x in own.items()} if self.shards is None else self.shards.divided(own)
+        with self.present():
+            return {"fingerprint": self.fingerprint, "weights": divided}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -107,12 +109,15 @@ class PolicyCopy:
                 raise OperantError(
                     f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
                 )
-            for name, weight in own.items():
-                weight.copy_(weights[name])
+            known = {name: (weight, weights[name]) for name, weight in own.items()}
+            for name in own if self.shards is None else self.shards.load(known):
+                own[name].copy_(weights[name])
             self._fingerprint = None
-        if state["fingerprint"] != self.fingerprint:
+        with self.present():
+            found = self.fingerprint
+        if state["fingerprint"] != found:
             raise OperantError(
-                f"the reference has fingerprint {self.fingerprint}, the run was started with {state['fingerprint']}: "
+                f"the reference has fingerprint {found}, the run was started with {state['fingerprint']}: "
                 "resume with the model that it began from"
             )
 

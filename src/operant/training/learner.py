@@ -153,7 +153,8 @@ class Learner(Saveable):
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         if self.own.parallel == "fsdp":
-            sharding.divide(self.policy, self._copies, self.own.offload)
+            mask = self.copies.get(self.algorithm.mask or "")  # it is read while replies are generated
+            sharding.divide(self.policy, [c for c in self._copies if c is not mask], self.own.offload)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
@@ -378,7 +379,8 @@ class Learner(Saveable):
             selected = self._select(rollouts, scores)
         finally:
             self.moments.load_state_dict(moments)
-        batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
+        with sharding.present(self._copies):
+            batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
         return self.credit(batch, self.controller.coef).to("cpu"), selected.places
 
     def measure(self, rollouts: list[Rollout]) -> dict[str, float]:
@@ -387,11 +389,12 @@ class Learner(Saveable):
         On several ranks, every rank passes the same rollouts.
         """
         sampling, tally = self.sampling.plain, Tally()
-        batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
-        batch = self.credit(batch, self.controller.coef)
-        objective = self.objective(sampling)
-        for rows in cut(batch, units(batch, self.algorithm.unit), self.budget.tokens, packed=self.policy.packs(batch)):
-            measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
+        with sharding.present(self._copies):
+            batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
+            batch = self.credit(batch, self.controller.coef)
+            objective, budget = self.objective(sampling), self.budget.tokens
+            for rows in cut(batch, units(batch, self.algorithm.unit), budget, packed=self.policy.packs(batch)):
+                measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
         return tally.result()
 
     def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
@@ -504,7 +507,7 @@ class Learner(Saveable):
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
         self.updating = True
         # A loss with an exact divergence, or with a teacher, reads the reference.
-        reads = self.kl.loss_coef > 0 and self.kl.loss_kind in EXACT or self.kl.direct and self.kl.kind in EXACT
+        reads = (self.kl.loss_coef > 0 and self.kl.loss_kind in EXACT) or (self.kl.direct and self.kl.kind in EXACT)
         reads = reads or batch.hinted is not None
         with (
             self.timing("update"),
@@ -609,11 +612,12 @@ class Learner(Saveable):
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:
         """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
-        self.engine.sync(policy, policy.version)
-        try:
-            yield self.engine
-        finally:
-            self.engine.sync(self.policy, self.policy.version)
+        with sharding.present(copied for copied in self._copies if copied.policy is policy):
+            self.engine.sync(policy, policy.version)
+            try:
+                yield self.engine
+            finally:
+                self.engine.sync(self.policy, self.policy.version)
 
     def timing(self, phase: str) -> AbstractContextManager[None]:
         """A context that measures the seconds of a phase of this step."""
@@ -625,7 +629,7 @@ class Learner(Saveable):
         reference = {"reference": self.reference} if self.reference is not None else {}
         of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in self.rule.parts().items()}
         return {
-            "policy": PolicyState(self.policy),
+            "policy": PolicyState(self.policy, self.policy.shards),
             **of_rule,
             "controller": self.controller,
             "moments": self.moments,

@@ -67,7 +67,13 @@ class MicroBatchOptions:
 
 
 def accumulate(
-    policy: GradientSum | Shards, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, *, gap: bool
+    policy: GradientSum | Shards,
+    whole: Batch,
+    objective: Objective,
+    sampling: Sampling,
+    budget: TokenBudget,
+    *,
+    gap: bool,
 ) -> Tally:
     """Add the gradients of a minibatch over all ranks, micro-batch by micro-batch, and return its metrics.
 

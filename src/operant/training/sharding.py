@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from operant import distributed
-from operant.distributed import Part, Shards
+from operant.distributed import Shards
 from operant.models.reference import PolicyCopy
 from operant.training.update_rules import GradientUpdate, OnePass
 from operant.types import OperantError
@@ -73,7 +73,9 @@ def divide(policy: Any, copies: Iterable[PolicyCopy], offload: str) -> None:
     for copied in apart:
         others = [p for p in copied.policy.parameters() if id(p) in {id(p) for p in policy.parameters()}]
         own = len([*copied.policy.parameters()]) > len(others)
-        copied.shards = Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both")) if own else None
+        copied.shards = (
+            Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both")) if own else None
+        )
     policy.shards = Shards(policy, _units, offload=offload in ("optimizer", "both"))
     for copied in apart:
         if copied.shards is not None:
@@ -109,46 +111,3 @@ def present(copies: Iterable[PolicyCopy]) -> Iterator[None]:
         for copied in copies:
             stack.enter_context(copied.present())
         yield
-
-
-class DividedOptimizer:
-    """The state of an optimizer whose parameters are rows of divided ones, as a part of `RunState`."""
-
-    def __init__(self, optimizer: Any, shards: Shards):
-        self.optimizer, self.shards = optimizer, shards
-        names = {id(p): name for name, p in shards.trained.items()}
-        names |= {id(master): names[id(p)] for p, master in getattr(optimizer, "pairs", ())}
-        self.names = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
-        """The name of each parameter, in the order of the optimizer's own numbers."""
-        self.mastered = [names[id(p)] for p, _ in getattr(optimizer, "pairs", ())]
-
-    def state_dict(self) -> dict[str, Any]:
-        state = self.optimizer.state_dict()
-        of_parameters = {
-            number: {what: self._divided(self.names[number], x) for what, x in values.items()}
-            for number, values in state["state"].items()
-        }
-        masters = [self._divided(name, x) for name, x in zip(self.mastered, state.get("masters", []), strict=True)]
-        return state | {"state": of_parameters} | ({"masters": masters} if "masters" in state else {})
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        of_parameters = {
-            number: {what: self._rows(self.names[number], x) for what, x in values.items()}
-            for number, values in state["state"].items()
-        }
-        masters = [self._rows(name, x) for name, x in zip(self.mastered, state.get("masters", []), strict=True)]
-        own = state | {"state": of_parameters} | ({"masters": masters} if "masters" in state else {})
-        self.optimizer.load_state_dict(own)
-
-    def renew(self) -> None:
-        """As `MasterWeights.renew`."""
-        if hasattr(self.optimizer, "renew"):
-            self.optimizer.renew()
-
-    def _divided(self, name: str, x: Any) -> Any:
-        whole = not isinstance(x, Tensor) or x.shape != self.shards.local[name].shape
-        return x if whole else self.shards.part(name, x)
-
-    def _rows(self, name: str, x: Any) -> Any:
-        divided = isinstance(x, Part) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
-        return distributed.rows_of(x) if divided else x

@@ -1,0 +1,96 @@
+"""`learner.parallel=fsdp`: ranks that have parts of the weights learn what one process learns, and resume in any number."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rigs import gap, on_ranks
+from test_ranks import DEALT, REPLIES, SCORES
+from toys import lm
+
+from operant import distributed
+from operant.models.policy import Policy
+from operant.storage.checkpoint import RunState
+from operant.training.learner import Learner
+
+BASE = {
+    "max_tokens": 12,
+    "stop_tokens": (2,),
+    "micro_tokens": 20,
+    "optimizer.eps": 1.0,
+    "optimizer.lr": 1e-3,
+    "watch_every": 1,
+    "minibatch": 4,
+    "epochs": 2,
+}
+"""With so large an eps, weights move as the gradients say; some minibatches have several micro-batches."""
+CASES = {
+    "value head, tied": ("gpt2", {}),
+    "critic network, untied": ("llama", {"value.critic": "copy"}),
+    "encoder and decoder, recomputed": ("t5", {"model.gradient_checkpointing": True}),
+    "adapter, exact KL": ("llama", {"lora.rank": 2, "kl.loss_coef": 0.1, "kl.loss_kind": "reverse"}),
+    "trunk": ("gpt2", {"model.train_layers": 1}),
+    "offload": ("gpt2", {"learner.offload": "both", "loss.value_coef": 0.0}),
+    "follows": ("gpt2", {"algorithm": "distill", "teacher.rate": 0.1, "epochs": 1}),
+    "rejection": ("gpt2", {"algorithm": "rejection", "learner.select": "top:4"}),
+    "sft": ("llama", {"algorithm": "sft"}),
+    "dpo": ("gpt2", {"algorithm": "dpo", "minibatch": 1}),
+}
+
+
+def made(name: str, parallel: str = "fsdp", **more) -> Learner:
+    kind, options = CASES[name]
+    return Learner(lm(kind).double(), **BASE | options | {"learner.parallel": parallel} | more)
+
+
+def stepped(learner: Learner, which: list[int], times: float = 1.0) -> dict[str, float]:
+    """Metrics of a step on these replies, or on demonstrations or pairs of them."""
+    queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
+    if learner.named["algorithm"] == "sft":
+        return learner.step(queries, replies)
+    if learner.named["algorithm"] == "dpo":  # each rank has whole pairs
+        pairs = [(2 * i, 2 * i + 1) for i in which if i < 3]
+        queries = [torch.tensor(REPLIES[pair[0]][0]) for pair in pairs for _ in pair]
+        replies = [torch.tensor(REPLIES[i][1]) for pair in pairs for i in pair]
+        return learner.step(queries, replies, [1.0, 0.0] * len(pairs))
+    return learner.step(queries, replies, [SCORES[i] * times for i in which])
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in learner.policy.trainable()])
+
+
+def learnt(name: str, which: list[int], parallel: str = "fsdp") -> dict:
+    """How far two steps move what is trained, their metrics, and what this rank has."""
+    learner = made(name, parallel)
+    before, told = weights(learner), []
+    for step in range(2):
+        metrics = stepped(learner, which, step + 1.0)
+        told.append({k: v for k, v in metrics.items() if not k.startswith("time/")})
+    held = [x for values in learner.optimizer.state.values() for x in values.values() if x.ndim]
+    sizes = {"states": sum(x.numel() for x in held), "trained": len(before)}
+    return {"moved": weights(learner) - before, "metrics": told, "sizes": sizes}
+
+
+def work(rank: int, world: int) -> dict:
+    return {name: learnt(name, DEALT[rank]) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return on_ranks(work, 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_with_parts_of_the_weights_learn_what_one_process_learns(ranks, name):
+    truth = learnt(name, list(range(7)), "ddp")
+    assert float(truth["moved"].norm()) > 0
+    for rank in (0, 1):
+        mine = ranks[rank][name]
+        assert gap(mine["moved"], truth["moved"]) < 1e-9, (name, rank)
+        for one, two in zip(truth["metrics"], mine["metrics"], strict=True):
+            assert one.keys() == two.keys()
+            assert not {k: (one[k], two[k]) for k in one if two[k] != pytest.approx(one[k], rel=1e-5, abs=1e-7)}
+    states = [ranks[rank][name]["sizes"]["states"] for rank in (0, 1)]
+    assert sum(states) == truth["sizes"]["states"] and max(states) < 0.6 * sum(states)
