@@ -32,7 +32,7 @@ CASES = {
     "adapter, exact KL": ("llama", {"lora.rank": 2, "kl.loss_coef": 0.1, "kl.loss_kind": "reverse"}),
     "trunk": ("gpt2", {"model.train_layers": 1}),
     "offload": ("gpt2", {"learner.offload": "both", "loss.value_coef": 0.0}),
-    "follows": ("gpt2", {"algorithm": "distill", "teacher.rate": 0.1, "epochs": 1}),
+    "follows": ("gpt2", {"algorithm": "soft_q", "target.rate": 0.5, "mask.by": "policy"}),
     "rejection": ("gpt2", {"algorithm": "rejection", "learner.select": "top:4"}),
     "sft": ("llama", {"algorithm": "sft"}),
     "dpo": ("gpt2", {"algorithm": "dpo", "minibatch": 1}),
@@ -41,7 +41,8 @@ CASES = {
 
 def made(name: str, parallel: str = "fsdp", **more) -> Learner:
     kind, options = CASES[name]
-    return Learner(lm(kind).double(), **BASE | options | {"learner.parallel": parallel} | more)
+    several = {"learner.parallel": parallel} | ({} if parallel == "fsdp" else {"learner.offload": "none"})
+    return Learner(lm(kind).double(), **BASE | options | several | more)
 
 
 def stepped(learner: Learner, which: list[int], times: float = 1.0) -> dict[str, float]:
@@ -94,3 +95,98 @@ def test_two_ranks_with_parts_of_the_weights_learn_what_one_process_learns(ranks
             assert not {k: (one[k], two[k]) for k in one if two[k] != pytest.approx(one[k], rel=1e-5, abs=1e-7)}
     states = [ranks[rank][name]["sizes"]["states"] for rank in (0, 1)]
     assert sum(states) == truth["sizes"]["states"] and max(states) < 0.6 * sum(states)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+SAVED = ("value head, tied", "follows")
+
+
+def state_of(learner: Learner) -> RunState:
+    state = RunState()
+    for name, part in learner.parts().items():
+        state.register(name, part)
+    state.ranks = distributed if learner.policy.shards is not None else None
+    return state
+
+
+def saved(rank: int, world: int, folder: Path) -> dict:
+    """A step, a checkpoint of both kinds, and one more step."""
+    which, out = dealt(rank, world), {}
+    for name in SAVED:
+        learner = made(name)
+        stepped(learner, which)
+        for kind in ("resume", "light"):
+            state_of(learner).save(folder / name, 1, {"began": rank}, kind=kind)
+        before = weights(learner)
+        stepped(learner, which)
+        out[name] = (before, weights(learner))
+    return out
+
+
+def resumed(rank: int, world: int, folder: Path, parallel: str = "fsdp") -> dict:
+    """What the second step moves after resuming, and the weights of the light checkpoint."""
+    which, out = dealt(rank, world), {}
+    for name in SAVED:
+        learner, light = made(name, parallel), made(name, parallel)
+        step, extra = state_of(learner).load(folder / name / "step-00001")
+        assert (step, extra) == (1, {"began": 0})
+        stepped(learner, which)
+        state_of(light).load(folder / name / "light-00001", fresh_optimizer=True)
+        out[name] = (weights(light), weights(learner))
+    return out
+
+
+def dealt(rank: int, world: int) -> list[int]:
+    return [i for i in range(len(REPLIES)) if i % world == rank]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> tuple[Path, dict]:
+    path = tmp_path_factory.mktemp("saved")
+    return path, on_ranks(saved, 2, path)[0]
+
+
+WORLDS = [
+    (1, "fsdp"),
+    (2, "fsdp"),
+    pytest.param(2, "ddp", marks=pytest.mark.slow),
+    pytest.param(4, "fsdp", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("world", "parallel"), WORLDS)
+def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(folder, world, parallel):
+    path, truth = folder
+    found = resumed(0, 1, path) if world == 1 else on_ranks(resumed, world, path, parallel)[0]
+    for name in SAVED:
+        assert torch.equal(found[name][0], truth[name][0]), "a light checkpoint has the weights themselves"
+        assert gap(found[name][1], truth[name][1]) < 1e-9
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_one_process_resumes_on_two_ranks(folder, tmp_path):
+    truth = saved(0, 1, tmp_path)
+    found = on_ranks(resumed, 2, tmp_path)[0]
+    for name in SAVED:
+        assert torch.equal(found[name][0], truth[name][0]) and gap(found[name][1], truth[name][1]) < 1e-9
+
+
+def test_every_rank_writes_its_rows_and_torch_reads_them(folder):
+    """torch's own reader of such files finds the weights; a light checkpoint has these alone."""
+    import torch.distributed.checkpoint as dcp
+
+    path, truth = folder
+    light, resume = (path / SAVED[0] / f"{kind}-00001" for kind in ("light", "step"))
+    sizes = [file.stat().st_size for file in sorted(light.glob("shard-*"))]
+    assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
+    whole = 3 * sum(sizes)  # weights and two moments
+    assert 0.9 * whole < sum(file.stat().st_size for file in resume.glob("shard-*")) < 1.1 * whole
+    found = dcp.HuggingFaceStorageReader(str(light)).read_metadata().state_dict_metadata
+    mine = {name: torch.zeros(about.size, dtype=about.properties.dtype) for name, about in found.items()}
+    dcp.load(mine, storage_reader=dcp.HuggingFaceStorageReader(str(light)), no_dist=True)
+    learner = made(SAVED[0])
+    with torch.no_grad():
+        for name, p in learner.policy.named_parameters():
+            p.copy_(mine[f"policy.{name}"])
+    assert torch.equal(weights(learner), truth[SAVED[0]][0])

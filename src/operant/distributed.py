@@ -235,9 +235,6 @@ class Shards:
             )
         self.parts: dict[str, Any] = {name: self.module.get_parameter(name) for name in self.own}
         """The divided parameters of the twin, as torch's DTensors."""
-        for p in self.own.values():
-            if not p.untyped_storage().resizable() or p.untyped_storage().nbytes() != p.nbytes:
-                p.data = p.data.clone()
         self.gather(again=True)  # FSDP arranges the memory of the parts when they are first gathered
         with torch.no_grad():
             self.local = {name: part.to_local().detach() for name, part in self.parts.items()}
@@ -262,11 +259,14 @@ class Shards:
             part.grad = None
 
     def free(self, *, frozen: bool = True) -> None:
-        """Empty the parameters of the module itself; `frozen`: also those that are not trained."""
+        """Empty the parameters of the module itself: each is one NaN that is read everywhere, so that none is used.
+
+        frozen: also those that are not trained.
+        """
         self.is_whole = False
         for name, p in self.own.items():
             if frozen or name in self.trained:
-                p.untyped_storage().resize_(0)
+                p.data = torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)
 
     @torch.no_grad()
     def gather(self, *, again: bool = False) -> None:
@@ -276,9 +276,7 @@ class Shards:
         for unit, names in self.units.items():
             unit.unshard()
             for name in names:
-                p = self.own[name]
-                p.untyped_storage().resize_(p.nbytes)
-                p.copy_(self.module.get_parameter(name))
+                self.own[name].data = self.module.get_parameter(name).detach().clone()
             unit.reshard()
         self.is_whole = True
 
