@@ -1,16 +1,16 @@
-"""`learner.parallel=fsdp`: ranks that have parts of the weights learn what one process learns, and resume in any number."""
+"""`learner.parallel=fsdp`: ranks that have parts of the weights learn what one process learns; any number resumes."""
 
-import math
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from rigs import gap, on_ranks
 from test_ranks import DEALT, REPLIES, SCORES
-from toys import lm
+from toys import letters, lm
 
 from operant import distributed
-from operant.models.policy import Policy
+from operant.models.reward_model import RewardModel
 from operant.storage.checkpoint import RunState
 from operant.training.learner import Learner
 
@@ -35,14 +35,30 @@ CASES = {
     "follows": ("gpt2", {"algorithm": "soft_q", "target.rate": 0.5, "mask.by": "policy"}),
     "rejection": ("gpt2", {"algorithm": "rejection", "learner.select": "top:4"}),
     "sft": ("llama", {"algorithm": "sft"}),
+    "float32": ("gpt2", {"value.init": "zero"}),
+    "bfloat16": ("gpt2", {"model.precision": "bfloat16", "optimizer.lr": 0.1, "update.epochs": 1}),
+    "reward model": ("reward model", {"algorithm": "reward-model", "minibatch": 1}),
     "dpo": ("gpt2", {"algorithm": "dpo", "minibatch": 1}),
 }
 
 
+COARSE = {"float32": 1e-5, "bfloat16": 0.05}
+"""Cases that are not in float64, and how far they may be from one process."""
+
+
+def reward_model() -> RewardModel:
+    with tempfile.TemporaryDirectory() as folder:
+        lm("gpt2", vocab=len(letters())).save_pretrained(folder)
+        letters().save_pretrained(folder)
+        return RewardModel(folder, normalise="none")
+
+
 def made(name: str, parallel: str = "fsdp", **more) -> Learner:
     kind, options = CASES[name]
+    model = reward_model() if kind == "reward model" else lm(kind)
+    model = model if name in COARSE else model.double()
     several = {"learner.parallel": parallel} | ({} if parallel == "fsdp" else {"learner.offload": "none"})
-    return Learner(lm(kind).double(), **BASE | options | several | more)
+    return Learner(model, **BASE | options | several | more)
 
 
 def stepped(learner: Learner, which: list[int], times: float = 1.0) -> dict[str, float]:
@@ -50,7 +66,7 @@ def stepped(learner: Learner, which: list[int], times: float = 1.0) -> dict[str,
     queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
     if learner.named["algorithm"] == "sft":
         return learner.step(queries, replies)
-    if learner.named["algorithm"] == "dpo":  # each rank has whole pairs
+    if learner.named["algorithm"] in ("dpo", "reward-model"):  # each rank has whole pairs
         pairs = [(2 * i, 2 * i + 1) for i in which if i < 3]
         queries = [torch.tensor(REPLIES[pair[0]][0]) for pair in pairs for _ in pair]
         replies = [torch.tensor(REPLIES[i][1]) for pair in pairs for i in pair]
@@ -89,10 +105,14 @@ def test_two_ranks_with_parts_of_the_weights_learn_what_one_process_learns(ranks
     assert float(truth["moved"].norm()) > 0
     for rank in (0, 1):
         mine = ranks[rank][name]
-        assert gap(mine["moved"], truth["moved"]) < 1e-9, (name, rank)
+        assert gap(mine["moved"], truth["moved"]) < COARSE.get(name, 1e-9), (name, rank)
         for one, two in zip(truth["metrics"], mine["metrics"], strict=True):
             assert one.keys() == two.keys()
-            assert not {k: (one[k], two[k]) for k in one if two[k] != pytest.approx(one[k], rel=1e-5, abs=1e-7)}
+            assert not {
+                k: (one[k], two[k])
+                for k in one
+                if two[k] != pytest.approx(one[k], rel=max(COARSE.get(name, 0), 1e-5), abs=1e-5)
+            }
     states = [ranks[rank][name]["sizes"]["states"] for rank in (0, 1)]
     assert sum(states) == truth["sizes"]["states"] and max(states) < 0.6 * sum(states)
 

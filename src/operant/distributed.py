@@ -226,6 +226,7 @@ class Shards:
         divided = [m for m in self.root.modules() if hasattr(m, "unshard")]
         for unit in divided:
             unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
         paths = {f"{path}.": m for path, m in self.root.named_modules(prefix="root") if m in divided}
         self.units: dict[Any, list[str]] = {unit: [] for unit in divided}
         """Each unit, and the names of the parameters that are gathered with it."""

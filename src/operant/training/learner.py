@@ -505,6 +505,11 @@ class Learner(Saveable):
 
     def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
+        if self.policy.shards is not None and distributed.largest(int(batch.choices is not None)):
+            raise OperantError(
+                "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally "
+                "often in a pass, and wait for each other; use learner.parallel=ddp"
+            )
         self.updating = True
         # A loss with an exact divergence, or with a teacher, reads the reference.
         reads = (self.kl.loss_coef > 0 and self.kl.loss_kind in EXACT) or (self.kl.direct and self.kl.kind in EXACT)
