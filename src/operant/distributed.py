@@ -231,9 +231,8 @@ class Shards:
         self.units: dict[Any, list[str]] = {unit: [] for unit in divided}
         """Each unit, and the names of the parameters that are gathered with it."""
         for name in self.own:
-            self.units[paths[max((path for path in paths if f"root.inside.{name}".startswith(path)), key=len)]].append(
-                name
-            )
+            nearest = max((path for path in paths if f"root.inside.{name}".startswith(path)), key=len)
+            self.units[paths[nearest]].append(name)
         self.parts: dict[str, Any] = {name: self.module.get_parameter(name) for name in self.own}
         """The divided parameters of the twin, as torch's DTensors."""
         self.gather(again=True)  # FSDP arranges the memory of the parts when they are first gathered
@@ -344,12 +343,9 @@ def write_parts(folder: str, parts: Mapping[str, Part]) -> None:
 
     state: dict[str, Any] = {}
     for name, part in parts.items():
-        mesh, stride = (
-            init_device_mesh(part.rows.device.type, (world(),)),
-            torch.empty(part.shape, device="meta").stride(),
-        )
-        own = {"run_check": False, "shape": torch.Size(part.shape), "stride": stride}
-        state[name] = DTensor.from_local(part.rows, mesh, [Shard(0)], **own)
+        mesh = init_device_mesh(part.rows.device.type, (world(),))
+        known = {"shape": torch.Size(part.shape), "stride": torch.empty(part.shape, device="meta").stride()}
+        state[name] = DTensor.from_local(part.rows, mesh, [Shard(0)], run_check=False, **known)
     try:
         dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(folder, save_distributed=True))
     except CheckpointException as error:

@@ -42,12 +42,13 @@ class NamedTensors:
             raise _not_finite(name)
         while name in self.tensors or name in self.parts:  # {"a.b": x, "a": {"b": y}} gives the same name twice
             name += "'"
+        if isinstance(whole, Part):  # every rank has the same names, also a rank without rows
+            first = self._places.setdefault((id(value),), name)
+            self.parts.setdefault(first, whole)
+            return first
         place = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
         first = self._places.setdefault(place, name) if value.numel() else name
-        if isinstance(whole, Part):
-            self.parts.setdefault(first, whole)
-        else:
-            self.tensors.setdefault(first, value)
+        self.tensors.setdefault(first, value)
         return first
 
 

@@ -69,9 +69,9 @@ def divide(policy: Any, copies: Iterable[PolicyCopy], offload: str) -> None:
             "learner.parallel=fsdp with value.critic=copy of a model with frozen weights: both have the same ones, and "
             "each would divide them; use a value head (value.critic=none), or learner.parallel=ddp"
         )
-    apart = list(copies)
+    apart, of_policy = list(copies), {id(p) for p in policy.parameters()}
     for copied in apart:
-        others = [p for p in copied.policy.parameters() if id(p) in {id(p) for p in policy.parameters()}]
+        others = [p for p in copied.policy.parameters() if id(p) in of_policy]
         own = len([*copied.policy.parameters()]) > len(others)
         copied.shards = (
             Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both")) if own else None
