@@ -42,7 +42,7 @@ CASES = {
 
 
 COARSE = {"float32": 3e-5, "bfloat16": 0.15}
-"""Cases that are not in float64, and how far they may be from one process; averages in place of sums would be at 0.5."""
+"""Cases that are not in float64, and how far they may be from one process. With averages for sums it would be 0.5."""
 
 
 def made(name: str, parallel: str = "fsdp", **more) -> Learner:
@@ -88,7 +88,7 @@ def work(rank: int, world: int) -> dict:
 
 @pytest.fixture(scope="module")
 def ranks():
-    return on_ranks(work, 2)
+    return on_ranks(work, 2, deadline=400)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -153,7 +153,7 @@ def dealt(rank: int, world: int) -> list[int]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> tuple[Path, dict]:
     path = tmp_path_factory.mktemp("saved")
-    return path, on_ranks(saved, 2, path)[0]
+    return path, on_ranks(saved, 2, path, deadline=400)[0]
 
 
 WORLDS = [
@@ -167,7 +167,7 @@ WORLDS = [
 @pytest.mark.parametrize(("world", "parallel"), WORLDS)
 def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(folder, world, parallel):
     path, truth = folder
-    found = resumed(0, 1, path) if world == 1 else on_ranks(resumed, world, path, parallel)[0]
+    found = resumed(0, 1, path) if world == 1 else on_ranks(resumed, world, path, parallel, deadline=400)[0]
     for name in SAVED:
         assert torch.equal(found[name][0], truth[name][0]), "a light checkpoint has the weights themselves"
         assert gap(found[name][1], truth[name][1]) < 1e-9
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(folder, world, 
 @pytest.mark.slow
 def test_a_checkpoint_of_one_process_resumes_on_two_ranks(folder, tmp_path):
     truth = saved(0, 1, tmp_path)
-    found = on_ranks(resumed, 2, tmp_path)[0]
+    found = on_ranks(resumed, 2, tmp_path, deadline=400)[0]
     for name in SAVED:
         assert torch.equal(found[name][0], truth[name][0]) and gap(found[name][1], truth[name][1]) < 1e-9
 
