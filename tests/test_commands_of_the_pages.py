@@ -23,6 +23,7 @@ PAGES = [
     "docs/soft-prompts.md",
     "docs/isolated-rewards.md",
     "docs/checkpoints.md",
+    "docs/sharding.md",
     "docs/critic.md",
     "docs/code-test-time.md",
     "docs/evaluation.md",
@@ -47,6 +48,7 @@ def commands(page):
     blocks = [block for language, block in fenced if not language] + re.findall(r"^    (\S.*)$", text, re.M)
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     lines = [line.removeprefix("WANDB_MODE=offline ") for line in lines]
+    lines = [re.sub(r"^torchrun --nproc-per-node \d+ -m ", "", line) for line in lines]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("operant ")]
 
 

@@ -2,6 +2,9 @@
 
 torch's DistributedDataParallel would average the gradients of the ranks. Here they are summed, because the weights of a
 loss sum to 1 over the whole minibatch. Several ranks are started by `torchrun --nproc-per-node 2 -m operant train ...`.
+
+`Shards` divides the parameters, gradients and optimizer states of a module over the ranks, by torch's FSDP2
+(docs/sharding.md).
 """
 
 import hashlib
@@ -12,6 +15,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from operant.tally import Tally
-from operant.types import HeardError, OperantError, shown
+from operant.types import HeardError, OperantError, Outputs, Part, shown
 
 Item = TypeVar("Item")
 MEETING = timedelta(minutes=5)
@@ -165,12 +169,15 @@ def agree(error: OperantError | None) -> None:
     Every rank must call, also without an error. The first rank that has met it raises it as it is, and the others raise
     a `HeardError`, which the command line does not print again.
     """
-    messages = gathered(None if error is None else str(error))
-    message = next((text for text in messages if text is not None), None)
-    if error is not None and messages.index(str(error)) == rank():
-        raise error
-    if message is not None:
-        raise HeardError(message) from error
+    found = gathered(None if error is None else (str(error), isinstance(error.__cause__, OSError)))
+    if error is None or [one and one[0] for one in found].index(str(error)) != rank():
+        heard = next((one for one in found if one is not None), None)
+        if heard is None:
+            return
+        error = HeardError(heard[0])
+        error.__cause__ = OSError() if heard[1] else None  # who calls may go on without the disk
+    error.agreed = True
+    raise error
 
 
 def check_equal(what: str, facts: Mapping[str, Any]) -> None:
@@ -245,6 +252,195 @@ def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None  # an asynchronous call returns one
     return work.get_future().then(lambda future: future.value()[0])
+
+
+def bounds(rows: int) -> slice:
+    """Which of so many rows this rank has: all ranks the same number, rounded up, and the last ones what is left."""
+    each = -(-rows // world())
+    return slice(min(each * rank(), rows), min(each * (rank() + 1), rows))
+
+
+class Shards:
+    """A module whose parameters are divided over the ranks while it is trained, by torch's FSDP2 (`fully_shard`).
+
+    Between updates the module itself is whole on every rank, so that generation, scoring and export know of nothing.
+    `free` empties its parameters, and `gather` fills them again from the parts of all ranks. Passes with gradients run
+    on a twin of the module, which has only parts: each of its units is gathered for its forward pass, again for its
+    backward pass, and freed after both. Gradients are summed, in float32 or wider, and a rank keeps its rows of them.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Callable[[Any], Iterable[nn.Module]],
+        *,
+        shared: Iterable[Tensor] = (),
+        offload: bool = False,
+    ):
+        """units: the parts of a twin of the module that are gathered one at a time; what is left is gathered for the
+        whole pass. shared: parameters that belong to another module, which are not divided here. offload: the rows of
+        this rank, their gradients and the optimizer's states are in the CPU's memory.
+
+        Raises: OperantError for parameters that FSDP cannot divide.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        elsewhere = {id(p) for p in shared}
+        self.own = {name: p for name, p in module.named_parameters() if id(p) not in elsewhere}
+        """The parameters that are divided, by name."""
+        device = next(module.parameters()).device.type
+        self.is_whole, memory = True, {id(x): x for x in [*module.parameters(), *module.buffers()]}
+        self.module: Any = deepcopy(module, memory)
+        """The twin, which computes what the module computes."""
+        mesh, pinned = init_device_mesh(device, (world(),)), device == "cuda"
+        low = any(p.dtype in (torch.bfloat16, torch.float16) for p in self.own.values())
+        how: dict[str, Any] = {"mesh": mesh, "ignored_params": {p for p in module.parameters() if id(p) in elsewhere}}
+        how["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None)
+        how["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy()
+        self.root: Any = _Fields(self.module)
+        outer = [m for m in (self.module, getattr(self.module, "critic", None)) if m is not None]
+        inner = [m.model for m in outer if isinstance(getattr(m, "model", None), nn.Module) and m.model is not m]
+        for m in outer:
+            if isinstance(head := m._modules.pop("head", None), nn.Module):  # it belongs to the model, with its weights
+                object.__setattr__(m, "head", head)
+        try:
+            for unit in units(self.module):
+                fully_shard(unit, **how)
+            for model in inner:  # the output head is used after the call of the model, so nothing is freed before
+                fully_shard(model, reshard_after_forward=False, **how)
+            fully_shard(self.root, **how)
+        except (NotImplementedError, AssertionError, ValueError, RuntimeError) as error:
+            raise OperantError(
+                f"learner.parallel=fsdp: torch cannot divide this model over the ranks ({error}); use ddp"
+            ) from error
+        divided = [m for m in self.root.modules() if hasattr(m, "unshard")]
+        for unit in divided:
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it sums
+        paths = {f"{path}.": m for path, m in self.root.named_modules(prefix="root") if m in divided}
+        self.units: dict[Any, list[str]] = {unit: [] for unit in divided}
+        """Each unit, and the names of the parameters that are gathered with it."""
+        for name in self.own:
+            nearest = max((path for path in paths if f"root.inside.{name}".startswith(path)), key=len)
+            self.units[paths[nearest]].append(name)
+        self.parts: dict[str, Any] = {name: self.module.get_parameter(name) for name in self.own}
+        """The divided parameters of the twin, as torch's DTensors."""
+        self.gather(again=True)  # FSDP arranges the memory of the parts when they are first gathered
+        with torch.no_grad():
+            self.local = {name: part.to_local().detach() for name, part in self.parts.items()}
+        self.trained = {name: nn.Parameter(self.local[name]) for name, p in self.own.items() if p.requires_grad}
+        """This rank's rows of the parameters that the optimizer changes, by name. They share the memory of `parts`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
+        with warnings.catch_warnings():  # a block of T5 returns its position bias, a view, which nothing changes
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+            return Outputs(**self.root(*args, **kwargs))
+
+    @contextmanager
+    def gathering(self, last: bool) -> Iterator[None]:
+        """Context for the forward and backward pass of a micro-batch. After the `last`, `trained` has the gradients.
+
+        They are summed in every micro-batch: until then, each rank would keep gradients of the whole module.
+        """
+        yield
+        for name, p in self.trained.items() if last else ():
+            part = self.parts[name]
+            p.grad = None if part.grad is None else part.grad.to_local()
+            part.grad = None
+
+    def free(self, *, frozen: bool = True) -> None:
+        """Empty the parameters of the module itself: each is one NaN that is read everywhere, so that none is used.
+
+        frozen: also those that are not trained.
+        """
+        self.is_whole = False
+        for name, p in self.own.items():
+            if frozen or name in self.trained:
+                p.data = torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)
+
+    @torch.no_grad()
+    def gather(self, *, again: bool = False) -> None:
+        """Make the module whole, unit by unit. Every rank must call. again: also if it is whole, with other numbers."""
+        if self.is_whole and not again:
+            return
+        for unit, names in self.units.items():
+            unit.unshard()
+            for name in names:
+                self.own[name].data = self.module.get_parameter(name).detach().clone()
+            unit.reshard()
+        self.is_whole = True
+
+    def part(self, name: str, x: Tensor | None = None) -> Part:
+        """This rank's rows of a parameter; or `x`, as rows of a tensor of its sizes."""
+        return Part(self.local[name] if x is None else x, tuple(self.own[name].shape))
+
+    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor | Part]:
+        """Weights of the module by any name, with this rank's rows in the place of the parameters that are divided."""
+        names = {id(p): name for name, p in self.own.items()}
+        return {name: self.part(names[id(x)]) if id(x) in names else x.detach() for name, x in weights.items()}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, tuple[Tensor, Tensor | Part]]) -> list[str]:
+        """Set weights of the module, given with what they become, and gather them. Every rank must call.
+
+        Returns the names of those that are no divided parameters, and have not been set.
+        """
+        names = {id(p): name for name, p in self.own.items()}
+        for mine, x in weights.values():
+            if id(mine) in names:
+                self.local[names[id(mine)]].copy_(rows_of(x))
+        self.gather(again=True)
+        return [name for name, (mine, _) in weights.items() if id(mine) not in names]
+
+
+def rows_of(x: Tensor | Part) -> Tensor:
+    """This rank's rows of a whole tensor, or of one that is divided already."""
+    return x.rows if isinstance(x, Part) else x[bounds(len(x))]
+
+
+class _Fields(nn.Module):
+    """Returns the fields of the module's `Outputs` as a dict: FSDP waits for the gradients of what it finds in one."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.inside = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return dict(vars(self.inside(*args, **kwargs)))
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that an optimizer changes, by name: of a divided module, this rank's rows."""
+    shards: Shards | None = getattr(module, "shards", None)
+    return {n: p for n, p in module.named_parameters() if p.requires_grad} if shards is None else shards.trained
+
+
+def joined(norms: Mapping[str, float]) -> dict[str, float]:
+    """The norms of tensors whose rows are divided over the ranks, from the norms of the rows."""
+    squares = total(torch.tensor([*norms.values()], dtype=torch.float64).square())
+    return dict(zip(norms, squares.sqrt().tolist(), strict=True))
+
+
+def write_parts(folder: str, parts: Mapping[str, Part]) -> None:
+    """Write the parts of all ranks into a folder, a safetensors file each, by torch's distributed checkpoint.
+
+    Every rank calls it, with the same names. Nothing is pickled. Raises: OSError.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    state: dict[str, Any] = {}
+    for name, part in parts.items():
+        mesh = init_device_mesh(part.rows.device.type, (world(),))
+        known = {"shape": torch.Size(part.shape), "stride": torch.empty(part.shape, device="meta").stride()}
+        state[name] = DTensor.from_local(part.rows, mesh, [Shard(0)], run_check=False, **known)
+    try:
+        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(folder, save_distributed=True))
+    except CheckpointException as error:
+        raise OSError(None, f"rank {min(error.failures)}: {error.failures[min(error.failures)][0]}") from error
 
 
 def pool(tally: Tally) -> Tally:

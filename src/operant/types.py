@@ -37,6 +37,9 @@ OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
 class OperantError(ValueError):
     """A mistake that the user can correct: the message names the value, the reason and the remedy."""
 
+    agreed = False
+    """Whether every rank has raised it (`distributed.agree`)."""
+
     def __init__(self, message: str = ""):
         super().__init__(re.sub(r"(\S{300})\S{500,}", r"\1...", message))  # a value of thousands of characters
 
@@ -629,6 +632,15 @@ def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, w
     pieces = [ids[offsets[p] : offsets[p + 1]] for p in places.tolist()]
     lengths = torch.tensor([0, *map(len, pieces)])
     return torch.cat(pieces) if pieces else ids[:0], lengths.cumsum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """This rank's rows of a tensor whose rows are divided over the ranks (`distributed.bounds`)."""
+
+    rows: Tensor
+    shape: tuple[int, ...]
+    """The sizes of the whole tensor."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ class PolicyBase(nn.Module):
     """The head that computes the values from hidden states."""
     trunk: Any = None
     """The frozen lower layers, whose states are cached."""
+    shards: Any = None
+    """Its parts on this rank, if its parameters are divided over the ranks."""
 
     @property
     def model(self) -> "PolicyBase":

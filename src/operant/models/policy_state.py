@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from operant.distributed import Shards
 from operant.models.policy import Policy
 from operant.models.reference import digest
 from operant.types import OperantError
@@ -12,23 +13,24 @@ from operant.types import OperantError
 class PolicyState:
     """A policy as a part of `RunState`. Frozen weights are not written: a resumed run loads them as it did at first.
 
-    Their hash is computed by the constructor, and compared at every save and on resume.
+    Their hash is computed by the constructor, and compared at every save and on resume. shards: the policy is divided
+    over the ranks; the state has this rank's rows.
     """
 
-    def __init__(self, policy: Policy):
-        self.policy = policy
+    def __init__(self, policy: Policy, shards: Shards | None = None):
+        self.policy, self.shards = policy, shards
         self.frozen = self._frozen()
 
     def state_dict(self) -> dict[str, Any]:
         """Raises: OperantError if the frozen weights have changed."""
         if self.frozen is None:
-            return self.policy.state_dict()
+            return self._divided(self.policy.state_dict(keep_vars=True))
         if self._frozen() != self.frozen:
             raise OperantError(
                 "frozen weights have changed since the run began: something writes into the base model (a reward or "
                 "callback that merges an adapter, say); nothing was saved, resume from an older checkpoint"
             )
-        return {"trained": self._trained(), "frozen": self.frozen}
+        return {"trained": self._divided(self._trained()), "frozen": self.frozen}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -44,7 +46,10 @@ class PolicyState:
             differences += [f"{len(here.keys() - then.keys())} weights are new"] * bool(here.keys() - then)
             if differences:
                 raise OperantError(f"this is another policy than the run began with ({'; '.join(differences)})")
-            self.policy.load_state_dict(state)
+            if self.shards is None:
+                self.policy.load_state_dict(state)
+            else:
+                self._load_rows(self.policy.state_dict(keep_vars=True), state)
             return
         own, theirs = set(self._trained()), set(state.get("trained", state))
         if own != theirs:
@@ -57,11 +62,26 @@ class PolicyState:
                 f"the frozen weights have the hash {self.frozen}, the run was started with {state['frozen']}: "
                 "resume with the model that it began from, in the same precision"
             )
+        if self.shards is not None:
+            self._load_rows(self._trained(), state["trained"])
+            return
         for name, weight in self._trained().items():
             weight.copy_(state["trained"][name])
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        return {name: p.detach() for name, p in self.policy.named_parameters() if p.requires_grad}
+        return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+
+    def _divided(self, weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """The weights, with this rank's rows of those that are divided."""
+        return (
+            {name: x.detach() for name, x in weights.items()} if self.shards is None else self.shards.divided(weights)
+        )
+
+    def _load_rows(self, own: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        """Set the divided weights to those of the state, and copy the others, which are buffers."""
+        assert self.shards is not None
+        for name in self.shards.load({name: (own[name], x) for name, x in state.items()}):
+            own[name].copy_(state[name])
 
     def _frozen(self) -> str | None:
         frozen = {name: p for name, p in self.policy.named_parameters() if not p.requires_grad}

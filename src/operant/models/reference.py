@@ -4,7 +4,8 @@ A copy shares all frozen weights with the policy. So with a frozen trunk or an a
 trained weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from operant.distributed import Shards
 from operant.models.policy import Policy
 from operant.types import OperantError
 
@@ -33,6 +35,8 @@ class PolicyCopy:
         self.rule = rule
         kept = shared(policy if values else policy.model) if copy else {}
         self._shared, self._values = set(kept), values
+        self.shards: Shards | None = None
+        """Its parts on this rank, if its own weights are divided over the ranks."""
         copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
         self.policy: Policy = copied
         self.policy.requires_grad_(False)
@@ -50,6 +54,12 @@ class PolicyCopy:
         """Apply the rule. `updates`: number of optimizer updates of the policy so far."""
         if self.rule == "frozen":
             return
+        with self.present():
+            self._follow(policy, updates)
+            if self.shards is not None:
+                self.shards.load({name: (p, p) for name, p in self.shards.own.items()})
+
+    def _follow(self, policy: Policy, updates: int) -> None:
         name, amount = self.rule
         both = zip(self._module(self.policy).parameters(), self._module(policy).parameters(), strict=True)
         moved = [(mine, new) for mine, new in both if mine is not new]
@@ -61,6 +71,18 @@ class PolicyCopy:
                 mine.copy_(new)
         self._fingerprint = None
 
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Inside this context, all of its weights are in place. Of a divided copy, every rank must call."""
+        if self.shards is None or self.shards.is_whole:
+            yield
+            return
+        self.shards.gather()
+        try:
+            yield
+        finally:
+            self.shards.free()
+
     def _module(self, policy: Policy) -> Any:
         """What is copied of a policy: its language model, or all of it."""
         return policy if self._values else policy.model
@@ -68,12 +90,14 @@ class PolicyCopy:
     def _own(self) -> dict[str, Any]:
         """The weights that are not shared, by name. A tied weight appears under each of its names."""
         weights = self._module(self.policy).state_dict(keep_vars=True)
-        return {name: weight.detach() for name, weight in weights.items() if id(weight) not in self._shared}
+        return {name: weight for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        weights = {} if self.rule == "frozen" else self._own()
-        return {"fingerprint": self.fingerprint, "weights": weights}
+        own = {} if self.rule == "frozen" else self._own()
+        divided = {n: x.detach() for n, x in own.items()} if self.shards is None else self.shards.divided(own)
+        with self.present():
+            return {"fingerprint": self.fingerprint, "weights": divided}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -85,12 +109,15 @@ class PolicyCopy:
                 raise OperantError(
                     f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
                 )
-            for name, weight in own.items():
-                weight.copy_(weights[name])
+            known = {name: (weight, weights[name]) for name, weight in own.items()}
+            for name in own if self.shards is None else self.shards.load(known):
+                own[name].copy_(weights[name])
             self._fingerprint = None
-        if state["fingerprint"] != self.fingerprint:
+        with self.present():
+            found = self.fingerprint
+        if state["fingerprint"] != found:
             raise OperantError(
-                f"the reference has fingerprint {self.fingerprint}, the run was started with {state['fingerprint']}: "
+                f"the reference has fingerprint {found}, the run was started with {state['fingerprint']}: "
                 "resume with the model that it began from"
             )
 

@@ -266,8 +266,10 @@ class Evaluator:
             scores = totals(judged.scores, rollouts)
             kl = None
             played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
-            if learner.reference is not None and played and self.engine is None:  # KL is a mean over drawn replies
-                kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
+            if learner.reference is not None and self.engine is None:  # KL is a mean over drawn replies
+                with learner.reference.present():
+                    if played:
+                        kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
         tokenizer = learner.policy.tokenizer
         decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         for rollout in rollouts[:GAMES]:

@@ -12,6 +12,7 @@
 
 A checkpoint is a folder `step-00012/` with `tensors.safetensors`, `state.json` and `manifest.json` (sizes and hashes
 of the two, versions, machine). It gets its name only when it is complete on the disk. Nothing in it is unpickled.
+With `RunState.ranks`, parts may be divided over ranks: each writes its own rows to a file of its own.
 A checkpoint of kind `light` (`light-00012/`) holds only the trained weights.
 """
 
@@ -39,7 +40,7 @@ from operant.storage.checkpoint_store import (
     to_resume,
     verify,
 )
-from operant.storage.state_codec import NamedTensors, decode, encode, read_folder, write_folder
+from operant.storage.state_codec import PART_FILES, NamedTensors, decode, encode, read_folder, write_folder
 from operant.types import OperantError
 
 __all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "read_extra", "read_part", "to_resume"]
@@ -71,6 +72,8 @@ class RunState:
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}
+        self.ranks: Any = None
+        """`operant.distributed`, if states are divided over ranks (`types.Part`): every rank saves then; else None."""
 
     def __repr__(self) -> str:
         return f"RunState({', '.join(self.parts)})"
@@ -115,25 +118,53 @@ class RunState:
         (by its name), and for an error of the disk.
         """
         begun, folder, tensors = time.perf_counter(), Path(folder), NamedTensors()
-        parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
-        body = {name: encode(part.state_dict(), name, tensors) for name, part in parts.items()}
-        content = {"parts": body, "extra": encode(extra, "extra", tensors)}
+        run = _alone if self.ranks is None else self.ranks.together
+        first = self.ranks is None or self.ranks.rank() == 0
+        content = run(lambda: self._content(kind, extra, tensors))
         info = {"schema": SCHEMA, "kind": kind, "step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
         info |= {"made_by": machine.about(), "lengths": dict(lengths or {})}
         path = path_of(folder, kind, step)
         temporary = path.with_name(f".{path.name}.tmp")
-        with atomic_io.explained(path, "save the checkpoint"):
-            atomic_io.mkdir(folder)
-            clean(folder)
-            try:
-                write_folder(temporary, tensors, content, info)
+
+        def begin() -> None:
+            with atomic_io.explained(path, "save the checkpoint"):
+                atomic_io.mkdir(folder)
+                clean(folder)
+                if self.ranks is not None:
+                    atomic_io.mkdir(temporary, exist_ok=False)
+
+        def write_parts() -> None:
+            with atomic_io.explained(path, "save the checkpoint"):
+                self.ranks.write_parts(str(temporary), tensors.parts)
+
+        def finish() -> int:
+            with atomic_io.explained(path, "save the checkpoint"):
+                others = sorted(file.name for file in temporary.glob(PART_FILES))
+                write_folder(temporary, tensors, content, info, others)
                 atomic_io.replace_folder(temporary, path)
-            finally:
+                size = sum(file.stat().st_size for file in path.iterdir())
+                prune(folder, step, Retention(keep, keep_every, frozenset(spare)))
+                return size
+
+        try:
+            run(begin if first else lambda: None)
+            if self.ranks is not None:
+                run(write_parts)
+            size = run(finish if first else lambda: 0)
+        finally:
+            if first:
                 with suppress(OSError):
                     atomic_io.remove_tree(temporary)
-            size = sum(file.stat().st_size for file in path.iterdir())
-            prune(folder, step, Retention(keep, keep_every, frozenset(spare)))
         return Saved(path, size, time.perf_counter() - begun)
+
+    def _content(self, kind: str, extra: Any, tensors: NamedTensors) -> dict[str, Any]:
+        """The states of the parts of a checkpoint as JSON, with their tensors added to `tensors`."""
+        parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
+        body = {name: encode(part.state_dict(), name, tensors) for name, part in parts.items()}
+        content = {"parts": body, "extra": encode(extra, "extra", tensors)}
+        return content | (
+            {"divided": {name: part.shape for name, part in tensors.parts.items()}} if tensors.parts else {}
+        )
 
     def load(
         self, path: str | Path, warn: Callable[[str], None] = warnings.warn, *, fresh_optimizer: bool = False
@@ -152,7 +183,7 @@ class RunState:
         info = about(path)
         if info["kind"] == "light" and not fresh_optimizer:
             raise light_refused(path)
-        extra, states = _read(path)
+        extra, states = _read(path, None if self.ranks is None else self.ranks.bounds)
         skipped: set[str] = set()
         if fresh_optimizer:
             skipped = {OPTIMIZER} if info["kind"] == "resume" else set(self.parts) - LIGHT
@@ -190,11 +221,15 @@ def read_part(path: Path, name: str) -> Any:
     return states[name]
 
 
-def _read(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The decoded `extra`, and the decoded states of the parts by name."""
+def _alone(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def _read(path: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Any]]:
+    """The decoded `extra`, and the decoded states of the parts by name; `bounds` as in `read_folder`."""
     try:
         with atomic_io.explained(path, "read"):
-            content, tensors = read_folder(path)
+            content, tensors = read_folder(path, bounds)
         return decode(content["extra"], tensors), {k: decode(v, tensors) for k, v in content["parts"].items()}
     except OperantError:
         raise

@@ -11,10 +11,12 @@ prune(folder, step, Retention(keep=2))    # once the new one is complete
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from operant.storage import atomic_io, manifest
+from operant.storage.state_codec import PART_FILES
 from operant.types import OperantError
 
 SCHEMA = 2
@@ -89,8 +91,9 @@ def _problem(content: dict[str, Any], path: Path) -> str | None:
         return f"is of kind {content.get('kind')!r}"
     if type(content.get("step")) is not int or step_in_name not in (None, content["step"]):
         return f"is of step {content.get('step')!r}"
-    if set(content["files"]) != FILES:
-        return f"names {', '.join(sorted(set(content['files']) ^ FILES))[:80]}"
+    named = {name for name in content["files"] if not fnmatch(name, PART_FILES)}
+    if named != FILES:
+        return f"names {', '.join(sorted(named ^ FILES))[:80]}"
     if not isinstance(content.get("made_by"), dict) or not isinstance(lengths, dict):
         return "does not say which versions and machine made it"
     if not all(Path(name).name == name and type(size) is int and size >= 0 for name, size in lengths.items()):

@@ -2,22 +2,27 @@
 
 Lists are stored as lists, dicts as `{"dict": [[key, value], ...]}` (so that the key 0 of an optimizer does not come
 back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor with two names is written once.
+Tensors whose rows are divided over ranks (`types.Part`) are in files of their own, one a rank, in the format of torch's
+distributed checkpoint; they are read by any number of ranks.
 """
 
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from operant.storage import atomic_io, manifest
-from operant.types import OperantError
+from operant.types import OperantError, Part
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
+PART_FILES = "shard-*-model-*.safetensors"
+"""The names that torch's distributed checkpoint gives its files."""
 
 
 class NamedTensors:
@@ -26,15 +31,21 @@ class NamedTensors:
     def __init__(self, *, finite: bool = True) -> None:
         self.finite = finite
         self.tensors: dict[str, Tensor] = {}
+        self.parts: dict[str, Part] = {}
+        """Those whose rows are divided over the ranks."""
         self._places: dict[tuple[Any, ...], str] = {}
 
-    def add(self, value: Tensor, name: str) -> str:
+    def add(self, whole: Tensor | Part, name: str) -> str:
         """Add a tensor and return its name in the collection. Raises: OperantError if it is not finite."""
-        value = value.detach()
+        value = whole.rows if isinstance(whole, Part) else whole.detach()
         if self.finite and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise _not_finite(name)
-        while name in self.tensors:  # {"a.b": x, "a": {"b": y}} gives the same name twice
+        while name in self.tensors or name in self.parts:  # {"a.b": x, "a": {"b": y}} gives the same name twice
             name += "'"
+        if isinstance(whole, Part):  # every rank has the same names, also a rank without rows
+            first = self._places.setdefault((id(value),), name)
+            self.parts.setdefault(first, whole)
+            return first
         place = (value.data_ptr(), value.dtype, value.device, value.shape, value.stride())
         first = self._places.setdefault(place, name) if value.numel() else name
         self.tensors.setdefault(first, value)
@@ -46,7 +57,7 @@ def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
 
     Raises: OperantError with the name of a value that is not finite, or of a type that cannot be stored.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, Part)):
         return {"tensor": tensors.add(value, name)}
     if isinstance(value, dict):
         for key in value:
@@ -68,7 +79,7 @@ def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
     )
 
 
-def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+def decode(value: Any, tensors: Mapping[str, Tensor | Part]) -> Any:
     """The value that `encode` was called with. Tensors are on the CPU."""
     if isinstance(value, list):
         return [decode(v, tensors) for v in value]
@@ -86,9 +97,14 @@ def _not_finite(name: str) -> OperantError:
     return OperantError(f"{name} holds NaN or infinity, so no checkpoint is written; resume from the last one")
 
 
-def write_folder(folder: Path, tensors: NamedTensors, content: Any, about: dict[str, Any]) -> None:
-    """Write the three files and sync them to the disk, the manifest last. Raises: OSError."""
-    atomic_io.mkdir(folder, exist_ok=False)
+def write_folder(
+    folder: Path, tensors: NamedTensors, content: Any, about: dict[str, Any], others: Sequence[str] = ()
+) -> None:
+    """Write the three files and sync them to the disk, the manifest last. Raises: OSError.
+
+    others: names of files that are in the folder already and belong to it.
+    """
+    atomic_io.mkdir(folder, exist_ok=bool(others))
     try:
         with atomic_io.operation("write", folder / TENSORS):
             save_file(_without_sharing(tensors.tensors), folder / TENSORS)
@@ -96,7 +112,7 @@ def write_folder(folder: Path, tensors: NamedTensors, content: Any, about: dict[
         raise OSError(None, str(error)) from error
     atomic_io.sync(folder / TENSORS)
     atomic_io.write_and_sync(folder / STATE, json.dumps(content, allow_nan=False))
-    manifest.write(folder, about, (TENSORS, STATE))
+    manifest.write(folder, about, (TENSORS, STATE, *others))
     atomic_io.sync_folder(folder)
 
 
@@ -113,13 +129,44 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def read_folder(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """Content and tensors of a folder. Raises: OSError; ValueError if a file is not of its format."""
+def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Tensor | Part]]:
+    """Content and tensors of a folder. Raises: OSError; ValueError if a file is not of its format.
+
+    bounds: of a tensor that is divided, which of so many rows are read; None: all, as a whole tensor.
+    """
     try:
         content = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{STATE} is not the JSON of a checkpoint") from error
+    name = TENSORS
     try:
-        return content, load_file(folder / TENSORS)
-    except SafetensorError as error:
-        raise ValueError(f"{TENSORS} is not a safetensors file ({error})") from error
+        tensors: dict[str, Tensor | Part] = {**load_file(folder / TENSORS)}
+        divided = content.get("divided", {}) if isinstance(content, dict) else {}
+        for name in sorted(path.name for path in folder.glob(PART_FILES)) if divided else ():
+            _read_rows(folder / name, divided, bounds, tensors)
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"{name} is not a safetensors file ({error})") from error
+    return content, tensors
+
+
+def _read_rows(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    bounds: Callable[[int], slice] | None,
+    tensors: dict[str, Tensor | Part],
+) -> None:
+    """Add the rows in one rank's file to the tensors, which begin as zeros of the sizes in `shapes`."""
+    with safe_open(path, "pt") as file:
+        offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+        for name in set(file.keys()) & set(shapes):
+            stored, first = file.get_slice(name), offsets[name]["saved_offsets"][0]
+            own = slice(0, shapes[name][0]) if bounds is None else bounds(shapes[name][0])
+            if name not in tensors:
+                kind, sizes = stored[:0].dtype, (own.stop - own.start, *shapes[name][1:])
+                rows = torch.zeros(sizes, dtype=kind)
+                tensors[name] = rows if bounds is None else Part(rows, tuple(shapes[name]))
+            found = tensors[name]
+            begin, end = max(own.start, first), min(own.stop, first + stored.get_shape()[0])
+            if begin < end:
+                rows = found.rows if isinstance(found, Part) else found
+                rows[begin - own.start : end - own.start] = stored[begin - first : end - first]

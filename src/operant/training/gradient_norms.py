@@ -42,7 +42,8 @@ class NormRecorder:
     def __init__(self, policy: nn.Module, tally: Tally, *, detailed: bool = False):
         """`detailed`: also add histograms of every gradient, and the norms of weights and of their change."""
         self.tally = tally
-        self.parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        self.parameters = distributed.trained(policy)
+        self.divided = getattr(policy, "shards", None) is not None
         self.blocks = block_names(self.parameters)
         self.detailed = detailed
         self.before = {name: _sample(p).clone() for name, p in self.parameters.items()} if detailed else {}
@@ -50,7 +51,7 @@ class NormRecorder:
     def gradients(self, norms: dict[str, float]) -> None:
         """Add the gradients of an optimizer step. `norms`: their norms by parameter."""
         self._add("gradient", norms)
-        if self.detailed and distributed.rank() == 0:  # they are the same on every rank
+        if self.detailed and (self.divided or distributed.rank() == 0):  # whole ones are the same on every rank
             for name, p in self.parameters.items():
                 if p.grad is not None:
                     self.tally.histogram(GRADIENTS + name, _sample(p.grad))
@@ -62,8 +63,10 @@ class NormRecorder:
             return
         now = {name: _sample(p) for name, p in self.parameters.items()}
         ratios = {name: p.numel() / max(len(now[name]), 1) for name, p in self.parameters.items()}
-        self._add("weight", {name: _norm(x, ratios[name]) for name, x in now.items()})
-        self._add("update", {name: _norm(x - self.before[name], ratios[name]) for name, x in now.items()})
+        for kind in ("weight", "update"):
+            less = {name: x - self.before[name] if kind == "update" else x for name, x in now.items()}
+            norms = {name: _norm(x, ratios[name]) for name, x in less.items()}
+            self._add(kind, distributed.joined(norms) if self.divided else norms)
 
     def _add(self, kind: str, norms: dict[str, float]) -> None:
         """Add the norm of each block: the root of the sum of its parameters' squared norms."""

@@ -32,7 +32,8 @@ from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
-from operant.objectives.kl import KLOptions, controller
+from operant.models.reference import PolicyCopy
+from operant.objectives.kl import EXACT, KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
@@ -42,7 +43,7 @@ from operant.rollouts.play import Attempts, play
 from operant.rollouts.prompts import Wanted, returns_to_go, with_hints, with_prompts, with_returns
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
-from operant.training import refused_step, step_arguments
+from operant.training import refused_step, sharding, step_arguments
 from operant.training.anchors import with_anchors
 from operant.training.best import best, only
 from operant.training.nonfinite import find_in_batch
@@ -139,6 +140,7 @@ class Learner(Saveable):
         check_length(self.options, total_steps)
         check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
+        sharding.check(find_rule(self.algorithm.update), self.options)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
         others = {"tokenizer": tokenizer, "engine": engine, "env": env}
@@ -151,6 +153,9 @@ class Learner(Saveable):
         """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
+        if self.own.parallel == "fsdp":
+            mask = self.copies.get(self.algorithm.mask or "")  # it is read while replies are generated
+            sharding.divide(self.policy, [c for c in self._copies if c is not mask], self.own.offload)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
@@ -340,7 +345,7 @@ class Learner(Saveable):
         try:
             selected = self._select(rollouts, scores)
             learnt = selected if self.buffer is None else self.buffer.mixed(selected, self.policy.version)
-            with self.timing("observe"):
+            with self.timing("observe"), sharding.present(self._copies):
                 collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
                 batch = distributed.together(lambda: self.look(scored, sampling))
         except OperantError:
@@ -380,7 +385,8 @@ class Learner(Saveable):
             selected = self._select(rollouts, scores)
         finally:
             self.moments.load_state_dict(moments)
-        batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
+        with sharding.present(self._copies):
+            batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
         return self.credit(batch, self.controller.coef).to("cpu"), selected.places
 
     def measure(self, rollouts: list[Rollout]) -> dict[str, float]:
@@ -389,11 +395,12 @@ class Learner(Saveable):
         On several ranks, every rank passes the same rollouts.
         """
         sampling, tally = self.sampling.plain, Tally()
-        batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
-        batch = self.credit(batch, self.controller.coef)
-        objective = self.objective(sampling)
-        for rows in cut(batch, units(batch, self.algorithm.unit), self.budget.tokens, packed=self.policy.packs(batch)):
-            measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
+        with sharding.present(self._copies):
+            batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
+            batch = self.credit(batch, self.controller.coef)
+            objective, budget = self.objective(sampling), self.budget.tokens
+            for rows in cut(batch, units(batch, self.algorithm.unit), budget, packed=self.policy.packs(batch)):
+                measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
         return tally.result()
 
     def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
@@ -504,8 +511,20 @@ class Learner(Saveable):
 
     def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
+        if self.policy.shards is not None and distributed.largest(int(batch.choices is not None)):
+            raise OperantError(
+                "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally "
+                "often in a pass, and wait for each other; use learner.parallel=ddp"
+            )
         self.updating = True
-        with self.timing("update"):
+        # A loss with an exact divergence, or with a teacher, reads the reference.
+        reads = (self.kl.loss_coef > 0 and self.kl.loss_kind in EXACT) or (self.kl.direct and self.kl.kind in EXACT)
+        reads = reads or batch.hinted is not None
+        with (
+            self.timing("update"),
+            sharding.present(self._copies if reads else ()),
+            sharding.updating(self.policy, keep=reads),
+        ):
             tally, bad = self.rule.update(
                 batch,
                 self.objective(sampling),
@@ -542,6 +561,11 @@ class Learner(Saveable):
         self.rule.optimizer = optimizer
 
     @property
+    def _copies(self) -> list[PolicyCopy]:
+        """The reference and the other copies of the policy."""
+        return [*([self.reference] if self.reference is not None else []), *self.copies.values()]
+
+    @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -573,7 +597,7 @@ class Learner(Saveable):
         if self.buffer is not None:
             self.buffer.keep()
         self.progress.episodes += int(metrics.get("rollout/count", 0))
-        for copied in (*self.copies.values(), *([self.reference] if self.reference is not None else [])):
+        for copied in self._copies:
             copied.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
@@ -601,11 +625,12 @@ class Learner(Saveable):
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:
         """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
-        self.engine.sync(policy, policy.version)
-        try:
-            yield self.engine
-        finally:
-            self.engine.sync(self.policy, self.policy.version)
+        with sharding.present(copied for copied in self._copies if copied.policy is policy):
+            self.engine.sync(policy, policy.version)
+            try:
+                yield self.engine
+            finally:
+                self.engine.sync(self.policy, self.policy.version)
 
     def timing(self, phase: str) -> AbstractContextManager[None]:
         """A context that measures the seconds of a phase of this step."""
@@ -617,7 +642,7 @@ class Learner(Saveable):
         reference = {"reference": self.reference} if self.reference is not None else {}
         of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in self.rule.parts().items()}
         return {
-            "policy": PolicyState(self.policy),
+            "policy": PolicyState(self.policy, self.policy.shards),
             **of_rule,
             "controller": self.controller,
             "moments": self.moments,

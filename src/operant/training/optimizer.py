@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from operant import distributed
 from operant.training.eight_bit import EightBit
 from operant.training.master_weights import MasterAdamW, MasterRMSprop, MasterSGD, MasterWeights, gradients
 from operant.types import OperantError
@@ -126,7 +127,7 @@ def without_unused(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
 
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
     """The optimizer of the trainable weights, without decay of vectors; 16-bit weights get float32 masters."""
-    trained = [p for p in policy.parameters() if p.requires_grad]
+    trained = distributed.trained(policy).values()
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [
         {"params": params, "weight_decay": decay}

@@ -51,8 +51,10 @@ class Saveable:
                 "the last update failed half-way, so the weights are those of no step: nothing was saved"
             )
         attempts = distributed.gathered(learner.attempts.state_dict())
-        first = distributed.rank() == 0
-        distributed.together(lambda: write(learner, Path(folder), attempts) if first else None)
+        state, first = _state(learner), distributed.rank() == 0
+        content = distributed.together(lambda: prepare(learner, Path(folder), attempts, state) if first else None)
+        if first or state.ranks is not None:
+            state.save(folder, learner.progress.step, content, keep=1)
         return Path(folder)
 
     @classmethod
@@ -81,12 +83,12 @@ class Saveable:
         return load(cls, Path(folder), objects, options)
 
 
-def write(learner: Any, folder: Path, attempts: list[Any]) -> None:
-    """Write a learner into its folder. attempts: the state of those of every rank.
+def prepare(learner: Any, folder: Path, attempts: list[Any], state: RunState) -> dict[str, Any]:
+    """Write what a learner's folder has beside the checkpoint, and return what the checkpoint has beside the state.
 
-    Raises: OperantError as `Saveable.save`.
+    attempts: the state of those of every rank. Raises: OperantError as `Saveable.save`.
     """
-    state, options = _state(learner), learner.options
+    options = learner.options
     started = {**learner.named, "lora.adapter": options["lora"].adapter, "value.critic": options["value"].critic}
     by_name = {option: started[option] for option in MODELS if started[option] not in (None, "copy", "none")}
     models = {option: str(name) for option, name in by_name.items() if not _is_object(name)}
@@ -115,7 +117,7 @@ def write(learner: Any, folder: Path, attempts: list[Any]) -> None:
     atomic_io.write(folder / MARK, json.dumps(mark, indent=1))
     copy_models(models, folder, called)
     # Strict JSON turns NaN into null, because a checkpoint refuses NaN and infinity.
-    state.save(folder, learner.progress.step, json.loads(atomic_io.strict_json(content)), keep=1)
+    return json.loads(atomic_io.strict_json(content))
 
 
 def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -170,6 +172,7 @@ def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Map
 def _state(learner: Any) -> RunState:
     """Everything that changes in the learner, its environment and its engine."""
     state = RunState()
+    state.ranks = distributed if learner.policy.shards is not None else None
     for name, part in learner.parts().items():
         state.register(name, part)
     for kind, thing in (("env", learner.env), ("engine", learner.engine)):

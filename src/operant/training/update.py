@@ -100,7 +100,8 @@ def update(
     rows_of_units = [rows for rows in units(batch, objective.unit) if any(acts[row] for row in rows)]
     numbers = _numbers([episodes[rows[0]] for rows in rows_of_units], places)
     budget = budget or options.budget()
-    together = distributed.GradientSum(policy, idle=policy.critic is not None)  # the critic's output head is not used
+    # The critic's output head is not used.
+    together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
     first = True
     for epoch in range(options.epochs):
@@ -113,8 +114,11 @@ def update(
             measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
             first = False
             norms = _gradient_norms(recorder.parameters)
+            norms = norms if policy.shards is None else distributed.joined(norms)
             if not _all_finite(measured, norms):
                 _clear(recorder.parameters)
+                if policy.shards is not None:
+                    policy.shards.gather()
                 fault = first_fault(policy, minibatch, objective, sampling, budget.tokens)
                 unmoved = tally.sums["update/steps"][0] == 0
                 refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)

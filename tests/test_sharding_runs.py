@@ -1,0 +1,84 @@
+"""`torchrun ... --parallel fsdp`: a whole run by ranks with parts of the weights is the run of one process."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from test_torchrun import OPTIONS, TASKS, started, told
+from toys import letters, lm
+
+pytestmark = pytest.mark.slow
+FSDP = ("--parallel", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model, tasks and a recipe; the run of one process, and that of two ranks."""
+    path = tmp_path_factory.mktemp("sharded")
+    lm("gpt2", vocab=len(letters()), spread=0.3).save_pretrained(path / "model")
+    letters().save_pretrained(path / "model")
+    (path / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
+    text = f"policy: {path / 'model'}\ntasks: {path / 'tasks.txt'}\nevaluate: {path / 'tasks.txt'}\n{OPTIONS}"
+    (path / "recipe.yaml").write_text(text + "checkpoint: both\nbest: reward/mean\n", encoding="utf-8")
+    for name, ranks in (("one", 1), ("two", 2)):
+        train(path, name, ranks)
+    return path
+
+
+def train(folder: Path, out: str, ranks: int, *more: str) -> str:
+    done = started(folder, out, ranks, str(folder / "recipe.yaml"), *FSDP, "--out", str(folder / out), *more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def same(one: Path, two: Path) -> None:
+    """The metrics of every step, and the exported weights."""
+    for a, b in zip(told(one), told(two), strict=True):
+        a, b = ({k: v for k, v in x.items() if not k.startswith("checkpoint/")} for x in (a, b))
+        assert a.keys() == b.keys()
+        assert not {k: (a[k], b[k]) for k in a if b[k] != pytest.approx(a[k], rel=2e-3, abs=1e-4)}
+    for which in ("export", "best"):
+        mine, theirs = (load_file(run / which / "model.safetensors") for run in (one, two))
+        assert mine.keys() == theirs.keys()
+        assert max(float((mine[k] - theirs[k]).abs().max()) for k in mine) < 1e-5
+
+
+def test_two_ranks_write_the_run_of_one_process(folder):
+    same(folder / "one", folder / "two")
+    for kind in ("step", "light"):
+        written = sorted(p.name for p in (folder / "two/checkpoints" / f"{kind}-00003").iterdir())
+        shards = [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)]
+        assert written == ["manifest.json", *shards, "state.json", "tensors.safetensors"]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("two", 1), ("one", 2)])
+def test_a_run_goes_on_with_another_number_of_ranks(folder, name, ranks, tmp_path):
+    """The last checkpoint of three steps, and two steps more, as one process makes them without a stop."""
+    if not (folder / "five").is_dir():
+        train(folder, "five", 1, "--steps", "5")
+    done = started(folder, name, ranks, "--resume", str(folder / name), "--steps", "5")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [x["step"] for x in told(folder / name)] == [1, 2, 3, 4, 5]
+    same(folder / "five", folder / name)
+
+
+def test_fifty_steps_are_those_of_one_process(folder):
+    for name, ranks in (("long-one", 1), ("long-two", 2)):
+        train(folder, name, ranks, "--steps", "50", "--evaluate", "none", "--probes", "0", "--optimizer.lr", "1e-4")
+    same(folder / "long-one", folder / "long-two")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--parallel", "zero3"), "it must be ddp or fsdp"),
+        (("--parallel", "fsdp", "--algorithm", "trpo"), "it moves whole weights"),
+        (("--parallel", "fsdp", "--states", "8bit"), "256 numbers share a scale"),
+        (("--offload", "both"), "set parallel=fsdp"),
+        (("--parallel", "fsdp", "--offload", "reference"), "start them by torchrun"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_sentence(folder, more, why):
+    done = started(folder, "no", 1, str(folder / "recipe.yaml"), *more, "--out", str(folder / "no"))
+    assert done.returncode != 0 and why in done.stderr and "Traceback" not in done.stderr
+    assert not (folder / "no").exists()
