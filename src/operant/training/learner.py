@@ -152,6 +152,12 @@ class Learner(Saveable):
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
+        if not (getattr(self.engine, "follows", True) or self.own.importance != "none" or self.own.max_staleness):
+            raise OperantError(
+                f"{type(self.engine).__name__} keeps its weights (engine.sync=none), so every reply after the first step "
+                "is stale: let it follow the policy (engine.sync=folder), or correct for it (learner.importance=token) "
+                "or bound it (learner.max_staleness=N)"
+            )
         if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
             masked: Any = getattr(self.engine, "mask_with", None)
             if masked is None:
@@ -349,7 +355,8 @@ class Learner(Saveable):
         tally = selected.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
         tally.merge(chosen)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
-        tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
+        sampled = played(collated)[1].logprobs if self.rescores and collated.unscored is None else None
+        tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap, sampled))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
@@ -457,8 +464,7 @@ class Learner(Saveable):
         if (self.algorithm.source == "data" and self.reference is None) or self.algorithm.condition:
             return with_trunk_states(batch, self.policy, self.budget.tokens)
         taught, batch = batch.hinted, batch.with_(hinted=None)
-        weighted = self.own.importance != "none"
-        rescore = weighted or (self.policy.rounds if self.own.rescore is None else self.own.rescore)
+        weighted, rescore = self.own.importance != "none", self.rescores
         reference = self.reference.policy if self.reference is not None else None
         micro, sampled = self.budget.tokens, batch.logprobs
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
@@ -536,6 +542,12 @@ class Learner(Saveable):
         self.rule.optimizer = optimizer
 
     @property
+    def rescores(self) -> bool:
+        """Whether log-probs and values are computed again, instead of taking those of the engine."""
+        usual = self.policy.rounds or getattr(self.engine, "own_numbers", False)
+        return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
+
+    @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -592,7 +604,13 @@ class Learner(Saveable):
 
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:
-        """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
+        """The engine with the weights of another policy, such as the reference; afterwards it has its own again.
+
+        An engine in another process keeps its weights: here, the native one stands in for it.
+        """
+        if getattr(self.engine, "own_weights", False):
+            yield default_engine(policy)
+            return
         self.engine.sync(policy, policy.version)
         try:
             yield self.engine
