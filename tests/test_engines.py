@@ -4,14 +4,14 @@
 """
 
 import contextlib
-import os
-import shutil
+import json
 import socket
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import stand_in_vllm
 import torch
@@ -39,8 +39,8 @@ KEYS = [task_key(0, "train", 3, f"task/{i}") for i in range(len(PROMPTS))]
 RAGGED = Sampling(max_tokens=9, stop_tokens=(2, 7, 11))
 
 
-def policy_of(seed=0, **more):
-    return Policy(lm("gpt2", seed=seed), letters(), **more)
+def policy_of(seed=0, vocab=20, **more):
+    return Policy(lm("gpt2", vocab, seed=seed), letters(), **more)
 
 
 @contextlib.contextmanager
@@ -134,7 +134,6 @@ def test_the_same_keys_give_the_same_replies(known):
 
 SHAPES = {
     "plain": Sampling(max_tokens=2, stop_tokens=(2,)),
-    "warm": Sampling(max_tokens=2, stop_tokens=(2,), temperature=1.7),
     "cut": Sampling(max_tokens=2, stop_tokens=(2,), top_k=9, top_p=0.8, temperature=1.5),
     "likely": Sampling(max_tokens=2, stop_tokens=(2,), min_p=0.1),
     "late stop": Sampling(max_tokens=2, stop_tokens=(2, 7, 11), min_tokens=2),
@@ -145,7 +144,7 @@ SHAPES = {
 def test_first_tokens_and_pairs_have_the_policys_distribution(known, shape):
     """Chi-square against the exact softmax, enumerated with the plain forward pass."""
     name, policy, engine = known
-    sampling, prompt, count = SHAPES[shape], [5, 6, 7], 600
+    sampling, prompt, count = SHAPES[shape], [5, 6, 7], 400
     if name == "continuous" and shape in ("likely", "late stop"):
         with pytest.raises(OperantError, match="sampling.min_.*engine.mode=continuous cannot sample so"):
             engine.generate([prompt], sampling, [0])
@@ -190,15 +189,15 @@ def test_first_tokens_and_pairs_have_the_policys_distribution(known, shape):
 
 def test_stop_strings_end_a_reply_with_the_token_that_completes_them(known):
     name, policy, engine = known
-    sampling = Sampling(max_tokens=12, stop_tokens=(-1,), stop_strings=("e", "ab"))
+    sampling = Sampling(max_tokens=12, stop_tokens=(-1,), stop_strings=("o", "ab"))
     completions = engine.generate(PROMPTS * 4, sampling, [key + i for i in range(4) for key in KEYS])
     checked(policy, PROMPTS * 4, completions)
     ended = [c for c in completions if c.end == "stop"]
     assert len(ended) > 5 and len(ended) < len(completions)
     for c in completions:
         texts = [policy.tokenizer.decode(c.action[:n]) for n in range(1, len(c.action) + 1)]
-        assert [any(s in text for s in ("e", "ab")) for text in texts[:-1]] == [False] * (len(texts) - 1)
-        assert (c.end == "stop") == ("e" in texts[-1] or "ab" in texts[-1])
+        assert [any(s in text for s in ("o", "ab")) for text in texts[:-1]] == [False] * (len(texts) - 1)
+        assert (c.end == "stop") == ("o" in texts[-1] or "ab" in texts[-1])
 
 
 @pytest.mark.parametrize(
@@ -318,7 +317,7 @@ def test_a_busy_server_is_asked_again_and_one_that_is_not_there_is_named(tmp_pat
         ({"url": "localhost:8000"}, "engine.url='localhost:8000': it must be an address"),
         ({"folder": None}, "engine.folder=None: it is what engine.sync=folder needs"),
         ({"sync": "none"}, "it is what engine.sync=folder needs, and none else"),
-        ({"sync": "nccl"}, "engine.sync='nccl': it must be folder or none"),
+        ({"sync": "nccl"}, "sync='nccl': it must be folder or none"),
         ({"at_once": 0}, "engine.at_once=0"),
         ({"reload": {"reset": {}}}, "maps paths, which begin with /, to bodies"),
     ],
@@ -331,7 +330,8 @@ def test_wrong_options_are_named(options, why, tmp_path):
         named_parts.make("engine", "openai", made, policy_of())
 
 
-def test_a_vllm_that_dies_is_started_again_and_nothing_is_lost_or_twice(tmp_path, venv):
+def test_a_vllm_that_dies_is_started_again_and_nothing_is_lost_or_twice(tmp_path, venv, monkeypatch):
+    monkeypatch.setattr("operant.prompts.completions.FIRST_WAIT", 0.001)
     policy = policy_of()
     engine = VLLMEngine(policy, python=venv, args="--fault dies", folder=tmp_path / "policy", at_once=2)
     with contextlib.closing(engine):
@@ -373,7 +373,7 @@ def test_a_vllm_that_cannot_be_started_is_refused(tmp_path, venv):
 
 def test_the_learner_computes_its_own_log_probs_and_measures_the_gap(tmp_path):
     """A server with other numbers, as in 16 bits: the gap is measured, and the ratio begins at 1."""
-    policy = policy_of()
+    policy = policy_of(value=ValueOptions())
     with serving(policy, tmp_path / "served") as server:
         options = {"url": server.url, "model": "policy", "folder": tmp_path / "new"}
         learner = Learner(policy, engine=lambda made: OpenAIEngine(made, **options), **{"sampling.max_tokens": 6})
@@ -398,8 +398,8 @@ def test_a_server_that_keeps_its_weights_needs_a_correction(tmp_path):
     with serving(policy_of(), tmp_path / "served") as server:
         make = lambda policy: OpenAIEngine(policy, url=server.url, model="policy", sync="none")  # noqa: E731
         with pytest.raises(OperantError, match="every reply after the first step is stale: let it follow"):
-            Learner(policy_of(), engine=make)
-        learner = Learner(policy_of(), engine=make, importance="token", **{"sampling.max_tokens": 4})
+            Learner(policy_of(value=ValueOptions()), engine=make)
+        learner = Learner(policy_of(value=ValueOptions()), engine=make, importance="token", **{"sampling.max_tokens": 4})
         for step in range(2):
             metrics = learner.step(learner.generate([[5, 6, 7], [4]]), [1.0, 0.0])
             assert metrics["rollout/staleness"] == step
@@ -409,7 +409,7 @@ def test_a_server_that_keeps_its_weights_needs_a_correction(tmp_path):
 def tiny(tmp_path, monkeypatch):
     """A recipe as `letters`, on a tiny policy."""
     monkeypatch.chdir(tmp_path)
-    export(policy_of(), tmp_path / "tiny")
+    export(policy_of(vocab=len(letters())), tmp_path / "tiny")
     tasks = "\n".join(["the", "end", "a bee", "seen"] * 4)
     (tmp_path / "tasks.txt").write_text(tasks, encoding="utf-8")
     recipe = "algorithm: ppo\npolicy: tiny\ntasks: tasks.txt\nreward: letters:e\nsteps: 2\nbatch: 8\nprobes: 2\n"
@@ -419,9 +419,9 @@ def tiny(tmp_path, monkeypatch):
 
 
 def run(out, *words):
-    code = main(["train", "letters-like-tiny.yaml", "--out", out, *words])
+    code = main(["train", *(words if "--resume" in words else ["letters-like-tiny.yaml", "--out", out, *words])])
     lines = (Path(out) / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if code == 0 else []
-    return code, [eval(line, {"null": None, "true": True, "false": False}) for line in lines]
+    return code, [json.loads(line) for line in lines]
 
 
 def test_a_run_with_generate_is_the_native_run(tiny):
@@ -433,20 +433,21 @@ def test_a_run_with_generate_is_the_native_run(tiny):
         for name in ("reward/mean", "kl/per_reply", "rollout/reply_tokens", "loss/total"):
             assert theirs[name] == pytest.approx(mine[name], abs=1e-4)
     run("c", "--engine", "transformers", "--steps", "1")
-    assert main(["train", "--resume", "c", "--steps", "2"]) == 0
+    _, resumed = run("c", "--resume", "c", "--steps", "2")
+    assert [m["loss/total"] for m in resumed] == [m["loss/total"] for m in other]
 
 
 def test_a_run_and_its_resumption_with_a_server(tiny, venv, capsys):
-    with serving(policy_of(), tiny / "served") as server:
+    with serving(policy_of(vocab=len(letters())), tiny / "served") as server:
         asked = ["--engine", "openai", "--engine.url", server.url, "--engine.model", "policy", "--engine.folder", "new"]
         code, metrics = run("a", *asked, "--steps", "1")
         assert code == 0 and metrics[0]["rollout/engine_gap"] < 1e-4 and metrics[0]["rollout/staleness"] == 0
-        assert main(["train", "--resume", "a", "--steps", "2"]) == 0
-        assert main(["evaluate", "a", "--tasks", "tasks.txt", "--reward", "letters:e"]) == 0
-    before = {pid for pid in os.listdir("/proc") if pid.isdigit()} if os.path.isdir("/proc") else set()
+        code, metrics = run("a", "--resume", "a", "--steps", "2")
+        assert code == 0 and max(m["rollout/engine_gap"] for m in metrics) < 1e-4
+        asked = len(server.seen)
+        assert main(["eval", "a", "--tasks", "tasks.txt", "--reward", "letters:e"]) == 0
+        assert len(server.seen) == asked + 1 + 16  # the first request, and the tasks
     code, metrics = run("b", "--engine", "vllm", "--engine.python", str(venv))
     assert code == 0 and max(m["rollout/engine_gap"] for m in metrics) < 1e-4
-    left = {pid for pid in os.listdir("/proc") if pid.isdigit()} - before if before else set()
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if Path(f"/proc/{pid}/cmdline").exists()]
-    assert not [command for command in commands if b"serve" in command and str(venv.parent).encode() in command]
-    shutil.rmtree(tiny / "new", ignore_errors=True)
+    left = [process for process in psutil.process_iter(["cmdline"]) if str(venv.parent) in str(process.info["cmdline"])]
+    assert left == []  # the server has ended with the run
