@@ -25,6 +25,7 @@ PAGES = [
     "docs/checkpoints.md",
     "docs/critic.md",
     "docs/code-test-time.md",
+    "docs/engines.md",
     "docs/evaluation.md",
     "docs/recipes.md",
     "docs/rewards.md",

@@ -19,11 +19,10 @@ import torch
 from operant import distributed
 from operant.engines.replies import check_expressed, check_prompts, end_of
 from operant.models import output_mlp
-from operant.models.loading import export
+from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.prompts.completions import Completions, Request, content_of, host_of, plain, reason_in
 from operant.sampling import Sampling
-from operant.storage import atomic_io
 from operant.types import Batch, Completion, OperantError, shown
 from operant.watchdog import beat
 
@@ -85,7 +84,12 @@ class OpenAIEngine:
             ("timeout", timeout, timeout > 0, "must be above 0 seconds"),
             ("tries", tries, tries >= 1, "must be at least 1"),
             ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
-            ("reload", reload, all(path.startswith("/") for path in reload), "maps paths, which begin with /, to bodies"),
+            (
+                "reload",
+                reload,
+                all(path.startswith("/") for path in reload),
+                "maps paths, which begin with /, to bodies",
+            ),
         ):
             if not good:
                 raise OperantError(f"engine.{name}={shown(value)}: it {rule}")
@@ -119,7 +123,7 @@ class OpenAIEngine:
     def load(self, policy: Policy) -> None:
         """Export the policy, and ask the server to load it."""
         assert self.folder is not None
-        write_folder(policy, self.folder)
+        replace_export(policy, self.folder)
         parts = urllib.parse.urlsplit(self.client.url)
         for path, body in self.reload.items():
             text = json.dumps(body).replace(json.dumps(FOLDER), json.dumps(str(self.folder)))
@@ -131,7 +135,7 @@ class OpenAIEngine:
         key = self.client.key()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            with self.client.open(urllib.request.Request(address, body.encode(), headers), timeout=self.timeout):
+            with self.client.fetch(urllib.request.Request(address, body.encode(), headers), timeout=self.timeout):
                 return
         except urllib.error.HTTPError as error:
             why = f"answered with status {error.code}: {reason_in(plain(content_of(error), key))}"
@@ -248,7 +252,9 @@ def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> tuple[list[int], l
             f"the server read the prompt {shown(choice.get('prompt_token_ids'))}, and was sent {shown(list(prompt))}: "
             "it must not add, cut or re-tokenise ids"
         )
-    if not (isinstance(logprobs, list) and len(logprobs) == len(ids) and all(type(x) in (int, float) for x in logprobs)):
+    if not (
+        isinstance(logprobs, list) and len(logprobs) == len(ids) and all(type(x) in (int, float) for x in logprobs)
+    ):
         raise OperantError(
             f"the server returns {len(ids)} tokens and no log-prob for each: it has to answer logprobs=1 with "
             "logprobs.token_logprobs"
@@ -279,14 +285,3 @@ def check_exported(policy: Any, engine: str) -> None:
         what = "has an MLP before its head" if output_mlp.find(policy.model) is not None else what
     if what:
         raise OperantError(f"engine {engine}: the policy {what}, which no server of it can run; use engine=native")
-
-
-def write_folder(policy: Policy, folder: Path) -> None:
-    """Write the language model of a policy to a folder, whole or not at all."""
-    new = folder.with_name(f".{folder.name}.tmp")
-    with atomic_io.explained(folder):
-        atomic_io.mkdir(folder.parent)
-        atomic_io.remove_tree(new)
-        with atomic_io.operation("write", new):
-            export(policy, new, critic=False)
-        atomic_io.replace_folder(new, folder)

@@ -25,8 +25,8 @@ PAGE = 16
 class TransformersEngine:
     """An engine in the training process: `policy` is the model in training, so `sync` only stores the version.
 
-    mode: `generate`: `model.generate`. Tokens are drawn by a logits processor, from the counters of `sampling.uniforms`,
-    so replies are those of the native engine for the same keys. `continuous`: `model.generate_batch`. It draws by
+    mode: `generate`: `model.generate`. A logits processor draws the tokens from the counters of `sampling.uniforms`, so
+    replies are those of the native engine for the same keys. `continuous`: `model.generate_batch`, which draws by
     itself, so a reply depends on the other prompts of the call; the same call gives the same replies.
     batch: number of rows that are decoded at a time. Completions have no values: the learner computes them.
     Raises: OperantError for a policy that is no transformers model, or a mode that cannot run it.
@@ -37,7 +37,9 @@ class TransformersEngine:
             raise OperantError(f"engine.batch={batch}: it must be at least 1")
         if not isinstance(policy, Policy) or not hasattr(policy.model, "generate"):
             name = type(getattr(policy, "model", policy)).__name__
-            raise OperantError(f"engine transformers: {name} is no transformers model with `generate`; leave engine out")
+            raise OperantError(
+                f"engine transformers: {name} is no transformers model with `generate`; leave engine out"
+            )
         if mode == "continuous" and (policy.encoder_decoder or policy.virtual):
             what = "an encoder-decoder" if policy.encoder_decoder else "a soft prompt"
             raise OperantError(f"engine.mode=continuous: transformers cannot batch {what} so; use engine.mode=generate")
@@ -71,15 +73,15 @@ class TransformersEngine:
         made: list[Completion | None] = [None] * len(prompts)
         self.policy.model.eval()
         with neutral(self.policy.model):
-            for rows in self._calls(prompts):
-                call = self._continuous if self.mode == "continuous" else self._generate
+            for rows in self.calls(prompts):
+                call = self.batched if self.mode == "continuous" else self.generated
                 found = call([prompts[i] for i in rows], sampling, [keys[i] for i in rows])
                 for i, completion in zip(rows, found, strict=True):
                     made[i] = completion
                 beat()
         return [completion for completion in made if completion is not None]
 
-    def _calls(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+    def calls(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         """The prompts of each call; of equal length where the model does not read padding exactly."""
         rows = list(range(len(prompts)))
         if self.mode == "generate" and not (self.policy.encoder_decoder or try_decoding(self.policy).left):
@@ -89,7 +91,7 @@ class TransformersEngine:
             groups = [rows]
         return [group[i : i + self.batch] for group in groups for i in range(0, len(group), self.batch)]
 
-    def _generate(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
+    def generated(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
         """The replies to the prompts of one call of `model.generate`."""
         from transformers import GenerationConfig
 
@@ -119,7 +121,7 @@ class TransformersEngine:
         )
         return record.completions()
 
-    def _continuous(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
+    def batched(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
         """The replies to the prompts of one call of `model.generate_batch`."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from operant import distributed
-from operant.engines.openai import OpenAIEngine, check_exported, write_folder
+from operant.engines.openai import OpenAIEngine, check_exported
+from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.prompts.completions import Request
 from operant.sandbox.process import Limits, SupervisedProcess
-from operant.storage import atomic_io
 from operant.types import OperantError, shown
 from operant.watchdog import beat
 
@@ -61,7 +61,7 @@ class VLLMEngine(OpenAIEngine):
         self.command = Path(os.path.abspath(Path(python).expanduser())).with_name("vllm")
         if not self.command.is_file():
             raise OperantError(
-                f"engine.python={shown(str(python))}: there is no {self.command}. vLLM needs an environment of its own: "
+                f"engine.python={shown(str(python))}: there is no {self.command}. vLLM needs its own environment, "
                 "python -m venv VENV, VENV/bin/pip install vllm, and --engine.python VENV/bin/python"
             )
         if distributed.world() > 1:
@@ -95,7 +95,7 @@ class VLLMEngine(OpenAIEngine):
         atexit.unregister(self.close)
         if self.process is not None:
             self.process.end()
-        atomic_io.remove_tree(self.home)
+        shutil.rmtree(self.home, ignore_errors=True)
 
     @property
     def runs(self) -> bool:
@@ -109,7 +109,7 @@ class VLLMEngine(OpenAIEngine):
         """Export the policy, and let the server load it: one that runs, or a new one."""
         if self.process is None:
             assert self.folder is not None
-            write_folder(policy, self.folder)
+            replace_export(policy, self.folder)
             self.start(policy.tokenizer is not None)
             return
         try:
@@ -138,7 +138,7 @@ class VLLMEngine(OpenAIEngine):
         self.start(self.policy.tokenizer is not None)
 
     def start(self, tokenizer: bool) -> None:
-        """Start the server on the folder, and wait until it is ready. Raises: OperantError if it ends, or takes long."""
+        """Start the server on the folder, and wait until it is ready. Raises: OperantError if it does not become so."""
         told = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         apart = [shutil.which("env") or "env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", *told]
         own = ["--host", HOST, "--port", str(self.port), "--served-model-name", "policy"]
@@ -151,11 +151,13 @@ class VLLMEngine(OpenAIEngine):
         while self.runs and time.monotonic() < end:
             beat()
             try:
-                with self.client.open(f"http://{HOST}:{self.port}/health", timeout=5):
+                with self.client.fetch(f"http://{HOST}:{self.port}/health", timeout=5):
                     return
             except (OSError, HTTPException):
                 time.sleep(LOOK_EVERY)
-        why = f"is not ready after {self.start_timeout:g} s (engine.start_timeout)" if self.runs else "ended at its start"
+        why = (
+            f"is not ready after {self.start_timeout:g} s (engine.start_timeout)" if self.runs else "ended at its start"
+        )
         raise OperantError(f"vLLM {why}. {self.said()}")
 
     def said(self) -> str:

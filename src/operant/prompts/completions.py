@@ -143,7 +143,7 @@ class Completions:
         self.fields = {"model": model, **sampled, "stop": list(stop) or None, **(extra or {})}
         self.cache, self.spent, self._lock = AnswerCache(cache), Spent(), threading.Lock()
         proxies = urllib.request.ProxyHandler({} if host in LOCAL else None)
-        self.open = urllib.request.build_opener(proxies, NoRedirect()).open
+        self.fetch = urllib.request.build_opener(proxies, NoRedirect()).open
         self.__name__ = f"{model} at {self.url}"
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
@@ -246,7 +246,7 @@ class Completions:
                 raise OperantError(f"{self.address}: another request has failed")
             reserved, used, wait = self.reserve(request.body), None, 0.0
             try:
-                with self.open(urllib.request.Request(self.address, data, headers), timeout=self.timeout) as response:
+                with self.fetch(urllib.request.Request(self.address, data, headers), timeout=self.timeout) as response:
                     answer = plain(received(response, self.timeout), key)
                 found, used = self.parsed(answer, request)
                 return found

@@ -64,7 +64,7 @@ from operant.training.scoring import (
     within_context,
 )
 from operant.training.select import TrainingBatch, select, select_all, select_both
-from operant.training.setup import configured_sampling, load_trained_policy, make_copies, tell_room
+from operant.training.setup import check_engine, configured_sampling, load_trained_policy, make_copies, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
@@ -152,12 +152,7 @@ class Learner(Saveable):
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
-        if not (getattr(self.engine, "follows", True) or self.own.importance != "none" or self.own.max_staleness):
-            raise OperantError(
-                f"{type(self.engine).__name__} keeps its weights (engine.sync=none), so every reply after the first step "
-                "is stale: let it follow the policy (engine.sync=folder), or correct for it (learner.importance=token) "
-                "or bound it (learner.max_staleness=N)"
-            )
+        check_engine(self.engine, self.own)
         if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
             masked: Any = getattr(self.engine, "mask_with", None)
             if masked is None:
