@@ -165,7 +165,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("folder")
-    for name in ("host", "served-model-name", "logprobs-mode", "generation-config", "fault"):
+    for name in ("host", "served-model-name", "logprobs-mode", "generation-config", "load-format", "fault"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--port", type=int)
     parser.add_argument("--skip-tokenizer-init", action="store_true")
@@ -180,7 +180,10 @@ def main():
         mark = Path(asked.folder).with_name("died")
         fault = None if mark.exists() else fault
         mark.touch()
-    Server(asked.folder, asked.port, asked.logprobs_mode != "processed_logprobs", fault).serve_forever(0.01)
+    server = Server(asked.folder, asked.port, asked.logprobs_mode != "processed_logprobs", fault)
+    if asked.load_format == "dummy":
+        server.model.weights = {name: np.zeros_like(x) for name, x in server.model.weights.items()}
+    server.serve_forever(0.01)
 
 
 if __name__ == "__main__":

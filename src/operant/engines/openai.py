@@ -124,6 +124,10 @@ class OpenAIEngine:
         """Export the policy, and ask the server to load it."""
         assert self.folder is not None
         replace_export(policy, self.folder)
+        self.post_all()
+
+    def post_all(self) -> None:
+        """Ask the server to load the folder. Raises: OperantError if it does not."""
         parts = urllib.parse.urlsplit(self.client.url)
         for path, body in self.reload.items():
             text = json.dumps(body).replace(json.dumps(FOLDER), json.dumps(str(self.folder)))

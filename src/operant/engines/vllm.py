@@ -31,6 +31,8 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV
 """No telemetry, nothing from the Hub, and the paths with which weights are loaded."""
 LOOK_EVERY = 0.2
 """Seconds between two questions to a server that is starting."""
+PATIENCE = 2.0
+"""Seconds after a failed request in which the end of the server may still become known."""
 
 
 class VLLMEngine(OpenAIEngine):
@@ -105,6 +107,13 @@ class VLLMEngine(OpenAIEngine):
         self.process.receive()
         return self.process.ended is None
 
+    def survives(self) -> bool:
+        """Whether the server runs after an error: its end is known a moment later than a connection that broke."""
+        end = time.monotonic() + PATIENCE
+        while self.runs and time.monotonic() < end:
+            time.sleep(LOOK_EVERY)
+        return self.runs
+
     def load(self, policy: Policy) -> None:
         """Export the policy, and let the server load it: one that runs, or a new one."""
         if self.process is None:
@@ -115,7 +124,7 @@ class VLLMEngine(OpenAIEngine):
         try:
             super().load(policy)
         except OperantError:
-            if self.runs:
+            if self.survives():
                 raise
             self.restart()
 
@@ -127,7 +136,7 @@ class VLLMEngine(OpenAIEngine):
             try:
                 super().ask({i: request for i, request in requests.items() if i not in answers}, answers)
             except OperantError:
-                if self.runs:
+                if self.survives():
                     raise
 
     def restart(self) -> None:
@@ -143,6 +152,7 @@ class VLLMEngine(OpenAIEngine):
         apart = [shutil.which("env") or "env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", *told]
         own = ["--host", HOST, "--port", str(self.port), "--served-model-name", "policy"]
         own += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+        own += ["--load-format", "dummy"]  # weights come as they do after each update, so the first request tests that
         own += [] if tokenizer else ["--skip-tokenizer-init"]
         with open(self.home / "server.log", "ab") as log:
             argv = [*apart, str(self.command), "serve", str(self.folder), *own, *self.args]
@@ -151,14 +161,13 @@ class VLLMEngine(OpenAIEngine):
         while self.runs and time.monotonic() < end:
             beat()
             try:
-                with self.client.fetch(f"http://{HOST}:{self.port}/health", timeout=5):
-                    return
+                self.client.fetch(f"http://{HOST}:{self.port}/health", timeout=5).close()
             except (OSError, HTTPException):
                 time.sleep(LOOK_EVERY)
-        why = (
-            f"is not ready after {self.start_timeout:g} s (engine.start_timeout)" if self.runs else "ended at its start"
-        )
-        raise OperantError(f"vLLM {why}. {self.said()}")
+            else:
+                return self.post_all()
+        late = f"is not ready after engine.start_timeout={self.start_timeout:g} seconds"
+        raise OperantError(f"vLLM {late if self.runs else 'ended at its start'}. {self.said()}")
 
     def said(self) -> str:
         """The last lines of the server's log, for an error."""
