@@ -26,6 +26,7 @@ PAGES = [
     "docs/sharding.md",
     "docs/critic.md",
     "docs/code-test-time.md",
+    "docs/engines.md",
     "docs/evaluation.md",
     "docs/recipes.md",
     "docs/rewards.md",

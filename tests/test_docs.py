@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -125,7 +126,7 @@ def test_named_options_exist(name: str) -> None:
     assert options - known == set()
 
 
-@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "stale-replies.md"])
+@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "stale-replies.md", "engines.md"])
 def test_named_metrics_exist(name: str) -> None:
     text = page(ROOT / "docs" / name)
     ours = {metric.split("/")[0] for metric in METRICS}
@@ -208,3 +209,10 @@ def test_every_promise_names_a_test_that_is_there():
     gone = [f"{file}::{name}" for file, name in named if f"def {name}(" not in page(ROOT / "tests" / file)]
     assert not gone
     assert all("`test_" in row or row.startswith("| promise") for row in rows) and len(named) > 50
+
+
+def test_the_reload_of_the_engines_page_is_the_default() -> None:
+    from operant.engines.openai import RELOAD
+
+    (block,) = re.findall(r"```yaml\n(.*?)```", page(ROOT / "docs" / "engines.md"), flags=re.DOTALL)
+    assert yaml.safe_load(block)["engine"]["reload"] == RELOAD

@@ -147,7 +147,7 @@ TRL = {
         "data.shuffle", "the order of the tasks is random anyway; this shuffles before `data.limit` cuts"
     ),
     "use_vllm": Theirs(
-        "engine", "replies are generated in this process, by `native`; another engine is a class of yours"
+        "engine", "`native` generates in this process; `vllm` starts a server of its own (docs/engines.md)"
     ),
     "disable_dropout": Theirs("", "dropout is always off"),
     "log_completions": Theirs("", "every reply is written to rollouts/"),

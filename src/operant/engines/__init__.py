@@ -5,6 +5,12 @@ from operant.import_by_name import Table
 ENGINES = Table(
     "engine",
     "operant.engines",
-    {"native": "operant.engines.native.engine:NativeEngine", "own": "operant.engines.own:OwnEngine"},
+    {
+        "native": "operant.engines.native.engine:NativeEngine",
+        "own": "operant.engines.own:OwnEngine",
+        "transformers": "operant.engines.transformers:TransformersEngine",
+        "openai": "operant.engines.openai:OpenAIEngine",
+        "vllm": "operant.engines.vllm:VLLMEngine",
+    },
 )
 """The class or function that makes each engine from the policy; its other arguments are the options `engine.*`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from operant.engines.native.engine import NativeEngine
+from operant.engines.replies import check_prompts
 from operant.models.policy import Policy
 from operant.sampling import Sampling
 from operant.types import Completion, OperantError
@@ -42,7 +43,7 @@ class BeamSearch(NativeEngine):
 
         Raises: OperantError as `NativeEngine.generate`, and for stop strings or guidance, which the search cannot use.
         """
-        self._check(prompts, sampling)
+        check_prompts(self.policy, prompts, sampling)
         if sampling.stop_strings or sampling.guidance:
             name = "stop_strings" if sampling.stop_strings else "guidance"
             raise OperantError(f"evaluation.beams={self.beams} with sampling.{name}: beam search cannot use it")

@@ -106,6 +106,10 @@ rollout/count | | | eps (a second) | number of replies of this step that are tra
 rollout/logprob_gap | nats | below 0.0001 in float32, below 0.05 in bfloat16 | | largest difference between the
     log-prob of a token when it was sampled and when it is scored with unchanged weights, in the first minibatch; of
     turns of the current weights, like the two likelihood metrics
+rollout/engine_gap | nats | below 0.001 in float32, below 0.05 in bfloat16 | | difference between the log-prob of a
+    token that the engine returned and the policy's own, mean over tokens of turns of the current weights. Present where
+    log-probs are computed again (learner.rescore), as with engines that compute elsewhere
+rollout/engine_gap_max | nats | | | largest of those differences
 rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens under the whole distribution, mean
     over tokens
 rollout/ref_logprob_mean | nats | | objective/ref_logprobs | the same tokens' log-prob under the reference

@@ -210,13 +210,13 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     return Policy(network, value=value, options=ModelOptions(precision=options.precision))
 
 
-def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None) -> Path:
+def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None, critic: bool = True) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
     An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
     the folder is one of peft's (`soft_prompt.save`), with an MLP it has that alone (`output_mlp.save`). Of a model
     without `save_pretrained`, only the trained weights are written, and what made it: `made_by`, its `name` and
-    `options`.
+    `options`. critic: whether the critic is written.
     Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
@@ -232,9 +232,19 @@ def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None
     if policy.tokenizer is not None:
         with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
-    if policy.has_values:
+    if policy.has_values and critic:
         _save_critic(policy, folder / "critic")
     return folder
+
+
+def replace_export(policy: Any, folder: Path) -> None:
+    """Export the language model of a policy, without its critic, in place of the folder: whole, or not at all."""
+    new = folder.with_name(f".{folder.name}.tmp")
+    with atomic_io.explained(folder):
+        atomic_io.remove_tree(new)
+        with atomic_io.operation("write", new):
+            export(policy, new, critic=False)
+        atomic_io.replace_folder(new, folder)
 
 
 def _save_own(policy: Any, folder: Path, made_by: Mapping[str, Any] | None) -> None:

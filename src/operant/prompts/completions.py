@@ -143,7 +143,7 @@ class Completions:
         self.fields = {"model": model, **sampled, "stop": list(stop) or None, **(extra or {})}
         self.cache, self.spent, self._lock = AnswerCache(cache), Spent(), threading.Lock()
         proxies = urllib.request.ProxyHandler({} if host in LOCAL else None)
-        self._open = urllib.request.build_opener(proxies, NoRedirect()).open
+        self.fetch = urllib.request.build_opener(proxies, NoRedirect()).open
         self.__name__ = f"{model} at {self.url}"
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
@@ -200,14 +200,25 @@ class Completions:
         keys = [hashed([self.address, request.body, request.mark]) for request in requests]
         found = self.cache.known(set(keys))
         self.spend(cached=len(found))
-        left = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
+
+        def keep(key: str, answer: Any) -> None:
+            found[key] = answer
+            self.cache.put(key, answer)
+
+        self.send({key: request for key, request in zip(keys, requests, strict=True) if key not in found}, keep)
+        return [found[key] for key in keys]
+
+    def send(self, requests: Mapping[Any, Request], keep: Callable[[Any, Any], None]) -> None:
+        """Send requests, `at_once` at a time, and call `keep(key, answer)` for each, in any order and from threads.
+
+        Raises: OperantError of the first one that fails; none is sent after it.
+        """
         failures, stop = list[BaseException](), threading.Event()
 
-        def one(key: str, request: Request) -> None:
+        def one(key: Any, request: Request) -> None:
             try:
                 if not stop.is_set():
-                    found[key] = self.ask(request, stop)
-                    self.cache.put(key, found[key])
+                    keep(key, self.ask(request, stop))
                     beat()
             except BaseException as error:
                 failures.append(error)
@@ -215,13 +226,12 @@ class Completions:
 
         with ThreadPoolExecutor(self.at_once, thread_name_prefix="completions") as pool:
             try:
-                for future in [pool.submit(one, key, request) for key, request in left.items()]:
+                for future in [pool.submit(one, key, request) for key, request in requests.items()]:
                     future.result()
             finally:  # an interruption ends the others too
                 stop.set()
         if failures:
             raise failures[0]
-        return [found[key] for key in keys]
 
     def ask(self, request: Request, stop: threading.Event) -> Any:
         """What is read from the answer to a request, sent up to `tries` times. Raises: OperantError if none comes."""
@@ -236,7 +246,7 @@ class Completions:
                 raise OperantError(f"{self.address}: another request has failed")
             reserved, used, wait = self.reserve(request.body), None, 0.0
             try:
-                with self._open(urllib.request.Request(self.address, data, headers), timeout=self.timeout) as response:
+                with self.fetch(urllib.request.Request(self.address, data, headers), timeout=self.timeout) as response:
                     answer = plain(received(response, self.timeout), key)
                 found, used = self.parsed(answer, request)
                 return found
@@ -287,7 +297,8 @@ class Completions:
         """
         texts = [message["content"] for message in body["messages"]] if self.chat else [body["prompt"]]
         most = max(body.get(name, 0) for name in ("max_tokens", "max_completion_tokens")) * body.get("n", 1)
-        tokens = sum(len(text.encode(errors="replace")) for text in texts) + AROUND + most
+        sizes = (len(text.encode(errors="replace") if isinstance(text, str) else text) for text in texts)
+        tokens = sum(sizes) + AROUND + most
         kept = "answers are in the cache" if self.cache.path else "name a file with cache, so that answers are kept"
         with self._lock:
             spent = self.spent
@@ -357,18 +368,18 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
         """None: no further request."""
 
 
-def host_of(url: Any) -> str:
+def host_of(url: Any, option: str = "completions.url") -> str:
     """The host of an address. Raises: OperantError for an invalid one, or one that holds a password."""
     try:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
         if parts.username or parts.password or parts.query:
-            raise OperantError("completions.url holds a user, password or query: give the key in key_variable instead")
+            raise OperantError(f"{option} holds a user, password or query: give the key in key_variable instead")
         if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
             return parts.hostname
     except ValueError as error:
         if isinstance(error, OperantError):
             raise
-    raise OperantError(f"completions.url={shown(url)}: it must be an address such as http://127.0.0.1:8000/v1")
+    raise OperantError(f"{option}={shown(url)}: it must be an address such as http://127.0.0.1:8000/v1")
 
 
 def hashed(content: Any) -> str:

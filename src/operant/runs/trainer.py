@@ -85,6 +85,8 @@ def runs(
         run.observers = observers
         for guest in run.isolated:
             stack.callback(guest.close)
+        if callable(close := getattr(run.learner.engine, "close", None)):
+            stack.callback(close)
         run.log_isolation()
         run.log_crowded()
         if resume:

@@ -66,7 +66,7 @@ from operant.training.scoring import (
     within_context,
 )
 from operant.training.select import TrainingBatch, select, select_all, select_both
-from operant.training.setup import configured_sampling, load_trained_policy, make_copies, tell_room
+from operant.training.setup import check_engine, configured_sampling, load_trained_policy, make_copies, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
@@ -158,6 +158,7 @@ class Learner(Saveable):
             sharding.divide(self.policy, [c for c in self._copies if c is not mask], self.own.offload)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
+        check_engine(self.engine, self.own)
         if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
             masked: Any = getattr(self.engine, "mask_with", None)
             if masked is None:
@@ -360,7 +361,8 @@ class Learner(Saveable):
         tally.merge(chosen)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
         if self.buffer is None:
-            tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap))
+            sampled = played(collated)[1].logprobs if self.rescores and collated.unscored is None else None
+            tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap, sampled))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:
@@ -470,8 +472,7 @@ class Learner(Saveable):
         if (self.algorithm.source == "data" and self.reference is None) or self.algorithm.condition:
             return with_trunk_states(batch, self.policy, self.budget.tokens)
         taught, batch = batch.hinted, batch.with_(hinted=None)
-        weighted = self.own.importance != "none"
-        rescore = weighted or (self.policy.rounds if self.own.rescore is None else self.own.rescore)
+        weighted, rescore = self.own.importance != "none", self.rescores
         reference = self.reference.policy if self.reference is not None else None
         micro, sampled = self.budget.tokens, batch.logprobs
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
@@ -566,6 +567,12 @@ class Learner(Saveable):
         return [*([self.reference] if self.reference is not None else []), *self.copies.values()]
 
     @property
+    def rescores(self) -> bool:
+        """Whether log-probs and values are computed again, instead of taking those of the engine."""
+        usual = self.policy.rounds or getattr(self.engine, "own_numbers", False)
+        return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
+
+    @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -624,8 +631,14 @@ class Learner(Saveable):
 
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:
-        """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
+        """The engine with the weights of another policy, such as the reference; afterwards it has its own again.
+
+        An engine in another process keeps its weights: here, the native one stands in for it.
+        """
         with sharding.present(copied for copied in self._copies if copied.policy is policy):
+            if getattr(self.engine, "own_weights", False):
+                yield default_engine(policy)
+                return
             self.engine.sync(policy, policy.version)
             try:
                 yield self.engine

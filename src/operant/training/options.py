@@ -41,8 +41,9 @@ class LearnerOptions:
     device: str = "auto"
     """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
     rescore: bool | None = None
-    """Recompute log-probs and values in a second pass, even if decoding stored them. None: only in bfloat16, where a
-    token decoded alone and the same token in a whole row differ in the second digit."""
+    """Recompute log-probs and values in a second pass, even if decoding stored them. None: in bfloat16, where a token
+    decoded alone and the same token in a whole row differ in the second digit, and with engines that compute elsewhere
+    (openai, vllm)."""
     max_staleness: int | None = None
     """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
     importance: str = "none"

@@ -16,7 +16,7 @@ from operant.models.reference import MaskOptions, PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.rollouts.token_count import TokenCount
 from operant.sampling import Sampling
-from operant.training.options import find_device
+from operant.training.options import LearnerOptions, find_device
 from operant.types import Env, OperantError
 
 
@@ -107,3 +107,13 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
         return
     context = None if policy.encoder_decoder else policy.context
     measure(TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
+
+
+def check_engine(engine: Any, learner: LearnerOptions) -> None:
+    """Raises: OperantError for an engine that keeps its weights, if stale replies are neither corrected nor bounded."""
+    if not (getattr(engine, "follows", True) or learner.importance != "none" or learner.max_staleness):
+        raise OperantError(
+            f"{type(engine).__name__} keeps its weights (engine.sync=none), so every reply after the first step is "
+            "stale: let it follow the policy (engine.sync=folder), correct for it (learner.importance=token), or bound "
+            "it (learner.max_staleness=N)"
+        )

@@ -50,9 +50,20 @@ def with_importance(batch: Batch, sampled: torch.Tensor | None, kind: str, cap: 
     return batch.with_(importance=log_ratio.exp().clamp(max=float("inf") if cap is None else cap))
 
 
-def measure(rollouts: Sequence[Rollout], version: int, batch: Batch, cap: float | None) -> Tally:
-    """The metrics of staleness and of importance weights; `batch` is scored."""
+def measure(
+    rollouts: Sequence[Rollout], version: int, batch: Batch, cap: float | None, sampled: torch.Tensor | None = None
+) -> Tally:
+    """The metrics of staleness, of importance weights and of the engine's log-probs; `batch` is scored.
+
+    sampled: [B, T] log-probs under the sampler, if those of the batch were computed again.
+    """
     tally = Tally()
+    if sampled is not None and batch.logprobs is not None:
+        current = batch.actions if batch.staleness is None else batch.actions & (batch.staleness == 0)
+        gap = (batch.logprobs - sampled.to(batch.logprobs)).abs()
+        tally.mean("rollout/engine_gap", gap, current)
+        if current.any():
+            tally.extreme("rollout/engine_gap_max", float(gap[current].max()))
     ages = [age(turn, version) for rollout in rollouts for turn in rollout.turns if turn.logprobs is not None]
     tally.mean("rollout/staleness", ages)
     if ages:

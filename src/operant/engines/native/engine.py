@@ -19,9 +19,10 @@ from operant.engines.native.kv_cache import plain_layers
 from operant.engines.native.prefixes import Prefixes
 from operant.engines.native.reading_on import ReadOn
 from operant.engines.native.record import Record
+from operant.engines.replies import check_prompts
 from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
-from operant.sampling import Sampling, check_ids, uniforms
+from operant.sampling import Sampling, uniforms
 from operant.types import Batch, Completion, OperantError
 from operant.watchdog import beat
 
@@ -90,7 +91,7 @@ class NativeEngine:
         takes the place of the one that is drawn there, so limits, masks and random numbers are those of a whole reply.
         Raises: OperantError as `generate`, and for as many given tokens as a reply may have.
         """
-        self._check(prompts, sampling)
+        check_prompts(self.policy, prompts, sampling)
         longest = max(map(len, begun), default=0)
         if longest >= sampling.max_tokens:
             raise OperantError(f"{longest} tokens of a reply are given, and sampling.max_tokens={sampling.max_tokens}")
@@ -115,7 +116,7 @@ class NativeEngine:
 
         Raises: OperantError as `generate` does, at the first token.
         """
-        self._check([prompt], sampling)
+        check_prompts(self.policy, [prompt], sampling)
         record = Record(self.policy, [prompt], sampling, self.version)
         for place, _ in enumerate(_GenerateCall(self, [prompt], sampling, [key], record).steps()):
             yield int(record.tokens[0, place])
@@ -154,16 +155,6 @@ class NativeEngine:
                 if read is not None:
                     read.keep(i, pick)
         return made
-
-    def _check(self, prompts: Sequence[list[int]], sampling: Sampling) -> None:
-        """Raises: OperantError for prompts that cannot be used."""
-        sampling.check_ids(self.policy.vocabulary)
-        for i, prompt in enumerate(prompts):
-            if not prompt:
-                raise OperantError(f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
-            check_ids(prompt, self.policy.vocabulary, f"prompt {i}")
-            if (why := self.policy.misfit(len(prompt), sampling.max_tokens)) is not None:
-                raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")
 
 
 class _GenerateCall:

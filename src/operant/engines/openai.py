@@ -1,0 +1,291 @@
+"""Generation by an OpenAI-compatible server that takes token ids and returns token ids and log-probs, such as vLLM's.
+
+Token in, token out: prompts are sent as ids, and nothing is re-tokenised. The weights of the server are its own; after
+each update the policy is written to a folder, and the server is asked to load it from there.
+"""
+
+import json
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from operant import distributed
+from operant.engines.replies import check_expressed, check_prompts, end_of
+from operant.models import output_mlp
+from operant.models.loading import replace_export
+from operant.models.policy import Policy
+from operant.prompts.completions import Completions, Request, content_of, host_of, plain, reason_in
+from operant.sampling import Sampling
+from operant.types import Batch, Completion, OperantError, shown
+from operant.watchdog import beat
+
+UNKNOWN = ("banned", "top_p_least", "keep_stops", "guidance", "truncation")
+"""What the protocol does not have."""
+COOLEST = 0.01
+"""vLLM raises lower temperatures to this one."""
+NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1}
+"""Sent with each request, because a server may take other values from the model's generation_config."""
+FOLDER = "FOLDER"
+"""In `engine.reload`, this text stands for the path of the exported policy."""
+RELOAD: Mapping[str, Any] = {
+    "/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": FOLDER}},
+    "/reset_prefix_cache": {},
+}
+"""How vLLM loads other weights, and drops what it has computed with the previous ones (VLLM_SERVER_DEV_MODE=1)."""
+PROBE = Sampling(temperature=0.5, max_tokens=8)
+"""Of the first request. At this temperature, raw log-probs are not those of the distribution that was sampled from."""
+OTHER_MODEL = 0.5
+"""Nats, mean over the probe's tokens: a larger difference is another model, as rounding makes at most a tenth."""
+
+
+class OpenAIEngine:
+    """An engine in another process: `POST URL/completions` with token ids.
+
+    url: the address up to `/v1`. model: the name that the server gives its model.
+    sync: `folder`: after each update the policy is written to `folder`, as safetensors that the server can read, and
+    the paths of `reload` are posted, in their order, each with its body, in which FOLDER stands for the folder. `none`:
+    the server keeps its weights, and completions their version: replies get stale.
+    at_once: most requests under way. timeout: seconds for the answer to one. tries: how often one is sent, with growing
+    pauses, while there is no connection, no answer, or a status that may pass (429, 503).
+    key_variable: the environment variable with the server's key, if it wants one.
+    The random number of a reply is its seed, from its key: whether the same seed gives the same reply again, in another
+    batch too, is up to the server. Completions have no values: the learner computes them.
+    Raises: OperantError for a wrong option, and if the first request shows that the server cannot be reached, has
+    another model, or does not return what is needed.
+    """
+
+    own_weights = True
+    own_numbers = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        url: str,
+        model: str,
+        sync: Literal["folder", "none"] = "folder",
+        folder: Path | None = None,
+        reload: Mapping[str, Any] = RELOAD,
+        at_once: int = 64,
+        timeout: float = 600.0,
+        tries: int = 6,
+        key_variable: str = "OPENAI_API_KEY",
+    ):
+        host_of(url, "engine.url")
+        for name, value, good, rule in (
+            ("at_once", at_once, at_once >= 1, "must be at least 1"),
+            ("timeout", timeout, timeout > 0, "must be above 0 seconds"),
+            ("tries", tries, tries >= 1, "must be at least 1"),
+            ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
+            (
+                "reload",
+                reload,
+                all(path.startswith("/") for path in reload),
+                "maps paths, which begin with /, to bodies",
+            ),
+        ):
+            if not good:
+                raise OperantError(f"engine.{name}={shown(value)}: it {rule}")
+        check_exported(policy, "openai")
+        self.folder = None if folder is None else Path(folder).expanduser().resolve()
+        self.reload, self.timeout, self.policy = reload, timeout, policy
+        self.version = policy.version
+        self.busy = threading.Lock()
+        """Held by each call, so that the weights do not change within one."""
+        more: dict[str, Any] = {"at_once": at_once, "timeout": timeout, "tries": tries, "key_variable": key_variable}
+        self.client = Completions(url, model, longest_wait=timeout, **more)
+        self.sync(policy, policy.version)
+        distributed.together(lambda: self.check() if distributed.rank() == 0 else None)
+
+    @property
+    def follows(self) -> bool:
+        """Whether `sync` gives the server the weights of the policy."""
+        return self.folder is not None
+
+    def sync(self, policy: Policy, version: int) -> None:
+        """Write the weights of `policy` to the folder, and let the server load them; without a folder, do nothing.
+
+        Raises: OperantError if the folder cannot be written, or the server does not load it.
+        """
+        if self.folder is None:
+            return
+        with self.busy:
+            distributed.together(lambda: self.load(policy) if distributed.rank() == 0 else None)
+            self.version = version
+
+    def load(self, policy: Policy) -> None:
+        """Export the policy, and ask the server to load it."""
+        assert self.folder is not None
+        replace_export(policy, self.folder)
+        self.post_all()
+
+    def post_all(self) -> None:
+        """Ask the server to load the folder. Raises: OperantError if it does not."""
+        parts = urllib.parse.urlsplit(self.client.url)
+        for path, body in self.reload.items():
+            text = json.dumps(body).replace(json.dumps(FOLDER), json.dumps(str(self.folder)))
+            self.post(f"{parts.scheme}://{parts.netloc}{path}", text)
+            beat()
+
+    def post(self, address: str, body: str) -> None:
+        """Post a JSON text. Raises: OperantError for any answer but a success."""
+        key = self.client.key()
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            with self.client.fetch(urllib.request.Request(address, body.encode(), headers), timeout=self.timeout):
+                return
+        except urllib.error.HTTPError as error:
+            why = f"answered with status {error.code}: {reason_in(plain(content_of(error), key))}"
+        except (OSError, HTTPException) as error:
+            why = f"cannot be reached: {getattr(error, 'reason', error)}"
+        raise OperantError(
+            f"{address} {why}; the server did not load the policy's new weights: does it run, does it have that path "
+            f"(vLLM with VLLM_SERVER_DEV_MODE=1), and can it read {self.folder}? Its own paths go into engine.reload"
+        )
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """One reply for each prompt, in the order of the prompts.
+
+        Raises: OperantError for a prompt that is empty or too long, for sampling that the protocol does not have, and
+        for a server that does not answer, or with other ids than it was given.
+        """
+        check_prompts(self.policy, prompts, sampling)
+        check_sampling(sampling)
+        with self.busy:
+            requests = {
+                i: Request(self.body(prompt, sampling, key), None, lambda choice, prompt=prompt: read(choice, prompt))
+                for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
+            }
+            answers = dict[int, tuple[list[int], list[float]]]()
+            self.ask(requests, answers)
+            return [self.completion(*answers[i], sampling) for i in range(len(prompts))]
+
+    def ask(self, requests: Mapping[int, Request], answers: dict[int, Any]) -> None:
+        """Send the requests; their answers are added to `answers`."""
+        self.client.send(requests, answers.__setitem__)
+
+    def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
+        """Raises: OperantError: the protocol scores no replies that are given."""
+        raise OperantError(
+            f"the world offers replies to choose among, and the server at {self.client.url} only generates: use "
+            "engine=native or engine=transformers"
+        )
+
+    def body(self, prompt: Sequence[int], sampling: Sampling, key: int) -> dict[str, Any]:
+        """What is asked for a prompt; vLLM's names where OpenAI has none."""
+        strings = () if sampling.fixed_length else sampling.stop_strings
+        ends = {"stop": list(strings), "include_stop_str_in_output": True} if strings else {}
+        return NEUTRAL | {
+            "model": self.client.model,
+            "prompt": list(prompt),
+            "max_tokens": sampling.max_tokens,
+            "min_tokens": sampling.min_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "seed": key >> 1,  # 63 bits, as a signed number has
+            "stop_token_ids": sorted(sampling.stops),
+            "ignore_eos": True,  # the model's own end is among the stop tokens, unless the run says otherwise
+            "logprobs": 1,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            **ends,
+        }
+
+    def completion(self, ids: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
+        """The completion of an answer. Raises: OperantError for a reply that ended for no reason that was given."""
+        ended = end_of(ids, sampling, self.policy.tokenizer)
+        if ended is None and len(ids) != sampling.max_tokens:
+            raise OperantError(
+                f"{self.client.address} returned {len(ids)} tokens, {shown(ids[-3:])} at the end, where "
+                f"sampling.max_tokens={sampling.max_tokens} and no stop token or string ended the reply: does the "
+                "server keep to max_tokens, stop_token_ids, min_tokens and ignore_eos?"
+            )
+        end = "length" if ended is None else "stop"
+        return Completion(ids[:ended], logprobs[:ended], None, end, self.version)
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Send a first request, and compare its log-probs with the policy's own.
+
+        Raises: OperantError if the server has another model, or returns log-probs of another distribution.
+        """
+        policy = self.policy
+        prompt = [token % policy.vocabulary for token in (1, 2, 3, 4)]
+        (reply,) = self.generate([prompt], PROBE, [0])
+        batch = Batch.given([prompt], [reply.action]).to(policy.device)
+        theirs = torch.tensor(reply.logprobs)
+        processed, raw = (
+            float((policy.forward(batch, as_).logprobs[batch.actions].cpu().float() - theirs).abs().mean())
+            for as_ in (PROBE, PROBE.plain)
+        )
+        if raw < min(processed, 0.1) and processed > 0.01:
+            raise OperantError(
+                f"{self.client.address} returns log-probs from before temperature and truncation: start the server "
+                "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
+            )
+        if processed > OTHER_MODEL:
+            raise OperantError(
+                f"{self.client.address}: its log-probs of a reply differ from the policy's by {processed:.2f} nats a "
+                f"token, so {self.client.model!r} has other weights; serve the policy of this run"
+                + (", or set engine.sync=folder" if self.folder is None else " (is engine.reload right?)")
+            )
+
+
+def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+    """The ids and log-probs of an answer's choice.
+
+    Raises: OperantError if ids or log-probs are missing, or the ids of the prompt are not those that were sent.
+    """
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if not (isinstance(ids, list) and ids and all(type(token) is int for token in ids)):
+        raise OperantError(
+            "the server returns text and no token ids, which a text does not tell: it has to answer "
+            "return_token_ids=true with token_ids and prompt_token_ids, as vLLM 0.10.2 and later do"
+        )
+    if choice.get("prompt_token_ids") != list(prompt):
+        raise OperantError(
+            f"the server read the prompt {shown(choice.get('prompt_token_ids'))}, and was sent {shown(list(prompt))}: "
+            "it must not add, cut or re-tokenise ids"
+        )
+    if not (
+        isinstance(logprobs, list) and len(logprobs) == len(ids) and all(type(x) in (int, float) for x in logprobs)
+    ):
+        raise OperantError(
+            f"the server returns {len(ids)} tokens and no log-prob for each: it has to answer logprobs=1 with "
+            "logprobs.token_logprobs"
+        )
+    return ids, [float(x) for x in logprobs]
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises: OperantError for sampling that the protocol does not have."""
+    check_expressed(sampling, UNKNOWN, "openai")
+    if sampling.temperature < COOLEST:
+        raise OperantError(
+            f"sampling.temperature={sampling.temperature:g}: a server raises it to {COOLEST:g}; use at least that, or "
+            "top_k=1, which is greedy"
+        )
+    if sampling.min_p and sampling.top_p < 1:
+        raise OperantError(
+            f"sampling.min_p={sampling.min_p:g} with top_p={sampling.top_p:g}: a server applies them in another order "
+            "than this library; use one of them, or engine=native"
+        )
+
+
+def check_exported(policy: Any, engine: str) -> None:
+    """Raises: OperantError for a policy that no server can load as a plain transformers folder."""
+    what = "is no transformers model"
+    if isinstance(policy, Policy):
+        what = "has a soft prompt" if policy.virtual else "is an encoder-decoder" if policy.encoder_decoder else ""
+        what = "has an MLP before its head" if output_mlp.find(policy.model) is not None else what
+    if what:
+        raise OperantError(f"engine {engine}: the policy {what}, which no server of it can run; use engine=native")

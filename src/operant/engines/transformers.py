@@ -1,0 +1,197 @@
+"""Generation by transformers itself, with the weights in training: `generate`, or continuous batching."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from operant.engines.native.capabilities import try_decoding
+from operant.engines.native.engine import NativeEngine
+from operant.engines.native.record import Record
+from operant.engines.replies import check_expressed, check_prompts, end_of
+from operant.models.policy import Policy
+from operant.sampling import Sampling, counter, uniforms
+from operant.types import Completion, OperantError
+from operant.watchdog import beat
+
+UNKNOWN = ("banned", "min_tokens", "min_p", "top_p_least", "keep_stops", "guidance", "truncation")
+"""What continuous batching drops or does not have."""
+PAGE = 16
+"""Tokens of a page of its cache."""
+
+
+class TransformersEngine:
+    """An engine in the training process: `policy` is the model in training, so `sync` only stores the version.
+
+    mode: `generate`: `model.generate`. A logits processor draws the tokens from the counters of `sampling.uniforms`, so
+    replies are those of the native engine for the same keys. `continuous`: `model.generate_batch`, which draws by
+    itself, so a reply depends on the other prompts of the call; the same call gives the same replies.
+    batch: number of rows that are decoded at a time. Completions have no values: the learner computes them.
+    Raises: OperantError for a policy that is no transformers model, or a mode that cannot run it.
+    """
+
+    def __init__(self, policy: Policy, *, mode: Literal["generate", "continuous"] = "generate", batch: int = 256):
+        if batch < 1:
+            raise OperantError(f"engine.batch={batch}: it must be at least 1")
+        if not isinstance(policy, Policy) or not hasattr(policy.model, "generate"):
+            name = type(getattr(policy, "model", policy)).__name__
+            raise OperantError(
+                f"engine transformers: {name} is no transformers model with `generate`; leave engine out"
+            )
+        if mode == "continuous" and (policy.encoder_decoder or policy.virtual):
+            what = "an encoder-decoder" if policy.encoder_decoder else "a soft prompt"
+            raise OperantError(f"engine.mode=continuous: transformers cannot batch {what} so; use engine.mode=generate")
+        self.mode, self.batch = mode, batch
+        self.chooser = NativeEngine(policy, kept_gb=0)
+        """Scores the options of a choice."""
+        self.sync(policy, policy.version)
+
+    def sync(self, policy: Policy, version: int) -> None:
+        """Use the weights of `policy`."""
+        self.policy, self.version = policy, version
+        self.chooser.sync(policy, version)
+
+    def choose(
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
+    ) -> list[tuple[int, Completion]]:
+        """Draw one option for each prompt, as `NativeEngine.choose`: transformers generates no choice."""
+        return self.chooser.choose(prompts, options, sampling, keys)
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """One reply for each prompt, in the order of the prompts.
+
+        Raises: OperantError for a prompt that is empty or too long, and for sampling that the mode does not have.
+        """
+        check_prompts(self.policy, prompts, sampling)
+        if self.mode == "continuous":
+            check_expressed(sampling, UNKNOWN, "transformers with engine.mode=continuous")
+        else:
+            check_expressed(sampling, ("guidance",), "transformers")
+        made: list[Completion | None] = [None] * len(prompts)
+        self.policy.model.eval()
+        with neutral(self.policy.model):
+            for rows in self.calls(prompts):
+                call = self.batched if self.mode == "continuous" else self.generated
+                found = call([prompts[i] for i in rows], sampling, [keys[i] for i in rows])
+                for i, completion in zip(rows, found, strict=True):
+                    made[i] = completion
+                beat()
+        return [completion for completion in made if completion is not None]
+
+    def calls(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """The prompts of each call; of equal length where the model does not read padding exactly."""
+        rows = list(range(len(prompts)))
+        if self.mode == "generate" and not (self.policy.encoder_decoder or try_decoding(self.policy).left):
+            lengths = sorted({len(prompt) for prompt in prompts})
+            groups = [[i for i in rows if len(prompts[i]) == length] for length in lengths]
+        else:
+            groups = [rows]
+        return [group[i : i + self.batch] for group in groups for i in range(0, len(group), self.batch)]
+
+    def generated(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
+        """The replies to the prompts of one call of `model.generate`."""
+        from transformers import GenerationConfig
+
+        policy = self.policy
+        record = Record(policy, prompts, sampling, self.version)
+        record.values = None
+        drawing = _Drawing(record, sampling, keys, policy.device)
+        whole = [torch.tensor([*policy.virtual, *prompt]) for prompt in prompts]
+        side = "right" if policy.encoder_decoder else "left"
+        ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True, padding_side=side).to(policy.device)
+        ones = [torch.ones_like(row) for row in whole]
+        mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True, padding_side=side).to(policy.device)
+        start = {"decoder_start_token_id": policy.start_token} if policy.encoder_decoder else {}
+        config = GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            use_cache=bool(try_decoding(policy).cached),
+            **start,
+        )
+        policy.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=config,
+            logits_processor=[drawing.draw],
+            stopping_criteria=[drawing.ended],
+        )
+        return record.completions()
+
+    def batched(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
+        """The replies to the prompts of one call of `model.generate_batch`."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        pages = sum(-(-(len(prompt) + sampling.max_tokens + 1) // PAGE) for prompt in prompts)
+        config = GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            eos_token_id=sorted(sampling.stops) or -1,
+            pad_token_id=0,
+        )
+        batching = ContinuousBatchingConfig(
+            page_size=PAGE,
+            num_blocks=pages + 1,
+            max_batch_tokens=max(256, *map(len, prompts)),
+            return_logprobs=True,
+            seed=counter(*keys) >> 32,
+        )
+        with torch.random.fork_rng([policy.device] if (policy := self.policy).device.type == "cuda" else []):
+            found = self.policy.model.generate_batch(prompts, config, batching)
+        replies = list(found.values())
+        failed = next((reply.error for reply in replies if reply.error), None)
+        if failed or len(replies) != len(prompts):
+            raise OperantError(
+                f"transformers' continuous batching returned {len(replies)} replies for {len(prompts)} prompts"
+                f"{f' ({failed})' if failed else ''}: use engine.mode=generate"
+            )
+        made = []
+        for reply in replies:
+            ended = end_of(reply.generated_tokens, sampling, self.policy.tokenizer)
+            ids, logprobs = reply.generated_tokens[:ended], reply.logprobs[:ended]
+            made.append(Completion(ids, logprobs, None, "length" if ended is None else "stop", self.version))
+        return made
+
+
+class _Drawing:
+    """Draws the tokens of one call of `model.generate`, whose rows stay in place."""
+
+    def __init__(self, record: Record, sampling: Sampling, keys: list[int], device: torch.device):
+        self.record, self.sampling, self.keys = record, sampling, keys
+        self.live = torch.arange(len(keys), device=device)
+        self.places = torch.zeros_like(self.live)
+
+    def draw(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """As a logits processor: draw a token for every row, record it, and leave `generate` no other choice."""
+        adjusted = self.sampling.adjust(scores, self.places)
+        allowed = self.sampling.kept(adjusted)
+        if allowed is not None:
+            adjusted = adjusted.masked_fill(~allowed, -torch.inf)
+        numbers = uniforms(self.keys, int(self.places[0])).to(scores.device)
+        drawn, logprobs = self.sampling.draw(adjusted, numbers)
+        self.record.write(self.live, self.places, drawn, logprobs.to(self.record.logprobs), None, allowed)
+        self.places = self.places + 1
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn[:, None], 0.0)
+
+    def ended(self, ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        """As a stopping criterion: [B] whether each reply has ended."""
+        beat()
+        return self.record.ended
+
+
+@contextmanager
+def neutral(model: Any) -> Iterator[None]:
+    """Inside this context, the model's own generation config, such as a repetition penalty, changes no logits."""
+    from transformers import GenerationConfig
+
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
