@@ -5,6 +5,10 @@ from operant.import_by_name import Table
 ENGINES = Table(
     "engine",
     "operant.engines",
-    {"native": "operant.engines.native.engine:NativeEngine", "own": "operant.engines.own:OwnEngine"},
+    {
+        "native": "operant.engines.native.engine:NativeEngine",
+        "own": "operant.engines.own:OwnEngine",
+        "ray": "operant.engines.ray:RayEngine",
+    },
 )
 """The class or function that makes each engine from the policy; its other arguments are the options `engine.*`."""
