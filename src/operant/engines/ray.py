@@ -138,7 +138,7 @@ class RayEngine:
 
     def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
         """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
-        import ray
+        from ray import exceptions, get, wait
 
         if not self.actors:
             raise OperantError("engine ray is closed: make another one")
@@ -150,12 +150,12 @@ class RayEngine:
                 number, rows = free.popleft(), waiting.popleft()
                 given = [[column[row] for row in rows] for column in columns]
                 asked[self.actors[number].ask.remote(method, given, sampling)] = number, rows
-            (done,), _ = ray.wait(list(asked), num_returns=1)
+            (done,), _ = wait(list(asked), num_returns=1)
             number, rows = asked.pop(done)
             try:
-                for row, answer in zip(rows, ray.get(done), strict=True):
+                for row, answer in zip(rows, get(done), strict=True):
                     answers[row] = answer
-            except ray.exceptions.RayActorError as error:
+            except exceptions.RayActorError as error:
                 died += 1
                 why = " ".join(str(error).split())[:300]
                 if died > self.restarts:
@@ -166,7 +166,7 @@ class RayEngine:
                 warnings.warn(f"actor {number} of engine ray died and is started again: {why}", stacklevel=2)
                 self.actors[number] = self._start()
                 waiting.appendleft(rows)
-            except ray.exceptions.RayTaskError as error:
+            except exceptions.RayTaskError as error:
                 raise explained(error.cause) from error
             free.append(number)
         return answers
@@ -202,15 +202,15 @@ class RayEngine:
 
     def _await_actors(self) -> None:
         """Raises: OperantError if an actor cannot be made."""
-        import ray
+        from ray import exceptions, get
 
         try:
-            ray.get([actor.ready.remote() for actor in self.actors], timeout=START)
-        except ray.exceptions.GetTimeoutError as error:
+            get([actor.ready.remote() for actor in self.actors], timeout=START)
+        except exceptions.GetTimeoutError as error:
             raise OperantError(
                 f"Ray has not started {len(self.actors)} actors within {START:.0f} s: others may use its processors"
             ) from error
-        except ray.exceptions.RayActorError as error:
+        except exceptions.RayActorError as error:
             raise explained(getattr(error, "cause", None) or error) from error
 
 
@@ -254,8 +254,8 @@ class Actor:
 
 def named_weights(policy: Any) -> dict[str, Tensor]:
     """The parameters and buffers that a policy generates with; a tied one appears once. A critic network is no part."""
-    named = {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
-    return {name: weight for name, weight in named.items() if not (isinstance(policy, Policy) and name[:7] == "critic.")}
+    named, left_out = [*policy.named_parameters(), *policy.named_buffers()], isinstance(policy, Policy)
+    return {name: weight for name, weight in named if not (left_out and name.startswith("critic."))}
 
 
 def moving(policy: Any, kept: Mapping[int, Any]) -> dict[str, Tensor]:

@@ -65,21 +65,21 @@ class PolicyCopy:
         """What is copied of a policy: its language model, or all of it."""
         return policy if self._values else policy.model
 
-    def _own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
         """The weights that are not shared, by name. A tied weight appears under each of its names."""
         weights = self._module(self.policy).state_dict(keep_vars=True)
         return {name: weight.detach() for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        weights = {} if self.rule == "frozen" else self._own()
+        weights = {} if self.rule == "frozen" else self.own()
         return {"fingerprint": self.fingerprint, "weights": weights}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError if a frozen copy is not the one that the run began with."""
         if weights := state["weights"]:
-            own = self._own()
+            own = self.own()
             if set(weights) != set(own):
                 odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
                 raise OperantError(

@@ -1,6 +1,8 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tokenizer
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
+from operant.runs.ahead import Ahead
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
@@ -47,6 +50,15 @@ class RunParts:
     """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
     notes: tuple[str, ...] = ()
     """Sentences of rewards for the log, such as which reference solutions fail their own tests."""
+    ahead: Ahead | None = None
+    """Plays the rollouts of later steps; None: each step plays its own."""
+
+    def attempts(self, indices: Sequence[int], samples: int) -> list[Task]:
+        """What is played of the tasks with these indices: each so often, and a text without a prompt has an opening."""
+        tasks = [self.tasks[i] for i in indices]
+        if self.demonstrations is not None:
+            tasks = [self.demonstrations.opening(task) for task in tasks]
+        return [task for task in tasks for _ in range(samples)]
 
 
 def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any) -> RunParts:
@@ -67,6 +79,8 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     engine = None
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
+        if callable(check := getattr(named_parts.found("engine", train.engine), "check", None)):
+            check(own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     metrics = resolve(config.evaluation.metrics)
@@ -125,7 +139,13 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     order = Order(len(tasks), seed)
-    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, probes, demonstrations, left_out, notes)
+    more = (probes, demonstrations, left_out, notes)
+    parts = RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more)
+    if not train.ahead:
+        return parts
+    attempts = partial(parts.attempts, samples=train.samples)
+    ahead = Ahead(learner, order, reward, train.ahead, train.batch // train.samples, attempts)
+    return replace(parts, ahead=ahead)
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:
