@@ -42,6 +42,34 @@ class PlannedStep:
     """Its rollouts, and the seconds that they took; None: they have not been asked for."""
 
 
+class KeptWeights:
+    """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
+
+    def __init__(self, policy: Any, count: int):
+        values = getattr(policy, "value_head", None) is not None
+        self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
+        self.versions = set[int]()
+
+    def keep(self, policy: Any, version: int) -> None:
+        """Copy the weights of the policy, in place of those that are `count` versions older."""
+        self.of(version).update(policy, 0)
+        self.versions = {known for known in self.versions if known > version - len(self.copies)} | {version}
+
+    def of(self, version: int) -> PolicyCopy:
+        """The copy for a version."""
+        return self.copies[version % len(self.copies)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(version): self.of(version).own() for version in sorted(self.versions)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.versions = {int(version) for version in state}
+        for version in self.versions:
+            for name, weight in self.of(version).own().items():
+                weight.copy_(state[str(version)][name])
+
+
 class Ahead:
     """The steps that are planned, and the thread that plays them.
 
@@ -65,8 +93,7 @@ class Ahead:
         self.planned = deque[PlannedStep]()
         self.weights: Any = None
         """What `InTurn` has given the engine, until the thread uses it."""
-        values = getattr(learner.policy, "value_head", None) is not None
-        self.copies = [PolicyCopy(learner.policy, ("every", 1), values=values) for _ in range(n + 1)]
+        self.kept = KeptWeights(learner.policy, n + 1)
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.
@@ -81,11 +108,12 @@ class Ahead:
         """Begin a step: plan those ahead of it and start what is planned. Returns the indices of the step's tasks."""
         now, version, total = self.learner.progress.step, self.learner.policy.version, self.learner.total_steps
         first = self.planned[-1].step + 1 if self.planned else now
-        if first <= now + self.n:
-            self.copy_of(version).update(self.learner.policy, 0)
         for step in range(first, now + self.n + 1):
             self.planned.append(PlannedStep(step, version, self.order.take(self.per_step)))
         for planned in self.planned:
+            if planned.version not in self.kept.versions:
+                planned.version = version  # it is new, or a light checkpoint lacks its weights
+                self.kept.keep(self.learner.policy, version)
             if planned.future is None and (total is None or planned.step < total):
                 planned.future = self.thread.submit(self._play, planned)
         return self.planned[0].tasks
@@ -105,6 +133,7 @@ class Ahead:
     def done(self) -> None:
         """The step that had begun has changed the weights: forget its rollouts."""
         self.planned.popleft()
+        self.kept.versions &= {planned.version for planned in self.planned}
 
     def rest(self) -> None:
         """Wait until nothing is being played, so that the engine and the world are free."""
@@ -114,38 +143,24 @@ class Ahead:
         """End the thread, after the step that it plays."""
         self.thread.shutdown(cancel_futures=True)
 
-    def copy_of(self, version: int) -> PolicyCopy:
-        """The copy for the weights of a version."""
-        return self.copies[version % len(self.copies)]
-
     def _play(self, planned: PlannedStep) -> tuple[Played, float]:
         player = copy(self.player)
         player.clock, player.progress = Clock(), Progress()
         player.progress.step = planned.step
         self.weights = None
-        player.engine.sync(self.copy_of(planned.version).policy, planned.version)
+        player.engine.sync(self.kept.of(planned.version).policy, planned.version)
         played = play_part(player, self.tasks_of(planned.tasks), self.reward)
         return played, sum(player.clock.take().values())
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The planned steps, and the weights that play them."""
-        planned = [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]
-        versions = sorted({p.version for p in self.planned})
-        return {"planned": planned, "weights": {str(version): self.copy_of(version).own() for version in versions}}
+        """The planned steps; `kept` has the weights that play them."""
+        return {"planned": [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Plan the same steps, to be played again."""
         self.planned = deque(PlannedStep(**planned) for planned in state["planned"])
-        for version, weights in state["weights"].items():
-            for name, weight in self.copy_of(int(version)).own().items():
-                weight.copy_(weights[name])
-
-    def renew(self) -> None:
-        """Plan anew from the weights of a light checkpoint, which has no planned steps."""
-        self.planned.clear()
 
 
 class InTurn:

@@ -77,6 +77,7 @@ class Run:
         self.state.register("tasks", parts.order)
         if (ahead := parts.ahead) is not None:
             self.state.register("ahead", ahead)
+            self.state.register("shadow/ahead", ahead.kept)
         self.stateful: list[str] = []
         """Names of the parts of the state that belong to the user: of the reward, env, engine and task source."""
         learner = self.learner
