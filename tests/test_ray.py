@@ -111,7 +111,7 @@ OTHERS = {
     "lora": lambda: Learner(model(), tokenizer=letters(), **{"lora.rank": 2}),
     "soft prompt": lambda: Learner(model(), tokenizer=letters(), **{"soft_prompt.tokens": 3}),
     "trunk": lambda: Learner(model(), tokenizer=letters(), **{"model.train_layers": 1}),
-    "output mlp": lambda: Learner(model(), tokenizer=letters(), **{"output_mlp.layers": 1, "output_mlp.hidden": 8}),
+    "output mlp": lambda: Learner(model(), tokenizer=letters(), **{"output_mlp.width": 8}),
     "critic": lambda: Learner(model(), tokenizer=letters(), **{"value.critic": "copy"}),
     "llama": lambda: Learner(lm("llama", len(letters())), tokenizer=letters()),
 }
@@ -250,6 +250,7 @@ def test_more_actors_than_processors_are_refused(ray):
 
 def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_path):
     monkeypatch.setattr("operant.engines.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("operant.training.learner.load_trained_policy", lambda *given: pytest.fail("a model loads"))
     with pytest.raises(OperantError, match=r"pip install 'operant\[ray\]'"):
-        train("no/such/model", TASKS, count_a, out=tmp_path / "run", engine="ray", **SMALL)
+        train(model(), TASKS, count_a, out=tmp_path / "run", engine="ray", **SMALL)
     assert configure({"tasks": TASKS, "reward": count_a, "engine": "ray"}).parts["engine"]["actors"] == 2

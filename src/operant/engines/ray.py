@@ -314,6 +314,7 @@ def begin(address: str | None, cpus: int) -> bool:
     Raises: OperantError if there is no Ray at the address, or it cannot be started.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise actors get what the processor has left
     if address is None and "ray" not in sys.modules:  # Ray reads this when it is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
