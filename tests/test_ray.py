@@ -2,8 +2,11 @@
 
 import importlib.util
 import os
+import re
+import shlex
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Sampling, steps, train
+from operant.cli import main
 from operant.engines.native.engine import NativeEngine
 from operant.engines.ray import RayEngine, as_arrays, begin, deal, moving
 from operant.models.value_head import ValueOptions
@@ -254,3 +258,20 @@ def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_pa
     with pytest.raises(OperantError, match=r"pip install 'operant\[ray\]'"):
         train(model(), TASKS, count_a, out=tmp_path / "run", engine="ray", **SMALL)
     assert configure({"tasks": TASKS, "reward": count_a, "engine": "ray"}).parts["engine"]["actors"] == 2
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
+    """Its commands, with few steps and a share of a processor for each actor, and its snippet."""
+    page = (Path(__file__).parents[1] / "docs/ahead.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    short = {"steps": 2, "batch": 8, "probes": 2, "sampling.max-tokens": 12, "evaluate": "none"}
+    commands = [shlex.split(line, comments=True) for line in re.findall(r"^    operant (train .*)$", page, re.M)]
+    assert len(commands) == 3
+    for number, words in enumerate(commands):
+        more = short | {"out": number} | ({"engine.cpus": 0.25} if "ray" in words else {})
+        assert main([*words, *(word for name, value in more.items() for word in (f"--{name}", str(value)))]) == 0
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    made = {"__name__": "__main__"}
+    exec(snippet.replace("actors=1", "actors=1, cpus=0.25"), made)
+    assert made["learner"].progress.step == 1

@@ -64,7 +64,7 @@ class RayEngine:
         parts: int = 1,
         restarts: int = 3,
     ):
-        self.check(locals())
+        self.check_options(locals())
         self.inner = inner or ("native" if isinstance(policy, Policy) else "own")
         options = arguments(Factory(ENGINES.find(self.inner), 1), inner_options or {}, f"engine {self.inner!r} in ray")
         self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
@@ -83,7 +83,7 @@ class RayEngine:
             raise
 
     @staticmethod
-    def check(options: Mapping[str, Any]) -> None:
+    def check_options(options: Mapping[str, Any]) -> None:
         """Raises: OperantError for options that are out of range, or if Ray is not installed. No model is needed."""
         for name, least in (("actors", 1), ("threads", 1), ("parts", 1), ("restarts", 0), ("cpus", 0.0), ("gpus", 0.0)):
             if not least <= options[name] < inf:

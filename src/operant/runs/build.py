@@ -79,7 +79,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     engine = None
     if train.engine is not None:
         engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
-        if callable(check := getattr(named_parts.found("engine", train.engine), "check", None)):
+        if callable(check := getattr(named_parts.found("engine", train.engine), "check_options", None)):
             check(own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}

@@ -81,10 +81,10 @@ def runs(
         objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         run = _load(config, models, folder, resume, objects, show=show)
         run.observers = observers
-        if callable(close := getattr(run.learner.engine, "close", None)):
-            stack.callback(close)
         for guest in run.isolated:
             stack.callback(guest.close)
+        if callable(close := getattr(run.learner.engine, "close", None)):
+            stack.callback(close)
         if run.parts.ahead is not None:
             stack.callback(run.parts.ahead.close)
         run.log_isolation()
