@@ -8,6 +8,7 @@ The policy travels once. After an update only the weights that training changes 
 and every actor loads them.
 """
 
+import inspect
 import os
 import secrets
 import socket
@@ -29,7 +30,6 @@ from torch import Tensor, nn
 from operant.engines import ENGINES
 from operant.models.policy import Policy
 from operant.models.reference import shared
-from operant.options import Factory, arguments
 from operant.sampling import Sampling
 from operant.types import Completion, OperantError, shown
 
@@ -66,7 +66,13 @@ class RayEngine:
     ):
         self.check_options(locals())
         self.inner = inner or ("native" if isinstance(policy, Policy) else "own")
-        options = arguments(Factory(ENGINES.find(self.inner), 1), inner_options or {}, f"engine {self.inner!r} in ray")
+        options = dict(inner_options or {})
+        try:
+            inspect.signature(ENGINES.find(self.inner)).bind(policy, **options)
+        except TypeError as error:
+            raise OperantError(
+                f"engine.inner_options={options} do not fit the engine {self.inner!r}: {error}"
+            ) from error
         self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
         self.placed = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
         self.parts, self.restarts = actors * parts, restarts
@@ -74,10 +80,10 @@ class RayEngine:
         """Whether this engine has connected to Ray, and so has to disconnect."""
         self.actors: list[Any] = []
         try:
-            self._check_room(actors)
+            check_room(actors, cpus, gpus)
             self._ship(policy, policy.version)
             self.actors = [self._start() for _ in range(actors)]
-            self._await_actors()
+            await_all(self.actors)
         except BaseException:
             self.close()
             raise
@@ -187,31 +193,6 @@ class RayEngine:
 
         kind = ray.remote(**self.placed)(Actor)
         return kind.remote(self.skeleton, self.weights, self.version, self.about)
-
-    def _check_room(self, actors: int) -> None:
-        """Raises: OperantError if Ray has less than the actors need."""
-        import ray
-
-        have = ray.cluster_resources()
-        for kind, each in (("CPU", self.placed["num_cpus"]), ("GPU", self.placed["num_gpus"])):
-            if actors * each > have.get(kind, 0.0):
-                raise OperantError(
-                    f"engine.actors={actors} with {each:g} {kind} each: Ray has {have.get(kind, 0.0):g}; use fewer "
-                    f"actors, or lower engine.{kind.lower()}s"
-                )
-
-    def _await_actors(self) -> None:
-        """Raises: OperantError if an actor cannot be made."""
-        from ray import exceptions, get
-
-        try:
-            get([actor.ready.remote() for actor in self.actors], timeout=START)
-        except exceptions.GetTimeoutError as error:
-            raise OperantError(
-                f"Ray has not started {len(self.actors)} actors within {START:.0f} s: others may use its processors"
-            ) from error
-        except exceptions.RayActorError as error:
-            raise explained(getattr(error, "cause", None) or error) from error
 
 
 class Actor:
@@ -348,6 +329,33 @@ def begin(address: str | None, cpus: int) -> bool:
         what = "Ray cannot be started" if address is None else f"engine.address={shown(address)}: no Ray answers there"
         raise OperantError(f"{what} ({type(error).__name__}: {why})") from error
     return True
+
+
+def check_room(actors: int, cpus: float, gpus: float) -> None:
+    """Raises: OperantError if Ray has less than the actors need."""
+    import ray
+
+    have = ray.cluster_resources()
+    for kind, each in (("CPU", cpus), ("GPU", gpus)):
+        if actors * each > have.get(kind, 0.0):
+            raise OperantError(
+                f"engine.actors={actors} with {each:g} {kind} each: Ray has {have.get(kind, 0.0):g}; use fewer actors, "
+                f"or lower engine.{kind.lower()}s"
+            )
+
+
+def await_all(actors: Sequence[Any]) -> None:
+    """Return when all actors have been made. Raises: OperantError if one cannot be."""
+    from ray import exceptions, get
+
+    try:
+        get([actor.ready.remote() for actor in actors], timeout=START)
+    except exceptions.GetTimeoutError as error:
+        raise OperantError(
+            f"Ray has not started {len(actors)} actors within {START:.0f} s: others may use its processors"
+        ) from error
+    except exceptions.RayActorError as error:
+        raise explained(getattr(error, "cause", None) or error) from error
 
 
 def explained(error: BaseException) -> OperantError:

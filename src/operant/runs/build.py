@@ -17,7 +17,7 @@ from operant.models.safe_loading import load_tokenizer
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
 from operant.runs.ahead import Ahead
-from operant.runs.config import Config
+from operant.runs.config import Config, TrainOptions
 from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
 from operant.runs.journal import Journal
@@ -60,6 +60,14 @@ class RunParts:
             tasks = [self.demonstrations.opening(task) for task in tasks]
         return [task for task in tasks for _ in range(samples)]
 
+    def ahead_by(self, train: TrainOptions) -> "RunParts":
+        """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
+        if not train.ahead:
+            return self
+        attempts = partial(self.attempts, samples=train.samples)
+        prompts = train.batch // train.samples
+        return replace(self, ahead=Ahead(self.learner, self.order, self.reward, train.ahead, prompts, attempts))
+
 
 def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded.
@@ -78,9 +86,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
         rewards.keep_in(judge, journal)
     engine = None
     if train.engine is not None:
-        engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
-        if callable(check := getattr(named_parts.found("engine", train.engine), "check_options", None)):
-            check(own["engine"])
+        engine = named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     metrics = resolve(config.evaluation.metrics)
@@ -140,12 +146,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
-    parts = RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more)
-    if not train.ahead:
-        return parts
-    attempts = partial(parts.attempts, samples=train.samples)
-    ahead = Ahead(learner, order, reward, train.ahead, train.batch // train.samples, attempts)
-    return replace(parts, ahead=ahead)
+    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:

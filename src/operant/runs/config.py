@@ -287,7 +287,7 @@ def _check_together(config: Config) -> None:
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
     _check_selection(train, config.learner["learner"])
-    _check_ahead(train, config.learner["learner"])
+    check_ahead(train, config.learner["learner"])
     supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
@@ -319,7 +319,7 @@ def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
         )
 
 
-def _check_ahead(train: TrainOptions, own: LearnerOptions) -> None:
+def check_ahead(train: TrainOptions, own: LearnerOptions) -> None:
     """Refuse rollouts that cannot be generated ahead."""
     algorithm, stale = find(train.algorithm), own.max_staleness
     switches = algorithm.update == "trust-region" and not named_parts.has_own_weights(train.engine)
