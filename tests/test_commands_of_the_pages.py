@@ -37,6 +37,7 @@ PAGES = [
     "docs/code.md",
     "docs/rl4lms.md",
     "docs/style-transfer.md",
+    "docs/ahead.md",
     "docs/prompts.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}

@@ -11,6 +11,7 @@ ENGINES = Table(
         "transformers": "operant.engines.transformers:TransformersEngine",
         "openai": "operant.engines.openai:OpenAIEngine",
         "vllm": "operant.engines.vllm:VLLMEngine",
+        "ray": "operant.engines.ray:RayEngine",
     },
 )
 """The class or function that makes each engine from the policy; its other arguments are the options `engine.*`."""

@@ -296,6 +296,7 @@ trust/predicted | | above 0 | | what the gradient alone predicts for that step
 # Time
 time/step | s | | time/ppo/total, time/epoch | the whole step, without the writing after it
 time/generate | s | | time/get_response, time/build_input_sentiment | generating the replies
+time/ahead | s | | | generating these replies ahead, in a thread; `time/generate` is then only the wait for them
 time/reward | s | | time/get_sentiment_preds | computing their rewards; with chunks, only the wait after generation
 time/observe | s | | time/ppo/forward_pass, time/ppo/compute_rewards | values, reference and KL of the replies
 time/advantage | s | | time/ppo/compute_advantages | advantages and returns

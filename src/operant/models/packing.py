@@ -56,9 +56,7 @@ class Packing:
     """Replaces the attention function of a model. `capabilities.packs_exactly` finds out if the results are exact."""
 
     def __init__(self, model: Any):
-        import transformers
-
-        transformers.AttentionInterface.register(NAME, attend)
+        self.__setstate__({})
         configs = (getattr(module, "config", None) for module in model.modules())
         self.configs = list({id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values())
         self.replaceable = all(
@@ -67,6 +65,13 @@ class Packing:
         """Whether the architecture declares that it looks attention up by name and passes everything as arguments."""
         windows = [getattr(c, name, None) for c in self.configs for name in WINDOWS]
         self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also of a model that was sent to another process: there, too, transformers has to know the attention."""
+        import transformers
+
+        transformers.AttentionInterface.register(NAME, attend)
+        self.__dict__ |= state
 
     def pays(self, mask: Tensor) -> bool:
         """Whether packing saves time: rows [B, T] fit into the attention window, and enough of the batch is padding."""

@@ -87,14 +87,14 @@ class PolicyCopy:
         """What is copied of a policy: its language model, or all of it."""
         return policy if self._values else policy.model
 
-    def _own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
         """The weights that are not shared, by name. A tied weight appears under each of its names."""
         weights = self._module(self.policy).state_dict(keep_vars=True)
         return {name: weight for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        own = {} if self.rule == "frozen" else self._own()
+        own = {} if self.rule == "frozen" else self.own()
         divided = {n: x.detach() for n, x in own.items()} if self.shards is None else self.shards.divided(own)
         with self.present():
             return {"fingerprint": self.fingerprint, "weights": divided}
@@ -103,7 +103,7 @@ class PolicyCopy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError if a frozen copy is not the one that the run began with."""
         if weights := state["weights"]:
-            own = self._own()
+            own = self.own()
             if set(weights) != set(own):
                 odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
                 raise OperantError(

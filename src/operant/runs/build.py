@@ -1,6 +1,8 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tokenizer
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
-from operant.runs.config import Config
+from operant.runs.ahead import Ahead
+from operant.runs.config import Config, TrainOptions
 from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
 from operant.runs.journal import Journal
@@ -47,6 +50,23 @@ class RunParts:
     """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
     notes: tuple[str, ...] = ()
     """Sentences of rewards for the log, such as which reference solutions fail their own tests."""
+    ahead: Ahead | None = None
+    """Plays the rollouts of later steps; None: each step plays its own."""
+
+    def attempts(self, indices: Sequence[int], samples: int) -> list[Task]:
+        """What is played of the tasks with these indices: each so often, and a text without a prompt has an opening."""
+        tasks = [self.tasks[i] for i in indices]
+        if self.demonstrations is not None:
+            tasks = [self.demonstrations.opening(task) for task in tasks]
+        return [task for task in tasks for _ in range(samples)]
+
+    def ahead_by(self, train: TrainOptions) -> "RunParts":
+        """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
+        if not train.ahead:
+            return self
+        attempts = partial(self.attempts, samples=train.samples)
+        prompts = train.batch // train.samples
+        return replace(self, ahead=Ahead(self.learner, self.order, self.reward, train.ahead, prompts, attempts))
 
 
 def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any) -> RunParts:
@@ -66,7 +86,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
         rewards.keep_in(judge, journal)
     engine = None
     if train.engine is not None:
-        engine = lambda policy: named_parts.make("engine", train.engine, own["engine"], policy)  # noqa: E731
+        engine = named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     metrics = resolve(config.evaluation.metrics)
@@ -126,7 +146,8 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     order = Order(len(tasks), seed)
-    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, probes, demonstrations, left_out, notes)
+    more = (probes, demonstrations, left_out, notes)
+    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:

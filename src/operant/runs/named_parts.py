@@ -175,6 +175,21 @@ def has_games(env: Any) -> bool:
     return getattr(named, "games", None) is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
 
 
+def engine(value: Any, options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """What makes the engine from the policy. An engine may have a function `check_options`, which is called here.
+
+    Raises: OperantError of that function.
+    """
+    if callable(check := getattr(found("engine", value), "check_options", None)):
+        check(options)
+    return lambda policy: make("engine", value, options, policy)
+
+
+def has_own_weights(engine: Any) -> bool:
+    """Whether an engine generates with weights of its own, beside a policy that trains; None: the policy itself."""
+    return bool(getattr(found("engine", engine), "own_weights", False))
+
+
 def source(value: Any, options: Mapping[str, Any]) -> Any:
     """Tasks as `load_tasks` takes them: a named function with its options, or the value itself."""
     if not is_object("tasks", value):

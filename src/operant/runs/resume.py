@@ -28,6 +28,7 @@ FIXED = {
     "policy": _BEGAN,
     "reference": _BEGAN,
     "env": _BEGAN,
+    "ahead": _BEGAN,
     "policy.": _WEIGHTS,
     "preset": "its values are in config.yaml one by one; change those by name",
     "learner.seed": _BEGAN,

@@ -27,7 +27,7 @@ from operant.runs.config import Config, describe
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
 from operant.runs.periodic_eval import PeriodicEvaluation
-from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score
+from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, score
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
@@ -78,6 +78,9 @@ class Run:
         for name, part in self.learner.parts().items():
             self.state.register(name, part)
         self.state.register("tasks", parts.order)
+        if (ahead := parts.ahead) is not None:
+            self.state.register("ahead", ahead)
+            self.state.register("shadow/ahead", ahead.kept)
         self.stateful: list[str] = []
         """Names of the parts of the state that belong to the user: of the reward, env, engine and task source."""
         learner = self.learner
@@ -118,7 +121,10 @@ class Run:
         Raises: OperantError; unless the update had begun, the state from before the step is restored and saved.
         """
         start, learner = time.perf_counter(), self.learner
-        before = self.state.snapshot(only=("tasks", "moments", "controller", "progress", *self.stateful))
+        ahead = self.parts.ahead
+        # Steps ahead keep the tasks that were taken for them, also if this step fails.
+        restored = () if ahead is not None else ("tasks",)
+        before = self.state.snapshot(only=(*restored, "moments", "controller", "progress", *self.stateful))
         notes: list[str] = []
         try:
             rollouts, judged = self._play_and_score()
@@ -127,6 +133,8 @@ class Run:
                 self.folder.log_message(note)
             of_all = judged.padded(len(rollouts))
             metrics = learner.learn(rollouts, of_all.scores)
+            if ahead is not None:
+                ahead.done()
         except OperantError as error:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
@@ -157,18 +165,23 @@ class Run:
 
         Demonstrations follow behind the played replies, and are not judged.
         """
-        train, parts = self.config.train, self.parts
-        sampled = [parts.tasks[i] for i in parts.order.take(train.batch // train.samples)]
+        train, parts, ahead = self.config.train, self.parts, self.parts.ahead
+        taken = parts.order.take(train.batch // train.samples) if ahead is None else ahead.begin()
         demonstrations, source = parts.demonstrations, self.learner.algorithm.source
         given = (list[Rollout](), Judged([]))
         if demonstrations is not None:
+            sampled = [parts.tasks[i] for i in taken]
             given = distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
-            sampled = [demonstrations.opening(task) for task in sampled]
         if source == "data":
             return given
-        tasks = [task for task in sampled for _ in range(train.samples)]
-        chunks = {"chunks": train.reward_chunks, "samples": train.samples}
-        played, judged = distributed.together(lambda: play_and_score(self.learner, tasks, parts.reward, **chunks))
+
+        def scored() -> tuple[list[Rollout], Judged]:
+            if ahead is not None:
+                return score(self.learner, parts.reward, ahead.played())
+            chunks = {"chunks": train.reward_chunks, "samples": train.samples}
+            return play_and_score(self.learner, parts.attempts(taken, train.samples), parts.reward, **chunks)
+
+        played, judged = distributed.together(scored)
         return played + given[0], judged
 
     def _log_rollouts(self, step: int, rollouts: list[Rollout], judged: Judged) -> None:
@@ -204,6 +217,8 @@ class Run:
     @contextmanager
     def isolated_state(self) -> Iterator[None]:
         """Restore the state of the user's reward, environment and task source afterwards."""
+        if self.parts.ahead is not None:
+            self.parts.ahead.rest()
         before = self.state.snapshot(only=self.stateful)
         try:
             yield

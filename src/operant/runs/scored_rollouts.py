@@ -15,6 +15,9 @@ from operant.rollouts.demonstrations import Demonstrations
 from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
 
+Played = tuple[list[Rollout], list[Rollout]]
+"""Rollouts of some tasks, and the greedy replies that their reward compares them with."""
+
 
 def play_and_score(
     learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, *, chunks: int = 1, samples: int = 1
@@ -26,11 +29,9 @@ def play_and_score(
     samples: number of consecutive tasks that stay in one chunk.
     Raises: OperantError of the reward; generation then stops after the current chunk.
     """
-    mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
     if chunks == 1:
-        rollouts, greedy = learner.play(tasks, part=mine), greedy_replies(learner, tasks, reward, mine)
-        with learner.timing("reward"):
-            return rollouts, judge_beside(reward, learner.as_seen(rollouts), greedy, pays=pays)
+        return score(learner, reward, play_part(learner, tasks, reward))
+    mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
     rollouts: list[Rollout] = []
     pending: list[Future[Judged]] = []
     reward_thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
@@ -47,6 +48,19 @@ def play_and_score(
             return rollouts, join_judgements([future.result() for future in pending])
     finally:
         reward_thread.shutdown(cancel_futures=True)
+
+
+def play_part(learner: Learner, tasks: Sequence[Task], reward: RewardFn | None) -> Played:
+    """Play this rank's part of the tasks."""
+    mine = distributed.deal([task.id for task in tasks])
+    return learner.play(tasks, part=mine), greedy_replies(learner, tasks, reward, mine)
+
+
+def score(learner: Learner, reward: RewardFn | None, played: Played) -> tuple[list[Rollout], Judged]:
+    """Score rollouts, in the phase `reward`. Raises: OperantError of the reward."""
+    rollouts, greedy = played
+    with learner.timing("reward"):
+        return rollouts, judge_beside(reward, learner.as_seen(rollouts), greedy, pays=learner.pays)
 
 
 def greedy_replies(

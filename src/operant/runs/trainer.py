@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from operant import __version__, distributed, machine
+from operant.runs import named_parts
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import RunFolder
@@ -78,7 +79,7 @@ def runs(
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         # A folder that not all machines share would resume each of them elsewhere.
         distributed.check_equal("checkpoints", {"the newest checkpoint": path and path.name})
-        stack.enter_context(_threads(config.learner["learner"].threads, path, log_message))
+        stack.enter_context(_threads(config, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
         objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         run = _load(config, models, folder, resume, objects, show=show)
@@ -87,6 +88,8 @@ def runs(
             stack.callback(guest.close)
         if callable(close := getattr(run.learner.engine, "close", None)):
             stack.callback(close)
+        if run.parts.ahead is not None:
+            stack.callback(run.parts.ahead.close)
         run.log_isolation()
         run.log_crowded()
         if resume:
@@ -142,12 +145,15 @@ def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]
 
 
 @contextmanager
-def _threads(option: int | str, path: Path | None, log_message: Callable[[str], None]) -> Iterator[None]:
+def _threads(config: Config, path: Path | None, log_message: Callable[[str], None]) -> Iterator[None]:
     """Let torch compute with the number of threads of the option `learner.threads`.
 
-    If that is `auto`, a resumed run has as many as at its checkpoint `path`, since the last bits depend on it.
+    If that is `auto`, a resumed run has as many as at its checkpoint `path`, since the last bits depend on it. Training
+    and a thread that generates ahead of it in this process have half of them each.
     """
-    here = torch.get_num_threads()
+    option, here = config.learner["learner"].threads, torch.get_num_threads()
+    if config.train.ahead and not named_parts.has_own_weights(config.train.engine):
+        here = max(1, here // 2)
     began = about(path)["made_by"].get("threads") if path is not None else None
     if isinstance(option, int):
         count = option

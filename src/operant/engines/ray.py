@@ -1,0 +1,365 @@
+"""The engine `ray`: actors of Ray, on this machine or on a cluster, each with the policy's weights and an engine.
+
+The prompts of a call are dealt over the actors by their estimated tokens. A reply depends on its prompt and key alone,
+so it is the same however many actors there are; its log-probs may differ in their last bits, as batches are smaller.
+An actor that dies is started again with the current weights, and its prompts are asked again, as the same batch.
+
+The policy travels once. After an update only the weights that training changes are put into Ray's object store, once,
+and every actor loads them.
+"""
+
+import inspect
+import os
+import secrets
+import socket
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from importlib.util import find_spec
+from math import ceil, inf
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from operant.engines import ENGINES
+from operant.models.policy import Policy
+from operant.models.reference import shared
+from operant.sampling import Sampling
+from operant.types import Completion, OperantError, shown
+
+START = 600.0
+"""Seconds within which all actors have to be ready."""
+
+
+class RayEngine:
+    """Generates in actors of Ray, which have weights of their own: a step may train while they generate.
+
+    actors: number of actors. inner: the engine in each of them; None: native for a transformers model, otherwise own.
+    inner_options: its options. address: the cluster (`host:port` or `auto`); None: a Ray of this process alone, which
+    `close` ends. cpus, gpus: what Ray reserves for an actor; with a GPU, it generates there.
+    threads: of torch, in each actor. parts: parts of a call for each actor; more than one balance replies of unequal
+    lengths, as an actor that is done takes the next part. restarts: actors that may die within a call.
+    Raises: OperantError for a wrong option, if Ray is not installed or does not answer, or lacks room for the actors.
+    """
+
+    own_weights = True
+
+    def __init__(
+        self,
+        policy: Any,
+        *,
+        actors: int = 2,
+        inner: str | None = None,
+        inner_options: Mapping[str, Any] | None = None,
+        address: str | None = None,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        threads: int = 1,
+        parts: int = 1,
+        restarts: int = 3,
+    ):
+        self.check_options(locals())
+        self.inner = inner or ("native" if isinstance(policy, Policy) else "own")
+        options = dict(inner_options or {})
+        try:
+            inspect.signature(ENGINES.find(self.inner)).bind(policy, **options)
+        except TypeError as error:
+            raise OperantError(
+                f"engine.inner_options={options} do not fit the engine {self.inner!r}: {error}"
+            ) from error
+        self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
+        self.placed = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
+        self.parts, self.restarts = actors * parts, restarts
+        self.begun = begin(address, max(1, ceil(actors * cpus)))
+        """Whether this engine has connected to Ray, and so has to disconnect."""
+        self.actors: list[Any] = []
+        try:
+            check_room(actors, cpus, gpus)
+            self._ship(policy, policy.version)
+            self.actors = [self._start() for _ in range(actors)]
+            await_all(self.actors)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def check_options(options: Mapping[str, Any]) -> None:
+        """Raises: OperantError for options that are out of range, or if Ray is not installed. No model is needed."""
+        for name, least in (("actors", 1), ("threads", 1), ("parts", 1), ("restarts", 0), ("cpus", 0.0), ("gpus", 0.0)):
+            if not least <= options[name] < inf:
+                raise OperantError(f"engine.{name}={options[name]!r}: it must be at least {least:g}")
+        if options["inner"] == "ray":
+            raise OperantError("engine.inner=ray: an actor needs an engine of another kind, such as native")
+        if find_spec("ray") is None:
+            raise OperantError("engine ray needs the package ray: pip install 'operant[ray]'")
+
+    def sync(self, policy: Any, version: int) -> None:
+        """Copy the weights of `policy`; later calls use them, also if one that is under way has not ended.
+
+        If only the weights that training changes differ, they alone are sent.
+        """
+        import ray
+
+        own = moving(policy, self.kept)
+        shapes = {name: weight.shape for name, weight in own.items()}
+        if (shapes, described(policy)) != (self.shapes, self.described):
+            self._ship(policy, version)
+            for actor in self.actors:
+                actor.become.remote(self.skeleton, self.weights, version)
+            return
+        self.version, self.weights = version, ray.put(as_arrays(own))
+        for actor in self.actors:
+            actor.load.remote(self.weights, version)
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """One reply for each prompt. Raises: OperantError as the inner engine, or if too many actors die."""
+        sizes = [len(prompt) + sampling.max_tokens for prompt in prompts]
+        return self._ask("generate", sizes, (prompts, keys), sampling)
+
+    def choose(
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
+    ) -> list[tuple[int, Completion]]:
+        """Draw one option for each prompt. Raises: OperantError as `generate`."""
+        sizes = [len(prompt) + sum(map(len, among)) for prompt, among in zip(prompts, options, strict=True)]
+        return self._ask("choose", sizes, (prompts, options, keys), sampling)
+
+    def close(self) -> None:
+        """End the actors and, if it was begun here, Ray."""
+        import ray
+
+        for actor in self.actors if ray.is_initialized() else ():
+            ray.kill(actor)
+        self.actors = []
+        if self.begun:
+            ray.shutdown()
+            self.begun = False
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
+        """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
+        from ray import exceptions, get, wait
+
+        if not self.actors:
+            raise OperantError("engine ray is closed: make another one")
+        answers: list[Any] = [None] * len(sizes)
+        waiting, free, died = deque(deal(sizes, self.parts)), deque(range(len(self.actors))), 0
+        asked: dict[Any, tuple[int, list[int]]] = {}
+        while waiting or asked:
+            while waiting and free:
+                number, rows = free.popleft(), waiting.popleft()
+                given = [[column[row] for row in rows] for column in columns]
+                asked[self.actors[number].ask.remote(method, given, sampling)] = number, rows
+            (done,), _ = wait(list(asked), num_returns=1)
+            number, rows = asked.pop(done)
+            try:
+                for row, answer in zip(rows, get(done), strict=True):
+                    answers[row] = answer
+            except exceptions.RayActorError as error:
+                died += 1
+                why = " ".join(str(error).split())[:300]
+                if died > self.restarts:
+                    raise OperantError(
+                        f"{died} actors of engine ray died in one call, the last one: {why}; raise engine.restarts "
+                        "above the deaths to expect, or lower engine.actors if they ran out of memory"
+                    ) from error
+                warnings.warn(f"actor {number} of engine ray died and is started again: {why}", stacklevel=2)
+                self.actors[number] = self._start()
+                waiting.appendleft(rows)
+            except exceptions.RayTaskError as error:
+                raise explained(error.cause) from error
+            free.append(number)
+        return answers
+
+    def _ship(self, policy: Any, version: int) -> None:
+        """Put the whole policy into the object store."""
+        import ray
+
+        self.kept = shared(policy)
+        own = moving(policy, self.kept)
+        self.shapes = {name: weight.shape for name, weight in own.items()}
+        self.policy, self.described, self.version = policy, described(policy), version
+        self.skeleton, self.weights = ray.put(without(policy, own, self.kept)), ray.put(as_arrays(own))
+
+    def _start(self) -> Any:
+        """A new actor with the current weights."""
+        import ray
+
+        kind = ray.remote(**self.placed)(Actor)
+        return kind.remote(self.skeleton, self.weights, self.version, self.about)
+
+
+class Actor:
+    """What runs in a process of Ray: the policy, and an engine with its weights."""
+
+    def __init__(self, skeleton: Any, weights: Mapping[str, np.ndarray], version: int, about: Mapping[str, Any]):
+        torch.set_num_threads(about["threads"])
+        self.about = about
+        self.become(skeleton, weights, version)
+
+    def become(self, skeleton: Any, weights: Mapping[str, np.ndarray], version: int) -> None:
+        """Use another policy."""
+        named = named_weights(skeleton)
+        for name, array in weights.items():
+            named[name].data = as_tensor(array, named[name])
+        self.policy = skeleton.to("cuda") if self.about["on_gpu"] else skeleton
+        self.policy.version = version
+        self.engine = ENGINES.find(self.about["inner"])(self.policy, **self.about["options"])
+        self.engine.sync(self.policy, version)
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, np.ndarray], version: int) -> None:
+        """Use other weights of the same policy. They stay at their addresses."""
+        named = named_weights(self.policy)
+        for name, array in weights.items():
+            named[name].copy_(as_tensor(array, named[name]))
+        self.policy.version = version
+        self.engine.sync(self.policy, version)
+
+    def ask(self, method: str, given: list[list[Any]], sampling: Sampling) -> list[Any]:
+        """Call the engine. given: its arguments, but for the sampling, which comes before the keys."""
+        return getattr(self.engine, method)(*given[:-1], sampling, given[-1])
+
+    def ready(self) -> None:
+        """Return once the actor has been made."""
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def named_weights(policy: Any) -> dict[str, Tensor]:
+    """The parameters and buffers that a policy generates with; a tied one appears once. A critic network is no part."""
+    named, left_out = [*policy.named_parameters(), *policy.named_buffers()], isinstance(policy, Policy)
+    return {name: weight for name, weight in named if not (left_out and name.startswith("critic."))}
+
+
+def moving(policy: Any, kept: Mapping[int, Any]) -> dict[str, Tensor]:
+    """The weights of a policy, by name, that are not among the objects `kept`."""
+    return {name: weight.detach() for name, weight in named_weights(policy).items() if id(weight) not in kept}
+
+
+def without(policy: Any, own: Mapping[str, Tensor], kept: Mapping[int, Any]) -> Any:
+    """A copy of the policy on the CPU, without its critic network; in place of the weights `own` it has one number."""
+    memo: dict[int, Any] = dict(kept) | {id(policy.tokenizer): policy.tokenizer}
+    memo |= {id(policy.critic): None} if isinstance(policy, Policy) else {}
+    for name, weight in named_weights(policy).items():
+        made = weight.new_zeros((), device="cpu").expand(weight.shape) if name in own else weight.detach().cpu()
+        parameter = isinstance(weight, nn.Parameter)
+        memo[id(weight)] = nn.Parameter(made, requires_grad=weight.requires_grad) if parameter else made
+    return deepcopy(policy, memo)
+
+
+def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copies of weights as bytes, which Ray's actors on one machine read from the same memory."""
+    flat = {name: weight.cpu().contiguous().view(-1) for name, weight in weights.items()}
+    return {name: weight.view(torch.uint8).numpy() for name, weight in flat.items()}
+
+
+def as_tensor(array: np.ndarray, like: Tensor) -> Tensor:
+    """A tensor of its own of such bytes, on the CPU, with the dtype and shape of `like`."""
+    return torch.tensor(array).view(like.dtype).view(like.shape)
+
+
+def described(policy: Any) -> str:
+    """The class and the config of the policy: those of one with other weights are equal."""
+    return f"{type(policy).__name__} {getattr(policy, 'config', None)!r}"
+
+
+def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """The indices of `sizes` in at most so many parts of nearly equal sums, each in order.
+
+    The largest comes first, and goes to the part that is smallest so far, so the parts depend on the sizes alone.
+    """
+    dealt, sums = [list[int]() for _ in range(parts)], [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        smallest = sums.index(min(sums))
+        dealt[smallest].append(index)
+        sums[smallest] += sizes[index]
+    return [sorted(part) for part in dealt if part]
+
+
+# --- Ray itself -------------------------------------------------------------------------------------------------------
+
+
+def begin(address: str | None, cpus: int) -> bool:
+    """Connect to Ray, or start one of `cpus` processors on this machine; False if this process is connected already.
+
+    Ray's statistics and its dashboard are off. Some of its servers listen on every network interface: that of this
+    machine answers those who know a token of its own only.
+    Raises: OperantError if there is no Ray at the address, or it cannot be started.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise actors get what the processor has left
+    if address is None and "ray" not in sys.modules:  # Ray reads this when it is imported
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+
+    if ray.is_initialized():
+        return False
+    local = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host, int(port)), 5.0).close()
+        except OSError as error:
+            raise OperantError(f"engine.address={shown(address)}: no Ray answers there ({error})") from error
+    answer: Queue[Exception | None] = Queue()
+
+    def stay() -> None:
+        """Connect, and keep the thread: on Linux, the processes that it has started end with it."""
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
+        except Exception as error:
+            answer.put(error)
+            return
+        answer.put(None)
+        threading.Event().wait()
+
+    # In the main thread, Ray would replace the handler of SIGTERM, which ends a run after its step.
+    threading.Thread(target=stay, name="ray", daemon=True).start()
+    if (error := answer.get()) is not None:
+        why = " ".join(str(error).split())[:300]
+        what = "Ray cannot be started" if address is None else f"engine.address={shown(address)}: no Ray answers there"
+        raise OperantError(f"{what} ({type(error).__name__}: {why})") from error
+    return True
+
+
+def check_room(actors: int, cpus: float, gpus: float) -> None:
+    """Raises: OperantError if Ray has less than the actors need."""
+    import ray
+
+    have = ray.cluster_resources()
+    for kind, each in (("CPU", cpus), ("GPU", gpus)):
+        if actors * each > have.get(kind, 0.0):
+            raise OperantError(
+                f"engine.actors={actors} with {each:g} {kind} each: Ray has {have.get(kind, 0.0):g}; use fewer actors, "
+                f"or lower engine.{kind.lower()}s"
+            )
+
+
+def await_all(actors: Sequence[Any]) -> None:
+    """Return when all actors have been made. Raises: OperantError if one cannot be."""
+    from ray import exceptions, get
+
+    try:
+        get([actor.ready.remote() for actor in actors], timeout=START)
+    except exceptions.GetTimeoutError as error:
+        raise OperantError(
+            f"Ray has not started {len(actors)} actors within {START:.0f} s: others may use its processors"
+        ) from error
+    except exceptions.RayActorError as error:
+        raise explained(getattr(error, "cause", None) or error) from error
+
+
+def explained(error: BaseException) -> OperantError:
+    """The error of an actor for the user."""
+    if isinstance(error, OperantError):
+        return error
+    return OperantError(f"an actor of engine ray failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}")

@@ -1,0 +1,217 @@
+"""Rollouts that are generated ahead: a thread plays those of later steps while a step is judged and trained on.
+
+With `ahead=n`, the rollouts of step s start when step s - n starts, with the weights from before its update. Steps 1 to
+n + 1 play with the initial weights. So a rollout is at most n updates old, and which weights it is made with does not
+depend on timing. The thread plays one step after the other, with copies of the trained weights: training changes its
+own in place. There are n + 1 copies: those of the step that is judged and of the n steps that are ahead of it.
+
+Steps that are planned are part of the run's state, as their tasks and weights: a resumed run plays them again.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from operant.data import Order
+from operant.machine import Clock
+from operant.models.reference import PolicyCopy
+from operant.runs.scored_rollouts import Played, play_part
+from operant.sampling import Sampling
+from operant.training.learner import Learner
+from operant.training.progress import Progress
+from operant.training.saved_learner import stateful_parts
+from operant.types import Completion, OperantError, RewardFn, Task
+
+
+@dataclass
+class PlannedStep:
+    """A step whose rollouts are generated ahead."""
+
+    step: int
+    """Its number, from 0: that of its random numbers."""
+    version: int
+    """The version of the weights that play it."""
+    tasks: list[int]
+    """The indices of its tasks, over all ranks, each once."""
+    future: Future[tuple[Played, float]] | None = None
+    """Its rollouts, and the seconds that they took; None: they have not been asked for."""
+
+
+class KeptWeights:
+    """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
+
+    def __init__(self, policy: Any, count: int):
+        values = getattr(policy, "value_head", None) is not None
+        self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
+        self.versions = set[int]()
+
+    def keep(self, policy: Any, version: int) -> None:
+        """Copy the weights of the policy, in place of those that are `count` versions older."""
+        self.of(version).update(policy, 0)
+        self.versions = {known for known in self.versions if known > version - len(self.copies)} | {version}
+
+    def of(self, version: int) -> PolicyCopy:
+        """The copy for a version."""
+        return self.copies[version % len(self.copies)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(version): self.of(version).own() for version in sorted(self.versions)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.versions = {int(version) for version in state}
+        for version in self.versions:
+            for name, weight in self.of(version).own().items():
+                weight.copy_(state[str(version)][name])
+
+
+class Ahead:
+    """The steps that are planned, and the thread that plays them.
+
+    n: number of steps. per_step: tasks of a step. tasks_of: from the indices of tasks to what is attempted.
+    Raises: OperantError for a world or an engine with a state, and for bfloat16 on a CPU.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        order: Order,
+        reward: RewardFn | None,
+        n: int,
+        per_step: int,
+        tasks_of: Callable[[Sequence[int]], list[Task]],
+    ):
+        own = bool(getattr(learner.engine, "own_weights", False))
+        check(learner, n, own_weights=own)
+        self.learner, self.order, self.reward = learner, order, reward
+        self.n, self.per_step, self.tasks_of = n, per_step, tasks_of
+        self.planned = deque[PlannedStep]()
+        self.weights: Any = None
+        """What `InTurn` has given the engine, until the thread uses it."""
+        self.kept = KeptWeights(learner.policy, n + 1)
+        threads = torch.get_num_threads()
+        self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
+        # The number of threads is one setting of the process, so it must not follow the size of each call.
+        self.player = copy(learner)
+        self.player.own = replace(learner.own, threads=threads)
+        if own:
+            learner.engine = InTurn(learner.engine, self)
+        else:
+            learner.own, self.player.engine = self.player.own, copy(learner.engine)
+
+    def begin(self) -> list[int]:
+        """Begin a step: plan those ahead of it and start what is planned. Returns the indices of the step's tasks."""
+        now, version, total = self.learner.progress.step, self.learner.policy.version, self.learner.total_steps
+        first = self.planned[-1].step + 1 if self.planned else now
+        for step in range(first, now + self.n + 1):
+            self.planned.append(PlannedStep(step, version, self.order.take(self.per_step)))
+        for planned in self.planned:
+            if planned.version not in self.kept.versions:
+                planned.version = version  # it is new, or a light checkpoint lacks its weights
+                self.kept.keep(self.learner.policy, version)
+            if planned.future is None and (total is None or planned.step < total):
+                planned.future = self.thread.submit(self._play, planned)
+        return self.planned[0].tasks
+
+    def played(self) -> Played:
+        """Wait for the rollouts of the step that has begun, in the phase `generate`. Raises: OperantError as `play`."""
+        first = self.planned[0]
+        assert first.future is not None  # `begin` has asked for it
+        with self.learner.timing("generate"):
+            try:
+                played, self.learner.clock.seconds["ahead"] = first.future.result()
+            except OperantError:
+                first.future = None  # it is asked for again
+                raise
+        return played
+
+    def done(self) -> None:
+        """The step that had begun has changed the weights: forget its rollouts."""
+        self.planned.popleft()
+        self.kept.versions &= {planned.version for planned in self.planned}
+
+    def rest(self) -> None:
+        """Wait until nothing is being played, so that the engine and the world are free."""
+        wait([planned.future for planned in self.planned if planned.future is not None])
+
+    def close(self) -> None:
+        """End the thread, after the step that it plays."""
+        self.thread.shutdown(cancel_futures=True)
+
+    def _play(self, planned: PlannedStep) -> tuple[Played, float]:
+        player = copy(self.player)
+        player.clock, player.progress = Clock(), Progress()
+        player.progress.step = planned.step
+        self.weights = None
+        player.engine.sync(self.kept.of(planned.version).policy, planned.version)
+        played = play_part(player, self.tasks_of(planned.tasks), self.reward)
+        return played, sum(player.clock.take().values())
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The planned steps; `kept` has the weights that play them."""
+        return {"planned": [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Plan the same steps, to be played again."""
+        self.planned = deque(PlannedStep(**planned) for planned in state["planned"])
+
+
+class InTurn:
+    """An engine with weights of its own that the thread plays with, as the rest of the run uses it: in turn.
+
+    Weights are copied when they are needed, not after each step.
+    """
+
+    own_weights = True
+
+    def __init__(self, engine: Any, ahead: Ahead):
+        self.engine, self.ahead = engine, ahead
+        self.sync(ahead.learner.policy, ahead.learner.policy.version)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["engine"], name)
+
+    def sync(self, policy: Any, version: int) -> None:
+        """Use the weights of `policy` in later calls."""
+        self.wanted = policy, version
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """As the engine's."""
+        return self._ready().generate(prompts, sampling, keys)
+
+    def choose(
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
+    ) -> list[tuple[int, Completion]]:
+        """As the engine's."""
+        return self._ready().choose(prompts, options, sampling, keys)
+
+    def _ready(self) -> Any:
+        self.ahead.rest()
+        if self.ahead.weights is not self.wanted:
+            self.engine.sync(*self.wanted)
+            self.ahead.weights = self.wanted
+        return self.engine
+
+
+def check(learner: Learner, n: int, *, own_weights: bool) -> None:
+    """Refuse what cannot be played ahead. Raises: OperantError."""
+    for kind, thing in (("env", learner.env), ("engine", learner.engine)):
+        if any(stateful_parts(kind, thing)):
+            what = "world" if kind == "env" else "engine"
+            raise OperantError(
+                f"ahead={n} with the {what} {type(thing).__name__}, which has a state (state_dict): a resumed run "
+                f"plays the steps ahead again, and the state has moved on; use ahead=0, or a {what} without a state"
+            )
+    policy = learner.policy
+    if not own_weights and policy.rounds and policy.device.type == "cpu":
+        raise OperantError(
+            f"ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of attention, also for "
+            "the thread that generates; use engine=ray, float32 or a GPU"
+        )

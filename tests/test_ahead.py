@@ -1,0 +1,261 @@
+"""Rollouts ahead: which weights play which step, that timing changes nothing, resuming, learning, and refusals."""
+
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+import torch
+from test_learning import BOUND, NOISE, PROMPTS, SEEDS, learner, score, shuffled
+from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from toys import letters
+
+from operant import OperantError, Step, Task, steps, train
+from operant.engines.native.engine import NativeEngine
+from operant.runs.config import configure
+
+
+def options(**more):
+    return {"tokenizer": letters(), **SMALL, **more}
+
+
+class Seen(NativeEngine):
+    """Records the thread, the version and the first weight of each call."""
+
+    calls: ClassVar = []
+
+    def generate(self, prompts, sampling, keys):
+        first = next(self.policy.parameters()).flatten()[5].item()
+        self.calls.append((threading.current_thread().name.startswith("ahead"), self.version, first))
+        return super().generate(prompts, sampling, keys)
+
+
+class Slowly(NativeEngine):
+    """An engine that is slow at some steps, so that the thread is now before, now behind the update."""
+
+    def generate(self, prompts, sampling, keys):
+        time.sleep(0.2 if self.version % 2 else 0.0)
+        return super().generate(prompts, sampling, keys)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_every_step_is_played_by_the_weights_that_the_page_promises(n, tmp_path, monkeypatch):
+    """Step s reads the weights from before step s - n; the first n + 1 steps the initial ones."""
+    monkeypatch.setattr(Seen, "calls", [])
+    before = []
+    for run in _runs(tmp_path / "run", ahead=n, engine=Seen):
+        before.append(next(run.policy.parameters()).flatten()[5].item())
+    expected = [max(0, s - n) for s in range(SMALL["steps"])]
+    assert Seen.calls == [(True, version, before[version]) for version in expected]
+    assert [m["rollout/staleness"] for m in told(run)] == [s - v for s, v in enumerate(expected)]
+    assert [m["rollout/staleness_max"] for m in told(run)] == [s - v for s, v in enumerate(expected)]
+    assert run.config.learner["learner"].importance == "token"
+
+
+def _runs(out, **more):
+    from operant.api import runs
+
+    yield from runs(out, policy=model(), tasks=TASKS, reward=count_a, **options(**more))
+
+
+def test_timing_changes_nothing(tmp_path):
+    quick = train(model(), TASKS, count_a, out=tmp_path / "quick", **options(ahead=1))
+    slow = train(model(), TASKS, count_a, out=tmp_path / "slow", **options(ahead=1, engine=Slowly))
+    assert told(quick) == told(slow)
+
+
+def test_the_first_step_is_that_of_a_run_in_turn(tmp_path):
+    """Only later steps have other weights; without importance weights, all of the first step is the same."""
+    given = options(steps=1, **{"learner.importance": "none"})
+    ahead, turn = (train(model(), TASKS, count_a, out=tmp_path / str(n), **given, ahead=n) for n in (2, 0))
+    assert told(ahead) == told(turn) and all(torch.equal(x, weights(turn)[k]) for k, x in weights(ahead).items())
+
+
+@pytest.mark.parametrize(("n", "after"), [(1, 1), (1, 3), (2, 2)])
+def test_a_killed_run_resumes_bit_identically(n, after, tmp_path):
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(ahead=n))
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options(ahead=n)):
+        if metrics["step"] == after:
+            break
+    resumed = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    assert told(whole) == told(resumed)
+    assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
+
+
+def test_a_run_that_goes_on_is_that_of_more_steps(tmp_path):
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(ahead=1))
+    train(model(), TASKS, count_a, out=tmp_path / "two", **options(ahead=1, steps=2))
+    longer = train(model(), TASKS, count_a, out=tmp_path / "two", resume=True, tokenizer=letters(), steps=4)
+    assert told(whole) == told(longer)
+
+
+def test_a_reward_that_fails_once_changes_no_number(tmp_path):
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(ahead=1))
+    calls = []
+
+    def flaky(rollouts):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("the judge is out")
+        return count_a(rollouts)
+
+    with pytest.raises(OperantError, match=r"flaky.*the judge is out"):
+        train(model(), TASKS, flaky, out=tmp_path / "run", **options(ahead=1))
+    resumed = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
+    assert told(whole) == told(resumed)
+
+
+def test_an_error_in_the_thread_is_that_of_the_run_and_no_thread_is_left(tmp_path):
+    def broken(self, prompts, sampling, keys):
+        raise OperantError("the engine is out of paper")
+
+    class Broken(NativeEngine):
+        generate = broken
+
+    with pytest.raises(OperantError, match="out of paper"):
+        train(model(), TASKS, count_a, out=tmp_path / "run", **options(ahead=1, engine=Broken))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+
+
+def test_evaluations_wait_for_the_thread_and_have_the_weights_of_their_step(tmp_path, monkeypatch):
+    """The held-out tasks and probes of each step are answered by its own weights, as in a run in turn."""
+    monkeypatch.setattr(Seen, "calls", [])
+    more = {"evaluate": ["ba"], "evaluate_every": 1, "probes": 2, "probe_every": 1, "engine": Seen}
+    assert len(list(_runs(tmp_path / "run", ahead=1, **more))) == SMALL["steps"] + 2
+    here = [version for in_thread, version, _ in Seen.calls if not in_thread]
+    assert sorted(set(here)) == list(range(SMALL["steps"] + 1))
+    assert len([call for call in Seen.calls if call[0]]) == SMALL["steps"]
+
+
+def test_the_steps_of_a_light_checkpoint_are_played_by_its_own_weights(tmp_path):
+    """It holds which tasks are planned, and not the weights of the versions before it."""
+    given = options(ahead=1, checkpoint="light")
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
+        if metrics["step"] == 2:
+            break
+    again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, fresh_optimizer=True, tokenizer=letters())
+    assert [m["rollout/staleness"] for m in told(again)] == [0, 1, 0, 1]
+
+
+def test_a_checkpoint_holds_the_weights_of_the_planned_steps_alone(tmp_path):
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(ahead=2))
+    state = run.state.snapshot(only=("ahead", "shadow/ahead"))
+    assert [p["step"] for p in state["ahead"]["planned"]] == [4, 5] and sorted(state["shadow/ahead"]) == ["2", "3"]
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+def ends(tmp_path, reward, seeds, count, **more):
+    """Where the mean reward of the last four steps ends, over seeds."""
+    found = []
+    for seed in seeds:
+        student = learner(seed=seed)
+        tasks = [Task(f"t/{i}", prompt) for i, prompt in enumerate(PROMPTS)]
+        given = {name: value for name, value in _flat(student).items() if name in KEPT} | more
+        given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "ahead": 1}
+        run = train(student.policy, tasks, reward, out=tmp_path / str(seed), **given)
+        rewards = [m["reward/mean"] for m in told(run)]
+        found.append(sum(rewards[-4:]) / 4)
+    return found
+
+
+KEPT = ("optimizer.lr", "sampling.max_tokens", "sampling.fixed_length", "kl.coef", "update.minibatch", "learner.seed")
+
+
+def _flat(student):
+    return student.option_values()
+
+
+def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
+    (end,) = ends(tmp_path, lambda rollouts: [score(r) for r in rollouts], [0], 32, steps=20)
+    assert end > 0.9
+
+
+def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
+    calls = []
+
+    def wrong(rollouts):
+        calls.append(1)
+        return shuffled(len(calls), [score(r) for r in rollouts])
+
+    found = ends(tmp_path, wrong, SEEDS, 64, steps=12, **{"optimizer.lr": 4e-3, "update.epochs": 1})
+    assert sum(found) / len(found) < BOUND and NOISE < 1
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ahead": -1}, "ahead=-1: it must be at least 0"),
+        ({"ahead": 1, "algorithm": "sft", "reward": None}, "algorithm=sft: it plays no rollouts"),
+        ({"ahead": 1, "algorithm": "nlpo", "sampling.top_p": 0.9}, "its mask follows the policy"),
+        ({"ahead": 1, "algorithm": "trpo"}, "switches the kernels of attention; use engine=ray"),
+        ({"ahead": 1, "reward_chunks": 2}, "reward_chunks=2: rewards are beside generation"),
+        ({"ahead": 2, "learner.max_staleness": 1}, "learner.max_staleness=1: rollouts would be too old"),
+        ({"ahead": 1, "learner.rescore": False}, "leave rescore out"),
+    ],
+)
+def test_what_cannot_be_played_ahead_is_refused_before_a_model_loads(given, message):
+    with pytest.raises(OperantError, match=message):
+        configure({"tasks": TASKS, "reward": count_a, "policy": "no/such/model", **given})
+
+
+def test_importance_weights_are_those_that_are_given():
+    given = {"tasks": TASKS, "reward": count_a, "ahead": 1}
+    assert configure(given).learner["learner"].importance == "token"
+    assert configure({**given, "learner.importance": "none"}).learner["learner"].importance == "none"
+    assert configure({**given, "ahead": 0}).learner["learner"].importance == "none"
+
+
+class Counting:
+    """A world with a state."""
+
+    pays = True
+
+    def __init__(self):
+        self.count = 0
+
+    def reset(self, tasks):
+        return {slot: Step() for slot in tasks}
+
+    def step(self, replies):
+        self.count += len(replies)
+        return {slot: Step(terminated=True, reward=1.0) for slot in replies}
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Twice(Counting):
+    """A world of two turns without a state."""
+
+    state_dict = load_state_dict = None
+
+    def reset(self, tasks):
+        self.turn = dict.fromkeys(tasks, 0)
+        return super().reset(tasks)
+
+    def step(self, replies):
+        self.turn = {slot: self.turn[slot] + 1 for slot in self.turn if slot in replies} | self.turn
+        done = {slot: text for slot, text in replies.items()}
+        return {slot: Step(" b", terminated="a" in text, truncated=True, reward=1.0) for slot, text in done.items()}
+
+
+def test_a_world_with_a_state_is_refused_and_one_without_is_played(tmp_path):
+    with pytest.raises(OperantError, match="the world Counting, which has a state"):
+        train(model(), TASKS, None, out=tmp_path / "run", **options(ahead=1, env=Counting()))
+    assert not (tmp_path / "run").exists()
+    run = train(model(), TASKS, None, out=tmp_path / "run", **options(ahead=1, env=Twice()))
+    assert [m["rollout/staleness"] for m in told(run)] == [0, 1, 1, 1]
+
+
+def test_ahead_cannot_change_on_resume(tmp_path):
+    train(model(), TASKS, count_a, out=tmp_path / "run", **options(ahead=1, steps=1))
+    with pytest.raises(OperantError, match="ahead=0 with --resume"):
+        train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters(), ahead=0, steps=2)

@@ -1,0 +1,277 @@
+"""The engine `ray`, held to the native engine: ids, log-probs, values, choices, other policies, and actors that die."""
+
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from toys import letters, lm
+
+from operant import Learner, OperantError, Policy, Sampling, steps, train
+from operant.cli import main
+from operant.engines.native.engine import NativeEngine
+from operant.engines.ray import RayEngine, as_arrays, begin, deal, moving
+from operant.models.value_head import ValueOptions
+from operant.runs.config import configure
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("the package ray is not installed: pip install 'operant[ray]'", allow_module_level=True)
+
+THIRD = {"cpus": 0.25}
+PROMPTS = [[3, 4, 5], [6], [7, 8], [4] * 9, [3, 4], [5, 6, 7, 8], [9]]
+KEYS = [1 << 60, 12, 13, 14, 15, 16, (1 << 64) - 1]
+SAMPLING = Sampling(max_tokens=8, stop_tokens=(2,))
+
+
+def policy(seed=0, value=True):
+    return Policy(lm("gpt2", len(letters()), seed=seed), letters(), value=ValueOptions() if value else None)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """One Ray of two processors for all tests."""
+    assert begin(None, 2)
+    import ray
+
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def three(ray):
+    engine = RayEngine(policy(), actors=3, **THIRD)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(three):
+    """Three actors with the weights of a fresh policy, all of them in use."""
+    actors = three.actors
+    three.sync(policy(), 0)
+    yield three
+    three.actors, three.parts, three.restarts = [*three.actors, *actors[len(three.actors) :]], 3, 3
+
+
+def same(engine, own, version=0, exact=False, **more):
+    """Whether the engine says what a native engine with the policy does."""
+    native = NativeEngine(own)
+    native.sync(own, version)
+    sampling = Sampling(**{"max_tokens": 8, "stop_tokens": (2,)} | more)
+    expected, found = (e.generate(PROMPTS, sampling, KEYS) for e in (native, engine))
+    numbers = ["logprobs"] + ["values"] * (own.value_head is not None)
+    for a, b in zip(expected, found, strict=True):
+        assert (a.action, a.end, a.version) == (b.action, b.end, b.version)
+        assert a.allowed == b.allowed and (b.values is None) == (own.value_head is None)
+        for name in numbers:
+            assert getattr(b, name) == pytest.approx(getattr(a, name), abs=0.0 if exact else 2e-5)
+    return found
+
+
+@torch.no_grad()
+def trained(own):
+    """As after an update."""
+    for i, weight in enumerate(own.trainable()):
+        weight += 0.1 * torch.sin(torch.arange(weight.numel()) + i).view(weight.shape)
+
+
+def pid(ray, actor):
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+# --- the same replies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_replies_are_those_of_the_native_engine_however_many_actors_there_are(engine, count):
+    engine.actors, engine.parts = engine.actors[:count], count
+    same(engine, policy(), exact=count == 1)
+    engine.parts = 3 * count  # as they come
+    same(engine, policy())
+
+
+def test_truncated_sampling_has_its_tables(engine):
+    same(engine, policy(), top_k=4, truncation="stored")
+
+
+def test_weights_after_an_update_are_used_and_carry_their_version(engine):
+    own = policy()
+    engine.sync(own, 0)
+    skeleton = engine.skeleton
+    trained(own)
+    engine.sync(own, 5)
+    same(engine, own, 5)
+    assert engine.skeleton is skeleton, "the whole policy is sent once"
+
+
+OTHERS = {
+    "t5": lambda: Learner(lm("t5", len(letters())), tokenizer=letters(), algorithm="grpo"),
+    "lora": lambda: Learner(model(), tokenizer=letters(), **{"lora.rank": 2}),
+    "soft prompt": lambda: Learner(model(), tokenizer=letters(), **{"soft_prompt.tokens": 3}),
+    "trunk": lambda: Learner(model(), tokenizer=letters(), **{"model.train_layers": 1}),
+    "output mlp": lambda: Learner(model(), tokenizer=letters(), **{"output_mlp.width": 8}),
+    "critic": lambda: Learner(model(), tokenizer=letters(), **{"value.critic": "copy"}),
+    "llama": lambda: Learner(lm("llama", len(letters())), tokenizer=letters()),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_of_policy_generates_in_actors(engine, kind):
+    """Whole, after an update, and its reference: of weights that do not change, nothing is sent twice."""
+    made = OTHERS[kind]()
+    own = made.policy
+    engine.sync(own, 0)
+    same(engine, own)
+    trained(own)
+    engine.sync(own, 1)
+    same(engine, own, 1)
+    of_critic = sum(p.nbytes for n, p in own.named_parameters() if n.startswith("critic."))
+    sent = sum(array.nbytes for array in as_arrays(moving(own, engine.kept)).values())
+    assert sent == sum(p.nbytes for p in own.trainable()) - of_critic
+    engine.sync(made.reference.policy, 7)
+    same(engine, made.reference.policy, 7)
+
+
+def test_choices_are_those_of_the_native_engine(engine):
+    own, options = policy(), [[[3], [4, 5], [6]], [[7], [7], [8, 9]], [[4], [5]]]
+    given = (PROMPTS[:3], options, SAMPLING, KEYS[:3])
+    for (i, a), (j, b) in zip(NativeEngine(own).choose(*given), engine.choose(*given), strict=True):
+        assert i == j and a.action == b.action
+        assert b.logprobs == pytest.approx(a.logprobs, abs=2e-5)
+        assert b.probabilities == pytest.approx(a.probabilities, abs=2e-5)
+
+
+# --- actors that die --------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_actor_is_started_again_with_the_current_weights_and_nothing_is_lost(ray, engine):
+    own = policy()
+    trained(own)
+    engine.sync(own, 3)
+    before = engine.generate(PROMPTS, SAMPLING, KEYS)
+    os.kill(pid(ray, engine.actors[1]), signal.SIGKILL)
+    with pytest.warns(UserWarning, match="actor 1 of engine ray died and is started again"):
+        after = same(engine, own, 3)
+    assert [c.logprobs for c in before] == [c.logprobs for c in after], "the same batch is asked again"
+    same(engine, own, 3)
+
+
+def test_too_many_deaths_are_a_sentence(ray, engine):
+    engine.restarts = 0
+    os.kill(pid(ray, engine.actors[2]), signal.SIGKILL)
+    with pytest.raises(OperantError, match=r"1 actors of engine ray died in one call, .*raise engine\.restarts"):
+        engine.generate(PROMPTS, SAMPLING, KEYS)
+    engine.restarts = 3
+    with pytest.warns(UserWarning, match="died"):
+        same(engine, policy())
+
+
+def test_an_error_of_the_inner_engine_is_its_own_sentence(engine):
+    with pytest.raises(OperantError, match=r"^prompt 0 has 60 tokens, and with 8 of the reply does not fit"):
+        engine.generate([[3] * 60], SAMPLING, [1])
+    same(engine, policy())
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def options(**more):
+    return {"tokenizer": letters(), "engine": "ray", "engine.actors": 1, "engine.cpus": 0.25, **SMALL, **more}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
+    """With one actor each batch is the same, so every number is, with the reference's probes and evaluations."""
+    more = {"ahead": ahead, "probes": 2, "probe_every": 2, "evaluate": ["ba", "ed"], "evaluate_every": 2}
+    native = options(**more)
+    native = {name: value for name, value in native.items() if not name.startswith("engine")}
+    whole = train(model(), TASKS, count_a, out=tmp_path / "native", **native)
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "ray", **options(**more)):
+        if metrics["step"] == 2:
+            break
+    resumed = train(model(), TASKS, count_a, out=tmp_path / "ray", resume=True, tokenizer=letters())
+    assert told(whole) == told(resumed)
+    assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
+    assert ray.is_initialized(), "a run leaves a Ray alone that it has not started"
+
+
+# --- parts and refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "expected"),
+    [
+        ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
+        ([1, 9, 1, 1, 6], 2, [[1], [0, 2, 3, 4]]),
+        ([3, 2], 3, [[0], [1]]),
+        ([], 2, []),
+        ([4, 4, 9], 1, [[0, 1, 2]]),
+    ],
+)
+def test_prompts_are_dealt_by_their_tokens(sizes, parts, expected):
+    assert deal(sizes, parts) == expected
+
+
+def closed_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"actors": 0}, r"engine\.actors=0: it must be at least 1"),
+        ({"cpus": float("nan")}, r"engine\.cpus=nan: it must be at least 0"),
+        ({"inner": "ray"}, "an actor needs an engine of another kind"),
+        ({"inner": "nativ"}, "did you mean 'native'"),
+        ({"inner_options": {"bach": 3}}, r"engine\.inner_options=.*do not fit engine 'native': .*'bach'"),
+    ],
+)
+def test_wrong_options_are_refused_before_ray_starts(given, message, monkeypatch):
+    monkeypatch.setattr("operant.engines.ray.begin", lambda *given: pytest.fail("Ray was started"))
+    with pytest.raises(OperantError, match=message):
+        RayEngine(policy(), **given)
+
+
+def test_an_address_without_ray_is_a_sentence(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(OperantError, match=r"engine\.address='127\.0\.0\.1:\d+': no Ray answers there"):
+        RayEngine(policy(), address=f"127.0.0.1:{closed_port()}")
+
+
+def test_more_actors_than_processors_are_refused(ray):
+    with pytest.raises(OperantError, match=r"engine\.actors=3 with 1 CPU each: Ray has 2; use fewer"):
+        RayEngine(policy(), actors=3)
+    assert ray.is_initialized()
+
+
+def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_path):
+    monkeypatch.setattr("operant.engines.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("operant.training.learner.load_trained_policy", lambda *given: pytest.fail("a model loads"))
+    with pytest.raises(OperantError, match=r"pip install 'operant\[ray\]'"):
+        train(model(), TASKS, count_a, out=tmp_path / "run", engine="ray", **SMALL)
+    assert configure({"tasks": TASKS, "reward": count_a, "engine": "ray"}).parts["engine"]["actors"] == 2
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
+    """Its commands, with few steps and a share of a processor for each actor, and its snippet."""
+    page = (Path(__file__).parents[1] / "docs/ahead.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    short = {"steps": 2, "batch": 8, "probes": 2, "sampling.max-tokens": 12, "evaluate": "none"}
+    commands = [shlex.split(line, comments=True) for line in re.findall(r"^    operant (train .*)$", page, re.M)]
+    assert len(commands) == 3
+    for number, words in enumerate(commands):
+        more = short | {"out": number} | ({"engine.cpus": 0.25} if "ray" in words else {})
+        assert main([*words, *(word for name, value in more.items() for word in (f"--{name}", str(value)))]) == 0
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    made = {"__name__": "__main__"}
+    exec(snippet.replace("actors=1", "actors=1, cpus=0.25"), made)
+    assert made["learner"].progress.step == 1
