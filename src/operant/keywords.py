@@ -105,8 +105,9 @@ class LearnerKeywords(TypedDict, total=False):
     device: str
     """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
     rescore: bool | None
-    """Recompute log-probs and values in a second pass, even if decoding stored them. None: only in bfloat16,
-    where a token decoded alone and the same token in a whole row differ in the second digit."""
+    """Recompute log-probs and values in a second pass, even if decoding stored them. None: in bfloat16, where a
+    token decoded alone and the same token in a whole row differ in the second digit, and with engines that
+    compute elsewhere (openai, vllm)."""
     max_staleness: int | None
     """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
     importance: str
@@ -127,6 +128,12 @@ class LearnerKeywords(TypedDict, total=False):
     keep_memory: bool
     """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page
     by page. It holds for the whole process."""
+    parallel: str
+    """What several ranks divide (torchrun): ddp: the replies alone; fsdp: the policy's and the reference's
+    weights, the gradients and the optimizer's states, too (docs/sharding.md). In one process both are the same."""
+    offload: str
+    """With parallel=fsdp on a GPU, what waits in the CPU's memory: none; reference: the reference and other
+    copies of the policy; optimizer: this rank's rows of the policy, and the optimizer's states and steps; both."""
     watch_every: int
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block;
     0: never. Tensors above 65,536 numbers are sampled."""
@@ -508,7 +515,17 @@ class TargetKeywords(TypedDict, total=False):
     """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
 
 
-class LearnerArguments(LearnerKeywords, SamplingKeywords, OutputMlpKeywords, ModelKeywords, total=False):
+class ReplayKeywords(TypedDict, total=False):
+    """The options `replay.*`."""
+
+    share: float
+    """Share of the replies of each update that are drawn from the buffer, in which those of the step itself
+    are, too. 0: none, on-policy; 1: all, off-policy."""
+    capacity: int
+    """Replies that the buffer keeps, over all ranks: the newest ones."""
+
+
+class LearnerArguments(LearnerKeywords, SamplingKeywords, OutputMlpKeywords, ModelKeywords, ReplayKeywords, total=False):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords
@@ -711,6 +728,7 @@ class LearnerArguments(LearnerKeywords, SamplingKeywords, OutputMlpKeywords, Mod
     digits: int
     """Digits behind the point to which the return is rounded."""
     target: TargetKeywords
+    replay: ReplayKeywords
 
 
 class TrainArguments(LearnerArguments, total=False):
@@ -751,6 +769,9 @@ class TrainArguments(LearnerArguments, total=False):
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is
     generated. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all
     replies."""
+    ahead: int
+    """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old,
+    and `learner.importance` is then token unless it is given. 0: each step generates its own."""
     evaluate: Any
     """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the
     tasks are the environment's own, those that it keeps for tests."""
