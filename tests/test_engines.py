@@ -16,6 +16,7 @@ import pytest
 import stand_in_vllm
 import torch
 from toys import bare_logprobs, letters, lm
+from transformers import AutoModelForCausalLM
 
 from operant.cli import main
 from operant.engines.native.engine import NativeEngine
@@ -275,6 +276,16 @@ def test_all_sampling_of_the_library_works_with_generate():
         assert policy.model.generation_config.repetition_penalty == 9.0
     with pytest.raises(OperantError, match=r"engine.mode=continuous: transformers cannot batch an encoder-decoder"):
         TransformersEngine(Policy(lm("t5")), mode="continuous")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_what_a_server_loads_has_a_head_of_its_own_and_the_same_logits(kind, tmp_path):
+    policy, ids = Policy(lm(kind, tie_word_embeddings=True)), torch.tensor([[3, 4, 5]])
+    replace_export(policy, tmp_path / "a")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert loaded.lm_head.weight is not loaded.get_input_embeddings().weight
+    assert torch.allclose(loaded(ids).logits, policy.model(ids).logits, atol=1e-5)
+    assert policy.head.weight is policy.model.get_input_embeddings().weight  # the policy is as it was
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
