@@ -216,8 +216,8 @@ def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None
     An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
     the folder is one of peft's (`soft_prompt.save`), with an MLP it has that alone (`output_mlp.save`). Of a model
     without `save_pretrained`, only the trained weights are written, and what made it: `made_by`, its `name` and
-    `options`. served: for a server that loads it again and again, without the critic, and with an output layer of its own
-    where it is tied to the embeddings: vLLM may keep a tied one as it was.
+    `options`. served: for a server that loads it again and again: without the critic, and with an output layer of its
+    own where that is tied to the embeddings, as vLLM may keep a tied one as it was.
     Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
