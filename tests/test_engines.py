@@ -16,6 +16,7 @@ import pytest
 import stand_in_vllm
 import torch
 from toys import bare_logprobs, letters, lm
+from transformers import AutoModelForCausalLM
 
 from operant.cli import main
 from operant.engines.native.engine import NativeEngine
@@ -277,6 +278,16 @@ def test_all_sampling_of_the_library_works_with_generate():
         TransformersEngine(Policy(lm("t5")), mode="continuous")
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_what_a_server_loads_has_a_head_of_its_own_and_the_same_logits(kind, tmp_path):
+    policy, ids = Policy(lm(kind, tie_word_embeddings=True)), torch.tensor([[3, 4, 5]])
+    replace_export(policy, tmp_path / "a")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert loaded.lm_head.weight is not loaded.get_input_embeddings().weight
+    assert torch.allclose(loaded(ids).logits, policy.model(ids).logits, atol=1e-5)
+    assert policy.head.weight is policy.model.get_input_embeddings().weight  # the policy is as it was
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +313,7 @@ def test_a_server_of_another_model_with_raw_log_probs_or_of_another_name_is_refu
     policy = policy_of()
     with serving(policy_of(seed=7), tmp_path / "m") as server:
         with pytest.raises(
-            OperantError, match=r"nats a token, so 'policy' has other weights.*or set engine.sync=folder"
+            OperantError, match=r"nats a token, so 'policy' has not the weights.*or set engine.sync=folder"
         ):
             OpenAIEngine(policy, url=server.url, model="policy", sync="none")
         OpenAIEngine(policy, url=server.url, model="policy", folder=tmp_path / "new")
@@ -314,6 +325,18 @@ def test_a_server_of_another_model_with_raw_log_probs_or_of_another_name_is_refu
             OpenAIEngine(policy, url=server.url, model="policy", folder=tmp_path / "new", reload=wrong)
     with serving(policy, tmp_path / "m", raw=True) as server, pytest.raises(OperantError, match="processed_logprobs"):
         OpenAIEngine(policy, url=server.url, model="policy", sync="none")
+
+
+def test_a_server_that_loads_only_some_weights_is_refused(tmp_path):
+    """As vLLM 0.32 on a processor, which answers 200 and keeps an output layer that is tied to the embeddings."""
+    policy = policy_of()
+    with serving(policy, tmp_path / "m", fault="keeps its head") as server:
+        engine = OpenAIEngine(policy, url=server.url, model="policy", folder=tmp_path / "new")
+        engine.sync(policy, 1)
+        with torch.no_grad():
+            policy.head.weight.mul_(0.97)
+        with pytest.raises(OperantError, match=r"'policy' has not the weights.*let engine.reload load all of them"):
+            engine.sync(policy, 2)
 
 
 def test_a_busy_server_is_asked_again_and_one_that_is_not_there_is_named(tmp_path, monkeypatch):

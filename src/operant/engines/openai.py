@@ -43,6 +43,8 @@ PROBE = Sampling(temperature=0.5, max_tokens=8)
 """Of the first request. At this temperature, raw log-probs are not those of the distribution that was sampled from."""
 OTHER_MODEL = 0.5
 """Nats, mean over the probe's tokens: a larger difference is another model, as rounding makes at most a tenth."""
+ROUNDING = 0.01
+"""Nats beside five times the first difference: a larger one after an update is weights that were not loaded."""
 
 
 class OpenAIEngine:
@@ -101,8 +103,11 @@ class OpenAIEngine:
         """Held by each call, so that the weights do not change within one."""
         more: dict[str, Any] = {"at_once": at_once, "timeout": timeout, "tries": tries, "key_variable": key_variable}
         self.client = Completions(url, model, longest_wait=timeout, **more)
+        self.usual: float | None = None
+        """The difference that rounding alone made, in nats, in the first answer."""
+        if self.folder is None:
+            distributed.together(lambda: self.check() if distributed.rank() == 0 else None)
         self.sync(policy, policy.version)
-        distributed.together(lambda: self.check() if distributed.rank() == 0 else None)
 
     @property
     def follows(self) -> bool:
@@ -116,18 +121,19 @@ class OpenAIEngine:
         """
         if self.folder is None:
             return
-        with self.busy:
-            distributed.together(lambda: self.load(policy) if distributed.rank() == 0 else None)
-            self.version = version
+
+        def first() -> None:
+            with self.busy:
+                self.load(policy)
+            self.check()
+
+        distributed.together(first if distributed.rank() == 0 else lambda: None)
+        self.version = version
 
     def load(self, policy: Policy) -> None:
         """Export the policy, and ask the server to load it."""
         assert self.folder is not None
         replace_export(policy, self.folder)
-        self.post_all()
-
-    def post_all(self) -> None:
-        """Ask the server to load the folder. Raises: OperantError if it does not."""
         parts = urllib.parse.urlsplit(self.client.url)
         for path, body in self.reload.items():
             text = json.dumps(body).replace(json.dumps(FOLDER), json.dumps(str(self.folder)))
@@ -214,9 +220,10 @@ class OpenAIEngine:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Send a first request, and compare its log-probs with the policy's own.
+        """Ask for a short reply, and compare its log-probs with the policy's own.
 
-        Raises: OperantError if the server has another model, or returns log-probs of another distribution.
+        A server may answer that it has loaded weights when it has loaded some of them: hence this after each update.
+        Raises: OperantError if the server has other weights, or returns log-probs of another distribution.
         """
         policy = self.policy
         prompt = [token % policy.vocabulary for token in (1, 2, 3, 4)]
@@ -232,12 +239,13 @@ class OpenAIEngine:
                 f"{self.client.address} returns log-probs from before temperature and truncation: start the server "
                 "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
             )
-        if processed > OTHER_MODEL:
+        if processed > (OTHER_MODEL if self.usual is None else ROUNDING + 5 * self.usual):
+            remedy = "let engine.reload load all of them" if self.folder else "serve them, or set engine.sync=folder"
             raise OperantError(
-                f"{self.client.address}: its log-probs of a reply differ from the policy's by {processed:.2f} nats a "
-                f"token, so {self.client.model!r} has other weights; serve the policy of this run"
-                + (", or set engine.sync=folder" if self.folder is None else " (is engine.reload right?)")
+                f"{self.client.address}: its log-probs of a reply differ from the policy's by {processed:.2g} nats a "
+                f"token, so {self.client.model!r} has not the weights of the policy; {remedy} (docs/engines.md)"
             )
+        self.usual = processed if self.usual is None else self.usual
 
 
 def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> tuple[list[int], list[float]]:

@@ -152,7 +152,6 @@ class VLLMEngine(OpenAIEngine):
         apart = [shutil.which("env") or "env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", *told]
         own = ["--host", HOST, "--port", str(self.port), "--served-model-name", "policy"]
         own += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-        own += ["--load-format", "dummy"]  # weights come as they do after each update, so the first request tests that
         own += [] if tokenizer else ["--skip-tokenizer-init"]
         with open(self.home / "server.log", "ab") as log:
             argv = [*apart, str(self.command), "serve", str(self.folder), *own, *self.args]
@@ -165,7 +164,7 @@ class VLLMEngine(OpenAIEngine):
             except (OSError, HTTPException):
                 time.sleep(LOOK_EVERY)
             else:
-                return self.post_all()
+                return
         late = f"is not ready after engine.start_timeout={self.start_timeout:g} seconds"
         raise OperantError(f"vLLM {late if self.runs else 'ended at its start'}. {self.said()}")
 

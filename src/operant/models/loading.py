@@ -210,19 +210,20 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     return Policy(network, value=value, options=ModelOptions(precision=options.precision))
 
 
-def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None, critic: bool = True) -> Path:
+def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None, served: bool = False) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
     An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
     the folder is one of peft's (`soft_prompt.save`), with an MLP it has that alone (`output_mlp.save`). Of a model
     without `save_pretrained`, only the trained weights are written, and what made it: `made_by`, its `name` and
-    `options`. critic: whether the critic is written.
+    `options`. served: for a server that loads it again and again: without the critic, and with an output layer of its
+    own where that is tied to the embeddings, as vLLM may keep a tied one as it was.
     Raises: OperantError if a weight is NaN or infinite; then nothing is written.
     """
     folder = Path(folder)
     check_finite(dict(policy.named_parameters()), folder)
     if hasattr(policy.model, "save_pretrained"):
-        _save_plain(policy.model, folder)
+        _save_plain(policy.model, folder, untied=served)
     else:
         _save_own(policy, folder, made_by)
     if isinstance(policy, PolicyBase):
@@ -232,18 +233,18 @@ def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None
     if policy.tokenizer is not None:
         with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
-    if policy.has_values and critic:
+    if policy.has_values and not served:
         _save_critic(policy, folder / "critic")
     return folder
 
 
 def replace_export(policy: Any, folder: Path) -> None:
-    """Export the language model of a policy, without its critic, in place of the folder: whole, or not at all."""
+    """Export the language model of a policy for a server, in place of the folder: whole, or not at all."""
     new = folder.with_name(f".{folder.name}.tmp")
     with atomic_io.explained(folder):
         atomic_io.remove_tree(new)
         with atomic_io.operation("write", new):
-            export(policy, new, critic=False)
+            export(policy, new, served=True)
         atomic_io.replace_folder(new, folder)
 
 
@@ -302,10 +303,11 @@ def load_own_weights(policy: Any, folder: str | Path) -> None:
         weight.copy_(weights[name])
 
 
-def _save_plain(model: Any, folder: Path) -> None:
+def _save_plain(model: Any, folder: Path, *, untied: bool = False) -> None:
     """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised.
 
-    A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format.
+    A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format. untied: an output
+    layer that is tied to the embeddings is written, too.
     """
     for kind in _KINDS.values():
         if kind.find(model) is not None:
@@ -315,8 +317,15 @@ def _save_plain(model: Any, folder: Path) -> None:
         if getattr(model, "is_quantized", False):
             model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
         model = adapters.merged(model)
+    head, state = model.get_output_embeddings(), None
+    if untied and head.weight is model.get_input_embeddings().weight:
+        name = next(name for name, module in model.named_modules() if module is head)
+        state = model.state_dict() | {f"{name}.weight": head.weight.detach().clone()}
     with quietly(), atomic_io.operation("write", folder):
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=state)
+    if state is not None:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        atomic_io.write(folder / "config.json", json.dumps(config | {"tie_word_embeddings": False}, indent=1))
 
 
 def _save_critic(policy: Policy, folder: Path) -> None:
