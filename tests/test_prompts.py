@@ -104,7 +104,10 @@ def recounted(written, held_out):
     from operant.storage.hub import find_model
 
     folder = find_model("builtin:reviews-lm")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder).float().eval(),
+    )
     answers = [tokenizer.encode(f" {word}")[0] for word in ("terrible", "great")]
     [task] = load_tasks(str(held_out), form=form("prompt", {}))
     right = 0
