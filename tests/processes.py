@@ -2,11 +2,18 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import IO
+
+import pytest
+
+from operant.cli import main
 
 
 class Child:
@@ -44,11 +51,32 @@ class Child:
         return os.waitstatus_to_exitcode(self.status)
 
 
+class Forked(Child):
+    """What `subprocess.Popen` is to a sweep: `python -m operant ...` in a forked process, with its output in a file."""
+
+    @classmethod
+    def instead(cls, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The runs of a sweep are forked."""
+        names = {"Popen": cls, "DEVNULL": subprocess.DEVNULL, "STDOUT": subprocess.STDOUT}
+        monkeypatch.setattr("operant.sweep.processes.subprocess", SimpleNamespace(**names))
+
+    def __init__(self, command: Sequence[str], *, stdout: IO[str], env: Mapping[str, str], **more: object):
+        super().__init__(lambda: os.environ.update(env) or main(command[3:]), output=stdout.name)
+
+    send_signal = Child.kill
+
+    def poll(self) -> int | None:
+        return None if self.running() else os.waitstatus_to_exitcode(self.status)
+
+    wait = Child.ends
+
+
 def _run(work: Callable[[], int | None], output: str | None) -> int:
     if output is not None:
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes import Forked
 
 from operant.algorithms import find
 from operant.cli import main
@@ -162,7 +163,8 @@ def test_an_algorithm_that_is_no_text_is_a_sentence():
         find({"name": "ppo"})  # pyright: ignore[reportArgumentType]
 
 
-def test_the_commands_and_the_snippet_of_the_page_run(as_user, capsys):
+def test_the_commands_and_the_snippet_of_the_page_run(as_user, monkeypatch, capsys):
+    Forked.instead(monkeypatch)
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     lines = [shlex.split(line, comments=True) for kind, text in blocks if not kind for line in text.splitlines()]
     assert lines.pop(0) == ["pip", "install", f"./{EXAMPLE.relative_to(ROOT)}"]

@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,8 @@ def test_the_architecture_keeps_its_limits() -> None:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
-    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    sources = [path.read_text(encoding="utf-8") for path in FILES]
+    names = [node.name for source in sources for node in nodes(source) if isinstance(node, ast.ClassDef)]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
@@ -131,8 +132,13 @@ def test_going_down_and_staying_in_the_package_are_fine() -> None:
 # --- habits -----------------------------------------------------------------------------------------------------
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def calls(source: str) -> list[ast.Call]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [node for node in nodes(source) if isinstance(node, ast.Call)]
 
 
 def called(call: ast.Call) -> str:
@@ -149,7 +155,7 @@ def masks_from_ids(source: str) -> list[str]:
     """Masks come from lengths: comparing ids with the padding id loses a genuine end of text."""
     lines = [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
+        for node in nodes(source)
         if isinstance(node, ast.Compare) and re.search(r"\bpad(ding)?_(token_)?id\b", ast.unparse(node))
     ]
     return [line for line in lines if re.search(r"!=|==", line)]

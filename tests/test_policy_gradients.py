@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import bare_logprobs, lm
+from toys import bare_logprobs, bare_table, lm
 
 from operant import Learner, OperantError, Policy
 from operant.models.value_head import ValueOptions
@@ -107,14 +107,13 @@ def test_a_mask_that_allows_everything_is_ppo(kind):
 def nucleus(model, prompt, ids, top_p, least, always):
     """The sets that top-p leaves at each place, by the model's own forward, sorting in Python."""
     sets = []
-    for place in range(len(ids)):
-        logprobs = [float(bare_logprobs(model, prompt, [*ids[:place], token])[-1].exp()) for token in range(20)]
-        order, total, kept = sorted(range(20), key=lambda token: -logprobs[token]), 0.0, set(always)
+    for chances in bare_table(model, prompt, ids).exp().tolist():
+        order, total, kept = sorted(range(20), key=lambda token: -chances[token]), 0.0, set(always)
         for rank, token in enumerate(order):
             if rank >= least and total >= top_p:
                 break
             kept.add(token)
-            total += logprobs[token]
+            total += chances[token]
         sets.append(kept)
     return sets
 
@@ -124,7 +123,7 @@ def nucleus(model, prompt, ids, top_p, least, always):
 def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every):
     options = {"max_tokens": 4, "optimizer.lr": 5e-2, "kl.coef": 0.0, "top_p": 0.6, "top_p_least": 3, "epochs": 1}
     learner = Learner(lm(kind).double(), algorithm="nlpo", **options, **{"mask.every": every})
-    copy, changes = lm(kind).double(), 0
+    first, copy, changes = lm(kind).double(), lm(kind).double(), 0
     for step in range(5):
         if every and step % every == 0:
             copy.load_state_dict(learner.policy.model.state_dict())
@@ -133,7 +132,7 @@ def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every)
             (turn,) = rollout.turns
             found = [set(ids) for ids in turn.allowed]
             assert found == nucleus(copy, turn.prompt, turn.action, 0.6, 3, {2})
-            changes += found != nucleus(lm(kind).double(), turn.prompt, turn.action, 0.6, 3, {2})
+            changes += found != nucleus(first, turn.prompt, turn.action, 0.6, 3, {2})
             assert all(token in kept for token, kept in zip(turn.action, found, strict=True))
         metrics = learner.step(rollouts, scores(rollouts))
         assert metrics["rollout/logprob_gap"] < 1e-6
@@ -146,15 +145,12 @@ def test_the_ratio_is_of_masked_probabilities_and_kl_of_unmasked_ones():
     learner = Learner(
         lm().double(), algorithm="nlpo", reference=lm(seed=1).double(), top_p=0.5, top_p_least=2, max_tokens=3
     )
-    rollouts = learner.generate(PROMPTS[:4])
+    rollouts, bare = learner.generate(PROMPTS[:4]), lm().double()
     metrics, kl, count = learner.step(rollouts, scores(rollouts)), 0.0, 0
     for rollout in rollouts:
         (turn,) = rollout.turns
-        plain = bare_logprobs(lm().double(), turn.prompt, turn.action)
-        inside = [
-            float(sum(bare_logprobs(lm().double(), turn.prompt, [*turn.action[:t], k])[-1].exp() for k in kept))
-            for t, kept in enumerate(turn.allowed)
-        ]
+        plain, table = (of(bare, turn.prompt, turn.action) for of in (bare_logprobs, bare_table))
+        inside = [float(table[t, list(kept)].exp().sum()) for t, kept in enumerate(turn.allowed)]
         masked = plain - torch.tensor(inside, dtype=torch.float64).log()
         assert torch.allclose(masked, torch.tensor(turn.logprobs, dtype=torch.float64), atol=1e-6)
         kl += float((plain - bare_logprobs(lm(seed=1).double(), turn.prompt, turn.action)).sum())

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import yaml
+from processes import Forked
 from test_compare import run as write_run
 from toys import letters, lm
 
@@ -264,7 +265,8 @@ def steps_of(folder):
     return [json.loads(line)["step"] for line in lines]
 
 
-def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, capfd):
+def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, monkeypatch, capfd):
+    Forked.instead(monkeypatch)
     given, options = {"reward": "rewards.py:broken,rewards.py:fine"}, SweepOptions(out="sweep")
     assert sweep(given, "tiny.yaml", options) == 1
     printed = capfd.readouterr().out

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from processes import Forked
 from published import ROWS, models, write
 from test_commands_of_the_pages import commands
 from toys import letters, lm
@@ -74,7 +75,8 @@ def short(command, words):
 
 
 @pytest.mark.parametrize("number", range(len(commands("docs/tasks.md"))))
-def test_the_page_can_be_followed(number, capsys):
+def test_the_page_can_be_followed(number, monkeypatch, capsys):
+    Forked.instead(monkeypatch)
     _, command, *words = commands("docs/tasks.md")[number]
     if any(re.fullmatch(r"imdb|[\w-]+/\w+/[\w.]+:\w+", word) for word in words[2:]):
         pytest.skip("a data set of the Hub")

@@ -386,7 +386,7 @@ def test_the_world_of_the_page_is_a_file_of_sixty_lines_that_trains(tmp_path, mo
         line for line in page.splitlines() if "ladders.py:Ladders" in line and line.startswith("operant train")
     ]
     words = command.split()[1:]
-    words[words.index("--steps") + 1] = "1"
+    words[words.index("--steps") + 1], words[words.index("--batch") + 1] = "1", "4"
     assert main([*words, "--out", "run"]) in (0, None)
     metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
     assert 0 <= metrics["actions/valid"] <= 1 and metrics["rollout/logprob_gap"] < 1e-4

@@ -114,6 +114,6 @@ def test_a_run_says_so_where_it_would_wait(worth, given, tells, tmp_path, monkey
     monkeypatch.setattr(machine, "WORTH", worth)
     monkeypatch.setattr(machine, "crowded", lambda: "9 other processes compute")
     tokenizer, log = letters(), tmp_path / "run/log.txt"
-    options = {"tokenizer": tokenizer, "steps": 1, "batch": 4, "out": log.parent}
+    options = {"tokenizer": tokenizer, "steps": 1, "batch": 4, "max_tokens": 2, "probes": 0, "out": log.parent}
     train(lm(vocab=len(tokenizer)), ["ab"], "letters:a", **options, **given)
     assert ("--threads 1" in (log.read_text(encoding="utf-8") if log.exists() else "")) == tells

@@ -71,12 +71,17 @@ def letters() -> PreTrainedTokenizerFast:
     )
 
 
-def bare_logprobs(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
-    """[A] log-probs of `action` by the model's own forward: one row, no padding, no cache, float64 softmax."""
+def bare_table(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
+    """[A, V] log-probs before each of `action` by the model's own forward: one row, no padding, no cache, float64."""
     with torch.no_grad():
         if model.config.is_encoder_decoder:
             start = [model.config.decoder_start_token_id, *action[:-1]]
             logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([start])).logits[0]
         else:
             logits = model(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1]
-    return (logits.double() / temperature).log_softmax(-1).gather(-1, torch.tensor(action)[:, None]).squeeze(-1)
+    return (logits.double() / temperature).log_softmax(-1)
+
+
+def bare_logprobs(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
+    """[A] log-probs of `action`, as `bare_table`."""
+    return bare_table(model, prompt, action, temperature).gather(-1, torch.tensor(action)[:, None]).squeeze(-1)
