@@ -36,6 +36,7 @@ PAGES = [
     "docs/rl4lms.md",
     "docs/style-transfer.md",
     "docs/prompts.md",
+    "docs/scale.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 
