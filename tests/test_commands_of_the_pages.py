@@ -39,6 +39,7 @@ PAGES = [
     "docs/style-transfer.md",
     "docs/ahead.md",
     "docs/prompts.md",
+    "docs/scale.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 

@@ -1,7 +1,11 @@
 """The memory of one of several ranks, planned from a config alone, and the simulation of a cluster: held to sums."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benchmarks import cluster
@@ -96,6 +100,17 @@ def test_the_command_plans_from_a_config_alone(config_file, capsys):
     ):
         assert main([*command[:2], *words, *command[6:]]) == 2
         assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_plan_of_two_ranks_is_within_a_fifth_of_what_the_kernel_shows(tmp_path):
+    """The benchmark plans, and runs two processes over gloo, each of which divides nothing (DDP)."""
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.rank_memory", "--only", "30M, full", "--ranks", "2", "--kinds", "ddp"]
+    given = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "--results", str(results)], cwd=Path(__file__).parents[1], env=given, check=True)
+    (row,) = json.loads(results.read_text(encoding="utf-8"))["rows"].values()
+    assert len(row["measured_gb"]) == 2 and abs(row["error"]) < 0.2, row
 
 
 # --- the simulation ---------------------------------------------------------------------------------------------------

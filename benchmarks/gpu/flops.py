@@ -20,7 +20,7 @@ def main(place: Place, report: Any) -> None:
     for name in ("gpt2", "llama-1b"):
         found = measured(place, name)
         found["share_of_products"] = found["tflops"] / reached
-        found["mfu"] = found["tflops"] / _nominal(reached)
+        found["mfu"] = found["tflops"] / nominal(reached)
         report(**{f"{name}/{k}": v for k, v in found.items()})
     report(good=place.tiny or found["mfu"] >= BAR)
 
@@ -49,7 +49,7 @@ def flops(policy: Any, tokens: int, actions: int) -> float:
     return 6.0 * (body * tokens + policy.head.weight.numel() * actions)
 
 
-def _nominal(reached: float) -> float:
+def nominal(reached: float) -> float:
     """TFLOP/s by the data sheet, or `reached` if the device is unknown."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return next((rate for part, rate in NOMINAL.items() if part in name), reached)

@@ -1,8 +1,11 @@
-"""One whole PPO step with its peak memory at the shapes of GPT-2 XL, GPT-Neo 1.3B and GPT-NeoX 20B, in bfloat16."""
+"""One whole PPO step with its peak memory at the shapes of GPT-2 XL, GPT-Neo 1.3B and GPT-NeoX 20B, in bfloat16.
+
+Of steps that train all weights, the update's FLOP/s are given, too (`flops.py` says which are counted).
+"""
 
 from typing import Any
 
-from benchmarks.gpu import peak
+from benchmarks.gpu import flops, peak
 from benchmarks.gpu.place import Place, queries, scores
 
 ROWS = {
@@ -33,12 +36,18 @@ def measured(place: Place, shape: str, options: dict[str, Any]) -> dict[str, flo
     build = place.seconds(lambda: built.append(place.learner(shape, **fixed, **options)))
     learner = built.pop()
 
+    metrics: list[dict[str, float]] = []
+
     def step() -> None:
         generated = learner.generate(queries(replies, 8))
-        learner.step(generated, scores(generated))
+        metrics.append(learner.step(generated, scores(generated)))
 
     first, seconds = place.seconds(step), place.seconds(step)
     trained = sum(p.numel() for p in learner.policy.trainable())
     whole = sum(p.numel() for p in learner.policy.parameters())
     sizes = {"parameters_m": whole / 1e6, "trained_m": trained / 1e6}
+    if not options:
+        work = fixed["epochs"] * flops.flops(learner.policy, replies * (8 + tokens), replies * tokens)
+        sizes["update_tflops"] = work / metrics[-1]["time/update"] / 1e12
+        sizes["mfu"] = sizes["update_tflops"] / flops.nominal(sizes["update_tflops"])
     return {"build_seconds": build, "first_seconds": first, "step_seconds": seconds, "gb": peak.most(), **sizes}
