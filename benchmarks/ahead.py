@@ -61,6 +61,15 @@ def rate(metrics: Mapping[str, float]) -> float:
     return metrics["tokens/per_second"]
 
 
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows of the table in docs/ahead.md."""
+    base, lines = rows[0]["tokens a second"], list[str]()
+    for row in rows:
+        found = f"{row['tokens a second']:.0f} | {row['tokens a second'] / base:.2f}x"
+        lines.append(f"| {row['side']} | {found} | {row['seconds of generate']:.1f} | {row['seconds of step']:.1f} |")
+    return lines
+
+
 SIDES = {
     "native, in turn": {"actors": 0, "ahead": 0, "kills": False},
     "native, one ahead": {"actors": 0, "ahead": 1, "kills": False},
@@ -105,9 +114,7 @@ def main() -> None:
         row |= {f"seconds of {k}": statistics.median(v) for k, v in seconds[name].items() if v}
         same = sum(a == b for a, b in zip(said[name], said[list(SIDES)[ahead]], strict=True))
         rows.append(row | {"replies as the native engine's": same})
-    base = rows[0]["tokens a second"]
-    for row in rows:
-        print(f"{row['side']:24} {row['tokens a second']:7.0f} tokens/s, {row['tokens a second'] / base:.2f}x")
+    print(*table(rows), sep="\n")
     result = {"command": " ".join(["python -m benchmarks.ahead", *sys.argv[1:]]), "machine": about()}
     result |= {"load": os.getloadavg(), "deaths": len(deaths), "rows": rows, "version": operant.__version__}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
