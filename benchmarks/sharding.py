@@ -47,23 +47,24 @@ def main() -> None:
     parser.add_argument("--replies", type=int, nargs="+", default=[4, 8, 16, 32], help="of a rank in one pass")
     parser.add_argument("--budget", type=float, default=0.5, help="GB of a rank's peak, for the largest batch")
     args = parser.parse_args()
-    rows = [row for world in args.ranks for way in WAYS for row in of_ranks(world, way, args)]
-    for row in rows:
-        print(json.dumps(row), flush=True)
+    rows = []
+    for world, way in ((world, way) for world in args.ranks for way in WAYS):
+        rows.append(of_ranks(world, way, args))
+        print(json.dumps(rows[-1]), flush=True)
     if args.shape == "small":
         about = {"command": "python -m benchmarks.sharding", "machine": machine(), "load": os.getloadavg()[0]}
         about |= {"shape": SHAPES["small"], "tokens": TOKENS, "budget_gb": args.budget}
         (RESULTS / "sharding.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def of_ranks(world: int, way: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one way of training, from the first of its ranks."""
+def of_ranks(world: int, way: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The row of one way of training, from the first of its ranks."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
         given = (world, way, args.shape, args.replies, args.budget, folder)
         mp.start_processes(_rank, given, nprocs=world, start_method="spawn")
-        return json.loads((Path(folder) / "rows.json").read_text(encoding="utf-8"))
+        return json.loads((Path(folder) / "row.json").read_text(encoding="utf-8"))
 
 
 def _rank(rank: int, world: int, way: str, shape: str, replies: list[int], budget: float, folder: str) -> None:
@@ -73,7 +74,7 @@ def _rank(rank: int, world: int, way: str, shape: str, replies: list[int], budge
     with distributed.launched():
         row = measured(way, shape, replies, budget, Path(folder))
         if rank == 0:
-            (Path(folder) / "rows.json").write_text(json.dumps([{"ranks": world, "way": way, **row}]))
+            (Path(folder) / "row.json").write_text(json.dumps({"ranks": world, "way": way, **row}), encoding="utf-8")
 
 
 def measured(way: str, shape: str, replies: list[int], budget: float, folder: Path) -> dict[str, Any]:

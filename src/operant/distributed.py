@@ -246,6 +246,9 @@ class GradientSum:
         """Context for the forward and backward pass of a micro-batch: gradients are summed in the `last` one only."""
         return nullcontext() if last or world() == 1 else self.forward.no_sync()
 
+    def gather(self) -> None:
+        """Make the module whole, if its parameters are divided over the ranks. Every rank must call."""
+
 
 def _summed(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket of gradients over ranks, where DistributedDataParallel would average it."""
@@ -260,7 +263,7 @@ def bounds(rows: int) -> slice:
     return slice(min(each * rank(), rows), min(each * (rank() + 1), rows))
 
 
-class Shards:
+class Shards(GradientSum):
     """A module whose parameters are divided over the ranks while it is trained, by torch's FSDP2 (`fully_shard`).
 
     Between updates the module itself is whole on every rank, so that generation, scoring and export know of nothing.

@@ -67,7 +67,7 @@ class PolicyBase(nn.Module):
     trunk: Any = None
     """The frozen lower layers, whose states are cached."""
     shards: Any = None
-    """Its parts on this rank, if its parameters are divided over the ranks."""
+    """The `distributed.Shards` of a policy that is divided over ranks."""
 
     @property
     def model(self) -> "PolicyBase":

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.distributed import Shards
 from operant.models import layout
 from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
@@ -75,8 +74,8 @@ class HiddenStates(nn.Module):
             self.positions[side] = int(limit) if limit and limit > 0 else None
         self.packing = Packing(model)
         self.virtual = virtual_ids(model, options)
-        self.shards: Shards | None = None
-        """Its parts on this rank, if its parameters are divided over the ranks."""
+        self.shards: Any = None
+        """The `distributed.Shards` of a policy that is divided over ranks."""
 
     @property
     def config(self) -> Any:

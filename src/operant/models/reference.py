@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant.distributed import Shards
 from operant.models.policy import Policy
 from operant.types import OperantError
 
@@ -35,8 +34,8 @@ class PolicyCopy:
         self.rule = rule
         kept = shared(policy if values else policy.model) if copy else {}
         self._shared, self._values = set(kept), values
-        self.shards: Shards | None = None
-        """Its parts on this rank, if its own weights are divided over the ranks."""
+        self.shards: Any = None
+        """The `distributed.Shards` of its own weights, if they are divided over ranks."""
         copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
         self.policy: Policy = copied
         self.policy.requires_grad_(False)
@@ -54,21 +53,18 @@ class PolicyCopy:
         """Apply the rule. `updates`: number of optimizer updates of the policy so far."""
         if self.rule == "frozen":
             return
-        with self.present():
-            self._follow(policy, updates)
-            if self.shards is not None:
-                self.shards.load({name: (p, p) for name, p in self.shards.own.items()})
-
-    def _follow(self, policy: Policy, updates: int) -> None:
         name, amount = self.rule
-        both = zip(self._module(self.policy).parameters(), self._module(policy).parameters(), strict=True)
-        moved = [(mine, new) for mine, new in both if mine is not new]
-        if name == "polyak":
-            for mine, new in moved:
-                mine.lerp_(new.to(mine), float(amount))
-        elif updates % int(amount) == 0:
-            for mine, new in moved:
-                mine.copy_(new)
+        with self.present():
+            both = zip(self._module(self.policy).parameters(), self._module(policy).parameters(), strict=True)
+            moved = [(mine, new) for mine, new in both if mine is not new]
+            if name == "polyak":
+                for mine, new in moved:
+                    mine.lerp_(new.to(mine), float(amount))
+            elif updates % int(amount) == 0:
+                for mine, new in moved:
+                    mine.copy_(new)
+            if self.shards is not None:
+                self.shards.load({own: (p, p) for own, p in self.shards.own.items()})
         self._fingerprint = None
 
     @contextmanager

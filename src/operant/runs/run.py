@@ -72,9 +72,7 @@ class Run:
         """`metric`, `value` and `step` of the model in best/."""
         self.interrupted = self.started = False
         self.state = RunState()
-        self.divided = self.policy.shards is not None
-        """Whether the state is divided over ranks: every rank writes its part of a checkpoint then."""
-        self.state.ranks = distributed if self.divided else None
+        self.state.ranks = distributed if self.policy.shards is not None else None
         for name, part in self.learner.parts().items():
             self.state.register(name, part)
         self.state.register("tasks", parts.order)
@@ -138,7 +136,8 @@ class Run:
         except OperantError as error:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
-                self._save_before_error(error.agreed)
+                if error.agreed or self.state.ranks is None:  # ranks that write together would wait for each other
+                    self._save_before_error()
             if notes and str(error).startswith("no reply is left"):
                 raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
             raise
@@ -274,7 +273,7 @@ class Run:
 
     def log_left_out(self) -> None:
         """Log the options of recipe and preset that do not apply with the chosen algorithm or world, and rows of it."""
-        if self.learner.own.parallel == "fsdp" and not self.divided:
+        if self.learner.own.parallel == "fsdp" and self.state.ranks is None:
             self._log_note("learner.parallel=fsdp in one process: there are no ranks to divide anything over")
         if self.parts.left_out:
             count = self.parts.left_out + len(self.parts.tasks)
@@ -320,25 +319,20 @@ class Run:
     def save_when_due(self) -> None:
         """Write a checkpoint after a step, if one is due. Training goes on if the disk refuses it."""
         due = self._new_best or self.schedule.due(self.learner.progress.step)
-        if distributed.largest(int(due)) if self.divided else due:
+        if due if self.state.ranks is None else distributed.largest(int(due)):
             self._write(self.schedule.try_to_save)
             self._new_best = False
 
-    def _save_before_error(self, agreed: bool = True) -> None:
-        """Save before an error ends the run. If that fails too, warn, so that the first error is the one raised.
-
-        agreed: all ranks have met the error. If not, ranks that write together would wait for each other.
-        """
-        if self.divided and not agreed:
-            return
+    def _save_before_error(self) -> None:
+        """Save before an error ends the run. If that fails too, warn, so that the first error is the one raised."""
         try:
             self.save()
         except OperantError as error:
             self.trackers.warn(f"the state from before the step could not be saved either: {error}")
 
     def _write(self, write: Callable[..., None]) -> None:
-        """Write a checkpoint with the function `write` of the schedule, on the first rank or, if divided, on all."""
-        if not (self.first or self.divided):
+        """Write a checkpoint with the function `write` of the schedule, on the first rank; divided weights, on all."""
+        if not self.first and self.state.ranks is None:
             return
         with self.learner.timing("checkpoint"):
             extra = self.evaluation.state_dict() | {"best": self.best, "started": self.started}

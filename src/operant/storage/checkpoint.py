@@ -118,13 +118,19 @@ class RunState:
         (by its name), and for an error of the disk.
         """
         begun, folder, tensors = time.perf_counter(), Path(folder), NamedTensors()
-        run = _alone if self.ranks is None else self.ranks.together
+        run: Callable[[Callable[[], Any]], Any] = self.ranks.together if self.ranks is not None else lambda work: work()
         first = self.ranks is None or self.ranks.rank() == 0
-        content = run(lambda: self._content(kind, extra, tensors))
         info = {"schema": SCHEMA, "kind": kind, "step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
         info |= {"made_by": machine.about(), "lengths": dict(lengths or {})}
         path = path_of(folder, kind, step)
         temporary = path.with_name(f".{path.name}.tmp")
+
+        def content() -> dict[str, Any]:
+            parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
+            body = {name: encode(part.state_dict(), name, tensors) for name, part in parts.items()}
+            found = {"parts": body, "extra": encode(extra, "extra", tensors)}
+            shapes = {name: part.shape for name, part in tensors.parts.items()}
+            return found | ({"divided": shapes} if shapes else {})
 
         def begin() -> None:
             with atomic_io.explained(path, "save the checkpoint"):
@@ -140,12 +146,13 @@ class RunState:
         def finish() -> int:
             with atomic_io.explained(path, "save the checkpoint"):
                 others = sorted(file.name for file in temporary.glob(PART_FILES))
-                write_folder(temporary, tensors, content, info, others)
+                write_folder(temporary, tensors, encoded, info, others)
                 atomic_io.replace_folder(temporary, path)
                 size = sum(file.stat().st_size for file in path.iterdir())
                 prune(folder, step, Retention(keep, keep_every, frozenset(spare)))
                 return size
 
+        encoded = run(content)
         try:
             run(begin if first else lambda: None)
             if self.ranks is not None:
@@ -156,15 +163,6 @@ class RunState:
                 with suppress(OSError):
                     atomic_io.remove_tree(temporary)
         return Saved(path, size, time.perf_counter() - begun)
-
-    def _content(self, kind: str, extra: Any, tensors: NamedTensors) -> dict[str, Any]:
-        """The states of the parts of a checkpoint as JSON, with their tensors added to `tensors`."""
-        parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
-        body = {name: encode(part.state_dict(), name, tensors) for name, part in parts.items()}
-        content = {"parts": body, "extra": encode(extra, "extra", tensors)}
-        return content | (
-            {"divided": {name: part.shape for name, part in tensors.parts.items()}} if tensors.parts else {}
-        )
 
     def load(
         self, path: str | Path, warn: Callable[[str], None] = warnings.warn, *, fresh_optimizer: bool = False
@@ -219,10 +217,6 @@ def read_part(path: Path, name: str) -> Any:
     if name not in states:
         raise OperantError(f"{path} lacks {name}: it was not written by a training run")
     return states[name]
-
-
-def _alone(work: Callable[[], Any]) -> Any:
-    return work()
 
 
 def _read(path: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Any]]:

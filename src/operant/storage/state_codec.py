@@ -143,30 +143,20 @@ def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> t
         tensors: dict[str, Tensor | Part] = {**load_file(folder / TENSORS)}
         divided = content.get("divided", {}) if isinstance(content, dict) else {}
         for name in sorted(path.name for path in folder.glob(PART_FILES)) if divided else ():
-            _read_rows(folder / name, divided, bounds, tensors)
+            with safe_open(folder / name, "pt") as file:
+                offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+                for key in set(file.keys()) & set(divided):
+                    stored, first = file.get_slice(key), offsets[key]["saved_offsets"][0]
+                    rows, *others = divided[key]
+                    own = slice(0, rows) if bounds is None else bounds(rows)
+                    if key not in tensors:
+                        zeros = torch.zeros(own.stop - own.start, *others, dtype=stored[:0].dtype)
+                        tensors[key] = zeros if bounds is None else Part(zeros, tuple(divided[key]))
+                    found = tensors[key]
+                    begin, end = max(own.start, first), min(own.stop, first + stored.get_shape()[0])
+                    if begin < end:
+                        into = found.rows if isinstance(found, Part) else found
+                        into[begin - own.start : end - own.start] = stored[begin - first : end - first]
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{name} is not a safetensors file ({error})") from error
     return content, tensors
-
-
-def _read_rows(
-    path: Path,
-    shapes: Mapping[str, Sequence[int]],
-    bounds: Callable[[int], slice] | None,
-    tensors: dict[str, Tensor | Part],
-) -> None:
-    """Add the rows in one rank's file to the tensors, which begin as zeros of the sizes in `shapes`."""
-    with safe_open(path, "pt") as file:
-        offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
-        for name in set(file.keys()) & set(shapes):
-            stored, first = file.get_slice(name), offsets[name]["saved_offsets"][0]
-            own = slice(0, shapes[name][0]) if bounds is None else bounds(shapes[name][0])
-            if name not in tensors:
-                kind, sizes = stored[:0].dtype, (own.stop - own.start, *shapes[name][1:])
-                rows = torch.zeros(sizes, dtype=kind)
-                tensors[name] = rows if bounds is None else Part(rows, tuple(shapes[name]))
-            found = tensors[name]
-            begin, end = max(own.start, first), min(own.stop, first + stored.get_shape()[0])
-            if begin < end:
-                rows = found.rows if isinstance(found, Part) else found
-                rows[begin - own.start : end - own.start] = stored[begin - first : end - first]

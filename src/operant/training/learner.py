@@ -32,8 +32,7 @@ from operant.envs.single_turn import SingleTurn
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
-from operant.models.reference import PolicyCopy
-from operant.objectives.kl import EXACT, KLOptions, controller
+from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
@@ -140,7 +139,7 @@ class Learner(Saveable):
         check_length(self.options, total_steps)
         check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
-        sharding.check(find_rule(self.algorithm.update), self.options)
+        sharding.check(self.algorithm.update, self.options)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
         others = {"tokenizer": tokenizer, "engine": engine, "env": env}
@@ -153,9 +152,7 @@ class Learner(Saveable):
         """The `Policy` in training."""
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
-        if self.own.parallel == "fsdp":
-            mask = self.copies.get(self.algorithm.mask or "")  # it is read while replies are generated
-            sharding.divide(self.policy, [c for c in self._copies if c is not mask], self.own.offload)
+        sharding.divide(self)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         check_engine(self.engine, self.own)
@@ -345,9 +342,14 @@ class Learner(Saveable):
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
+<<<<<<< HEAD
             learnt = selected if self.buffer is None else self.buffer.mixed(selected, self.policy.version)
             with self.timing("observe"), sharding.present(self._copies):
                 collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
+=======
+            with self.timing("observe"), sharding.present(self):
+                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(selected, sampling))
+>>>>>>> fsdp
                 batch = distributed.together(lambda: self.look(scored, sampling))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
@@ -387,7 +389,7 @@ class Learner(Saveable):
             selected = self._select(rollouts, scores)
         finally:
             self.moments.load_state_dict(moments)
-        with sharding.present(self._copies):
+        with sharding.present(self):
             batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
         return self.credit(batch, self.controller.coef).to("cpu"), selected.places
 
@@ -397,7 +399,7 @@ class Learner(Saveable):
         On several ranks, every rank passes the same rollouts.
         """
         sampling, tally = self.sampling.plain, Tally()
-        with sharding.present(self._copies):
+        with sharding.present(self):
             batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
             batch = self.credit(batch, self.controller.coef)
             objective, budget = self.objective(sampling), self.budget.tokens
@@ -512,20 +514,9 @@ class Learner(Saveable):
 
     def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
-        if self.policy.shards is not None and distributed.largest(int(batch.choices is not None)):
-            raise OperantError(
-                "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally "
-                "often in a pass, and wait for each other; use learner.parallel=ddp"
-            )
+        sharding.check_batch(self, batch)
         self.updating = True
-        # A loss with an exact divergence, or with a teacher, reads the reference.
-        reads = (self.kl.loss_coef > 0 and self.kl.loss_kind in EXACT) or (self.kl.direct and self.kl.kind in EXACT)
-        reads = reads or batch.hinted is not None
-        with (
-            self.timing("update"),
-            sharding.present(self._copies if reads else ()),
-            sharding.updating(self.policy, keep=reads),
-        ):
+        with self.timing("update"), sharding.updating(self, batch):
             tally, bad = self.rule.update(
                 batch,
                 self.objective(sampling),
@@ -562,6 +553,7 @@ class Learner(Saveable):
         self.rule.optimizer = optimizer
 
     @property
+<<<<<<< HEAD
     def _copies(self) -> list[PolicyCopy]:
         """The reference and the other copies of the policy."""
         return [*([self.reference] if self.reference is not None else []), *self.copies.values()]
@@ -573,6 +565,8 @@ class Learner(Saveable):
         return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
 
     @property
+=======
+>>>>>>> fsdp
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -604,7 +598,7 @@ class Learner(Saveable):
         if self.buffer is not None:
             self.buffer.keep()
         self.progress.episodes += int(metrics.get("rollout/count", 0))
-        for copied in self._copies:
+        for copied in sharding.copies(self):
             copied.update(self.policy, self.progress.step)
         if "kl/per_reply" in metrics:
             replies = int(metrics["rollout/count"])
@@ -631,6 +625,7 @@ class Learner(Saveable):
 
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:
+<<<<<<< HEAD
         """The engine with the weights of another policy, such as the reference; afterwards it has its own again.
 
         An engine in another process keeps its weights: here, the native one stands in for it.
@@ -639,6 +634,10 @@ class Learner(Saveable):
             if getattr(self.engine, "own_weights", False):
                 yield default_engine(policy)
                 return
+=======
+        """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
+        with sharding.present(self, policy):
+>>>>>>> fsdp
             self.engine.sync(policy, policy.version)
             try:
                 yield self.engine
@@ -653,7 +652,8 @@ class Learner(Saveable):
         """All state that changes, by the name under which it is registered in `RunState`."""
         copies = {f"shadow/{name}": copied for name, copied in self.copies.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
-        of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in self.rule.parts().items()}
+        rule = sharding.divided(self.rule.parts(), self.policy.shards)
+        of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in rule.items()}
         return {
             "policy": PolicyState(self.policy, self.policy.shards),
             **of_rule,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.distributed import GradientSum, Shards
+from operant.distributed import GradientSum
 from operant.models.embedding import direct_gradients
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
@@ -67,13 +67,7 @@ class MicroBatchOptions:
 
 
 def accumulate(
-    policy: GradientSum | Shards,
-    whole: Batch,
-    objective: Objective,
-    sampling: Sampling,
-    budget: TokenBudget,
-    *,
-    gap: bool,
+    policy: GradientSum, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, *, gap: bool
 ) -> Tally:
     """Add the gradients of a minibatch over all ranks, micro-batch by micro-batch, and return its metrics.
 

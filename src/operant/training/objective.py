@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from operant.algorithms import Algorithm
-from operant.distributed import GradientSum, Shards
+from operant.distributed import GradientSum
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.objectives import losses
@@ -62,7 +62,7 @@ def make_objective(
 
 
 def backward(
-    policy: GradientSum | Shards, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
+    policy: GradientSum, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally, *, gap: bool
 ) -> None:
     """Add the gradient of a micro-batch to the parameters, and its metrics to the tally.
 
@@ -86,7 +86,7 @@ def measure_terms(policy: Policy, batch: Batch, objective: Objective, sampling: 
 
 
 def forward(
-    policy: Policy | GradientSum | Shards, batch: Batch, objective: Objective, sampling: Sampling
+    policy: Policy | GradientSum, batch: Batch, objective: Objective, sampling: Sampling
 ) -> tuple[Outputs, dict[str, Tensor]]:
     """Run one forward pass, and return its outputs and its terms: `loss`, with the KL term added, and metrics."""
     kl = objective.kl

@@ -64,11 +64,10 @@ class LearnerOptions:
     """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page by page.
     It holds for the whole process."""
     parallel: str = "ddp"
-    """What several ranks divide (torchrun): ddp: the replies alone; fsdp: the policy's and the reference's weights, the
-    gradients and the optimizer's states, too (docs/sharding.md). In one process both are the same."""
+    """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states (docs/sharding.md)."""
     offload: str = "none"
-    """With parallel=fsdp on a GPU, what waits in the CPU's memory: none; reference: the reference and other copies of
-    the policy; optimizer: this rank's rows of the policy, and the optimizer's states and steps; both."""
+    """With fsdp on a GPU, what is in the CPU's memory: none; reference: all copies of the policy; optimizer: this
+    rank's rows of the policy, the optimizer's states and its steps; both."""
     watch_every: int = 10
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
     never. Tensors above 65,536 numbers are sampled."""
@@ -100,11 +99,6 @@ class LearnerOptions:
             raise OperantError(f"learner.parallel={shown(self.parallel)}: it must be ddp or fsdp")
         if self.offload not in ("none", "reference", "optimizer", "both"):
             raise OperantError(f"learner.offload={shown(self.offload)}: it must be none, reference, optimizer or both")
-        if self.offload != "none" and self.parallel != "fsdp":
-            raise OperantError(
-                f"learner.offload={self.offload} with learner.parallel=ddp: only what is divided over the ranks is "
-                "offloaded; set parallel=fsdp, or leave it out"
-            )
         if self.watch_every < 0:
             raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 

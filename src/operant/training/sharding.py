@@ -4,8 +4,8 @@ What a rank has of each parameter are some of its rows, which are plain tensors 
 treats every number alike makes the same step as on the whole tensor; others are refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -13,17 +13,24 @@ from torch import nn
 from operant import distributed
 from operant.distributed import Shards
 from operant.models.reference import PolicyCopy
-from operant.training.update_rules import GradientUpdate, OnePass
-from operant.types import OperantError
+from operant.objectives.kl import EXACT
+from operant.training.divided_optimizer import DividedOptimizer
+from operant.training.update_rules import GradientUpdate, OnePass, find_rule
+from operant.types import Batch, OperantError
 
 
-def check(rule: type[GradientUpdate], options: Mapping[str, Any]) -> None:
+def check(update: Any, options: Mapping[str, Any]) -> None:
     """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads.
 
     Raises: OperantError.
     """
-    own = options["learner"]
+    own, rule = options["learner"], find_rule(update)
     if own.parallel != "fsdp":
+        if own.offload != "none":
+            raise OperantError(
+                f"learner.offload={own.offload} with learner.parallel=ddp: only what is divided over the ranks is "
+                "offloaded; set parallel=fsdp, or leave it out"
+            )
         return
     if rule not in (GradientUpdate, OnePass):
         raise OperantError(
@@ -46,11 +53,19 @@ def check(rule: type[GradientUpdate], options: Mapping[str, Any]) -> None:
         )
 
 
-def divide(policy: Any, copies: Iterable[PolicyCopy], offload: str) -> None:
-    """Divide the policy and the own weights of its copies over the ranks. Without several ranks, do nothing.
+def copies(learner: Any) -> list[PolicyCopy]:
+    """The reference and the other copies of the policy."""
+    return [*([learner.reference] if learner.reference is not None else []), *learner.copies.values()]
+
+
+def divide(learner: Any) -> None:
+    """Divide the policy and the own weights of its copies, if the options say so and there are several ranks.
 
     Raises: OperantError for a model that cannot be divided, and for offloading without several ranks.
     """
+    policy, offload = learner.policy, learner.own.offload
+    if learner.own.parallel != "fsdp":
+        return
     if distributed.world() == 1:
         if offload != "none":
             raise OperantError(
@@ -69,13 +84,12 @@ def divide(policy: Any, copies: Iterable[PolicyCopy], offload: str) -> None:
             "learner.parallel=fsdp with value.critic=copy of a model with frozen weights: both have the same ones, and "
             "each would divide them; use a value head (value.critic=none), or learner.parallel=ddp"
         )
-    apart, of_policy = list(copies), {id(p) for p in policy.parameters()}
+    mask = learner.copies.get(learner.algorithm.mask or "")  # it is read while replies are generated, so it stays whole
+    apart, of_policy = [c for c in copies(learner) if c is not mask], {id(p) for p in policy.parameters()}
     for copied in apart:
         others = [p for p in copied.policy.parameters() if id(p) in of_policy]
-        own = len([*copied.policy.parameters()]) > len(others)
-        copied.shards = (
-            Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both")) if own else None
-        )
+        if len([*copied.policy.parameters()]) > len(others):
+            copied.shards = Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both"))
     policy.shards = Shards(policy, _units, offload=offload in ("optimizer", "both"))
     for copied in apart:
         if copied.shards is not None:
@@ -89,25 +103,47 @@ def _units(policy: Any) -> list[nn.Module]:
     return [block for m in models for stack in m.blocks() for block in stack] if once else []
 
 
-@contextmanager
-def updating(policy: Any, *, keep: bool) -> Iterator[None]:
-    """A context for an update, in which each rank has only its parts of the policy. Every rank must call.
+def check_batch(learner: Any, batch: Batch) -> None:
+    """Raises: OperantError on every rank, if one has a batch for which the ranks would wait for each other."""
+    if learner.policy.shards is not None and distributed.largest(int(batch.choices is not None)):
+        raise OperantError(
+            "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally often in "
+            "a pass, and wait for each other; use learner.parallel=ddp"
+        )
 
-    keep: whole frozen weights stay, because a copy that shares them is read inside.
-    """
-    if policy.shards is None:
+
+@contextmanager
+def updating(learner: Any, batch: Batch) -> Iterator[None]:
+    """A context for an update, in which each rank has only its parts of the policy. Every rank must call."""
+    shards, kl = learner.policy.shards, learner.kl
+    if shards is None:
         yield
         return
-    policy.shards.module.modes = policy.modes
-    policy.shards.free(frozen=not keep)
-    yield
-    policy.shards.gather()
+    # The loss may read the reference, which shares frozen weights with the policy: they are whole then.
+    reads = (kl.loss_coef > 0 and kl.loss_kind in EXACT) or (kl.direct and kl.kind in EXACT) or batch.hinted is not None
+    with present(learner) if reads else nullcontext():
+        shards.module.modes = learner.policy.modes
+        shards.free(frozen=not reads)
+        yield
+        shards.gather()
 
 
 @contextmanager
-def present(copies: Iterable[PolicyCopy]) -> Iterator[None]:
-    """Inside this context, the copies are whole on every rank. Every rank must call."""
+def present(learner: Any, only: Any = None) -> Iterator[None]:
+    """Inside this context, the copies of the policy are whole on every rank. Every rank must call.
+
+    only: the policy of the one copy that is needed.
+    """
     with ExitStack() as stack:
-        for copied in copies:
-            stack.enter_context(copied.present())
+        for copied in copies(learner):
+            if only is None or copied.policy is only:
+                stack.enter_context(copied.present())
         yield
+
+
+def divided(parts: Mapping[str, Any], shards: Shards | None) -> dict[str, Any]:
+    """The parts of an update rule's state; the optimizer's has this rank's rows, if the policy is divided."""
+    return {
+        name: DividedOptimizer(part, shards) if shards is not None and name == "optimizer" else part
+        for name, part in parts.items()
+    }

@@ -9,7 +9,6 @@ import torch
 from operant.import_by_name import Table
 from operant.models.policy import Policy
 from operant.sampling import Sampling
-from operant.training.divided_optimizer import DividedOptimizer
 from operant.training.microbatch import MicroBatchOptions, TokenBudget
 from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions, RateOptions, apply, make_optimizer, rate
@@ -54,10 +53,7 @@ class GradientUpdate:
 
         These are the optimizer, which `fresh_optimizer` does not load, and the rule itself if it has both methods.
         """
-        part = self.own or self.optimizer
-        if part is not None and self.policy.shards is not None:
-            part = DividedOptimizer(part, self.policy.shards)
-        optimizer = {} if part is None else {"optimizer": part}
+        optimizer = {} if self.optimizer is None else {"optimizer": self.own or self.optimizer}
         return optimizer | ({"rule": self} if hasattr(self, "state_dict") else {})
 
     def learning_rate(self, step: int, total: int | None) -> float:
