@@ -339,7 +339,9 @@ def keywords() -> str:
 
 
 def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], bases: Sequence[str] = ()) -> str:
-    text = f'\n\nclass {name}({", ".join(bases) or "TypedDict"}, total=False):\n    """{about}"""\n\n'
+    inside = f"{', '.join(bases) or 'TypedDict'}, total=False"
+    inside = inside if len(f"class {name}({inside}):") <= 120 else f"\n    {inside}\n"
+    text = f'\n\nclass {name}({inside}):\n    """{about}"""\n\n'
     for entry, (kind, meaning) in entries.items():
         text += f"    {entry}: {kind}\n"
         if meaning:

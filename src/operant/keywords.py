@@ -129,11 +129,11 @@ class LearnerKeywords(TypedDict, total=False):
     """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page
     by page. It holds for the whole process."""
     parallel: str
-    """What several ranks divide (torchrun): ddp: the replies alone; fsdp: the policy's and the reference's
-    weights, the gradients and the optimizer's states, too (docs/sharding.md). In one process both are the same."""
+    """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states
+    (docs/sharding.md)."""
     offload: str
-    """With parallel=fsdp on a GPU, what waits in the CPU's memory: none; reference: the reference and other
-    copies of the policy; optimizer: this rank's rows of the policy, and the optimizer's states and steps; both."""
+    """With fsdp on a GPU, what is in the CPU's memory: none; reference: all copies of the policy; optimizer:
+    this rank's rows of the policy, the optimizer's states and its steps; both."""
     watch_every: int
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block;
     0: never. Tensors above 65,536 numbers are sampled."""
@@ -525,7 +525,9 @@ class ReplayKeywords(TypedDict, total=False):
     """Replies that the buffer keeps, over all ranks: the newest ones."""
 
 
-class LearnerArguments(LearnerKeywords, SamplingKeywords, OutputMlpKeywords, ModelKeywords, ReplayKeywords, total=False):
+class LearnerArguments(
+    LearnerKeywords, SamplingKeywords, OutputMlpKeywords, ModelKeywords, ReplayKeywords, total=False
+):
     """The options of a `Learner`."""
 
     learner: LearnerKeywords

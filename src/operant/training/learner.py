@@ -342,14 +342,9 @@ class Learner(Saveable):
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
-<<<<<<< HEAD
             learnt = selected if self.buffer is None else self.buffer.mixed(selected, self.policy.version)
-            with self.timing("observe"), sharding.present(self._copies):
-                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
-=======
             with self.timing("observe"), sharding.present(self):
-                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(selected, sampling))
->>>>>>> fsdp
+                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
                 batch = distributed.together(lambda: self.look(scored, sampling))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
@@ -553,20 +548,12 @@ class Learner(Saveable):
         self.rule.optimizer = optimizer
 
     @property
-<<<<<<< HEAD
-    def _copies(self) -> list[PolicyCopy]:
-        """The reference and the other copies of the policy."""
-        return [*([self.reference] if self.reference is not None else []), *self.copies.values()]
-
-    @property
     def rescores(self) -> bool:
         """Whether log-probs and values are computed again, instead of taking those of the engine."""
         usual = self.policy.rounds or getattr(self.engine, "own_numbers", False)
         return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
 
     @property
-=======
->>>>>>> fsdp
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
         return getattr(self.env, "pays", True)
@@ -625,19 +612,14 @@ class Learner(Saveable):
 
     @contextmanager
     def engine_of(self, policy: Policy) -> Iterator[Engine]:
-<<<<<<< HEAD
         """The engine with the weights of another policy, such as the reference; afterwards it has its own again.
 
         An engine in another process keeps its weights: here, the native one stands in for it.
         """
-        with sharding.present(copied for copied in self._copies if copied.policy is policy):
+        with sharding.present(self, policy):
             if getattr(self.engine, "own_weights", False):
                 yield default_engine(policy)
                 return
-=======
-        """The engine with the weights of another policy, such as the reference; afterwards it has its own again."""
-        with sharding.present(self, policy):
->>>>>>> fsdp
             self.engine.sync(policy, policy.version)
             try:
                 yield self.engine
