@@ -125,7 +125,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class Allocations:
     """What a run of this configuration allocates, in bytes, wherever it runs; made by `measure`."""
 
     shape: Shape
@@ -167,7 +167,7 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
 
 
-def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> Measured:
+def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> Allocations:
     """Measure one of so many ranks on tensors without memory. gpu: every classifier is on the device of the policy.
 
     Raises: OperantError as `plan`.
@@ -201,7 +201,7 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1),
         }
         gradients, units = model.gradients(), model.units()
-    return Measured(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+    return Allocations(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
 
 
 def _lengths(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:

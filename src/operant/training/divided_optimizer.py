@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from operant.distributed import Shards, rows_of
-from operant.types import Part
+from operant.types import Rows
 
 
 class DividedOptimizer:
@@ -47,5 +47,5 @@ class DividedOptimizer:
         return x if whole else self.shards.part(name, x)
 
     def _rows(self, name: str, x: Any) -> Any:
-        divided = isinstance(x, Part) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
+        divided = isinstance(x, Rows) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
         return rows_of(x) if divided else x

@@ -65,7 +65,7 @@ from operant.training.scoring import (
     within_context,
 )
 from operant.training.select import TrainingBatch, select, select_all, select_both
-from operant.training.setup import check_engine, configured_sampling, load_trained_policy, make_copies, tell_room
+from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
@@ -155,12 +155,7 @@ class Learner(Saveable):
         sharding.divide(self)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
-        check_engine(self.engine, self.own)
-        if (mask := self.copies.get(self.algorithm.mask or "")) is not None:
-            masked: Any = getattr(self.engine, "mask_with", None)
-            if masked is None:
-                raise OperantError(f"algorithm={name} masks tokens, and {type(self.engine).__name__} has no mask_with")
-            masked(mask.policy)
+        prepare_engine(self.engine, self.own, name, self.copies.get(self.algorithm.mask or ""))
         self.env = env or SingleTurn()
         tell_room(self.env, self.policy, self.sampling)
         own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)

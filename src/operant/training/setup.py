@@ -109,8 +109,16 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
     measure(TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
 
 
-def check_engine(engine: Any, learner: LearnerOptions) -> None:
-    """Raises: OperantError for an engine that keeps its weights, if stale replies are neither corrected nor bounded."""
+def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:
+    """Tell the engine which tokens the method `name` masks.
+
+    Raises: OperantError for an engine that cannot mask, or one that keeps its weights, if stale replies are neither
+    corrected nor bounded.
+    """
+    if mask is not None:
+        if not hasattr(engine, "mask_with"):
+            raise OperantError(f"algorithm={name} masks tokens, and {type(engine).__name__} has no mask_with")
+        engine.mask_with(mask.policy)
     if not (getattr(engine, "follows", True) or learner.importance != "none" or learner.max_staleness):
         raise OperantError(
             f"{type(engine).__name__} keeps its weights (engine.sync=none), so every reply after the first step is "
