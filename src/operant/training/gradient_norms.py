@@ -63,9 +63,9 @@ class NormRecorder:
             return
         now = {name: _sample(p) for name, p in self.parameters.items()}
         ratios = {name: p.numel() / max(len(now[name]), 1) for name, p in self.parameters.items()}
-        for kind in ("weight", "update"):
-            less = {name: x - self.before[name] if kind == "update" else x for name, x in now.items()}
-            norms = {name: _norm(x, ratios[name]) for name, x in less.items()}
+        sizes = {name: _norm(x, ratios[name]) for name, x in now.items()}
+        changes = {name: _norm(x - self.before[name], ratios[name]) for name, x in now.items()}
+        for kind, norms in (("weight", sizes), ("update", changes)):
             self._add(kind, distributed.joined(norms) if self.divided else norms)
 
     def _add(self, kind: str, norms: dict[str, float]) -> None:

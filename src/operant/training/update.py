@@ -99,7 +99,7 @@ def update(
     rows_of_units = [rows for rows in units(batch, objective.unit) if bool(batch.actions[rows].any())]
     numbers = _numbers([int(batch.episodes[rows[0]]) for rows in rows_of_units], places)
     budget = budget or options.budget()
-    together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)  # a critic's head is idle
+    together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
     first = True
     for epoch in range(options.epochs):
