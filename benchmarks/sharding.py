@@ -78,8 +78,12 @@ def _rank(rank: int, world: int, way: str, shape: str, replies: list[int], budge
 
 
 def measured(way: str, shape: str, replies: list[int], budget: float, folder: Path) -> dict[str, Any]:
+    from importlib import import_module
+
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    for name in ("_dynamo", "distributed.checkpoint", "distributed.fsdp", "distributed.tensor"):
+        import_module(f"torch.{name}")  # so that the growth of memory is that of tensors
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**SHAPES[shape], bos_token_id=1, eos_token_id=2)).eval()
     base = _memory("VmRSS") - _bytes(model.parameters())

@@ -62,14 +62,10 @@ class NormRecorder:
         if not self.before:
             return
         now = {name: _sample(p) for name, p in self.parameters.items()}
-        # The norm of a whole tensor is estimated from its sample.
-        roots = {name: (p.numel() / max(len(now[name]), 1)) ** 0.5 for name, p in self.parameters.items()}
-        for kind in ("weight", "update"):
-            norms = {}
-            for name, x in now.items():
-                x = x - self.before[name] if kind == "update" else x
-                wide = torch.promote_types(x.dtype, torch.float32)
-                norms[name] = float(torch.linalg.vector_norm(x, dtype=wide)) * roots[name]
+        ratios = {name: p.numel() / max(len(now[name]), 1) for name, p in self.parameters.items()}
+        sizes = {name: _norm(x, ratios[name]) for name, x in now.items()}
+        changes = {name: _norm(x - self.before[name], ratios[name]) for name, x in now.items()}
+        for kind, norms in (("weight", sizes), ("update", changes)):
             self._add(kind, distributed.joined(norms) if self.divided else norms)
 
     def _add(self, kind: str, norms: dict[str, float]) -> None:
@@ -86,3 +82,8 @@ def _sample(x: Tensor) -> Tensor:
     flat = x.detach().flatten()
     step = -(-len(flat) // SAMPLE)
     return flat[:: step | 1 if step > 1 else 1]
+
+
+def _norm(x: Tensor, ratio: float) -> float:
+    """The norm of a tensor, estimated from a sample `x`. `ratio`: the size of the tensor over that of the sample."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))) * ratio**0.5

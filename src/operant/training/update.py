@@ -100,7 +100,6 @@ def update(
     rows_of_units = [rows for rows in units(batch, objective.unit) if any(acts[row] for row in rows)]
     numbers = _numbers([episodes[rows[0]] for rows in rows_of_units], places)
     budget = budget or options.budget()
-    # The output head of a critic is not used.
     together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
     first = True
