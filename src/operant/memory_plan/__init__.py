@@ -125,7 +125,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """What a run of this configuration allocates, in bytes, wherever it runs; made by `measure`."""
 
     shape: Shape
@@ -167,8 +167,11 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
 
 
-def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> Measured:
-    """Measure one of so many ranks on tensors without memory. gpu: every classifier is on the device of the policy.
+def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
+    """Measure one of so many ranks on tensors without memory.
+
+    gpu: every classifier is on the device of the policy, and activations are measured beside all gradients, so that
+    they can be scaled to another number of rows: for one micro-batch this is more than the peak.
 
     Raises: OperantError as `plan`.
     """
@@ -179,7 +182,7 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
         )
     model_config = config_of(config.train.policy)
     tokenizer = config.learner["model"].templated(tokenizer or tokenizer_of(config.train.policy))
-    shape = shape_of(config, _lengths(config, model_config, tokenizer), ranks)
+    shape = shape_of(config, lengths_of(config, model_config, tokenizer), ranks)
     device = find_device(config.learner["learner"].device)
     with fake_tensors() as memory:
         model = MemoryModel(model_config, config, memory)
@@ -198,13 +201,13 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
         phases = {
             "generation": model.generation(shape.decoded, prompt, shape.reply),
             "scoring": model.scoring(shape.scored, prompt, shape.reply),
-            "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1),
+            "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
         gradients, units = model.gradients(), model.units()
-    return Measured(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
 
 
-def _lengths(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:
+def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:
     """Tokens of the longest prompt, tokens of the longest reply, and replies of an evaluation."""
     train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
