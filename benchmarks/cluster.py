@@ -219,7 +219,7 @@ def paper(gpu: Gpu, parameters: float, *, epochs: int = 4, share: float = 0.4) -
 
 WORK = {"max_tokens": 24, "sampling.fixed_length": True, "epochs": 4, "probes": 0, "watch_every": 0, "seed": 1}
 SMALL = {"n_positions": 64, "n_embd": 256, "n_layer": 4, "n_head": 4}
-WARM, MEASURED = 2, 6
+WARM, MEASURED = 1, 5
 """Steps of a measured run before the counted ones, and the counted ones."""
 
 
@@ -268,7 +268,7 @@ def real(ranks: int, batch: int) -> dict[str, Any]:
         seen = [json.loads((Path(folder) / f"{r}.json").read_text("utf-8")) for r in range(ranks)]
     spent = [sum(one["steps"][i]["processor"] for one in seen) for i in range(MEASURED)]
     walls = [max(one["steps"][i]["wall"] for one in seen) for i in range(MEASURED)]
-    phases = {n: median(s["phases"][n] for s in seen[0]["steps"]) for n in seen[0]["steps"][0]["phases"]}
+    phases = {n: median(s["phases"].get(n, 0.0) for s in seen[0]["steps"]) for n in seen[0]["steps"][-1]["phases"]}
     return {"processor": median(spent), "wall": median(walls), "phases": phases, "sum": seen[0]["sum"],
             "bytes": seen[0]["bytes"]}  # fmt: skip
 

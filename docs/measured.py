@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.cluster import lines
 from benchmarks.loss_and_reward import ends
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
@@ -303,6 +304,38 @@ def contexts() -> str:
         f"{table}\nPPO with a reference copy, {results['model']}, float32, `kept_gb={results['kept_gb']:g}`; measured: "
         f"the largest resident set of the process. Made by `{results['command']}`.\n"
     )
+
+
+def rank_memory() -> str:
+    """One row per run and number of ranks: the planned and the measured peak of a rank."""
+    results: Any = _read("rank-memory.json")
+    if not results:
+        return NOTHING
+    table = "| run | planned, GB | measured of each rank, GB | error |\n|---|---|---|---|\n"
+    for name, row in results["rows"].items():
+        peaks = ", ".join(f"{peak:.2f}" for peak in row["measured_gb"])
+        table += f"| {name} | {row['planned_gb']:.2f} | {peaks} | {row['error']:+.0%} |\n"
+    return f"{table}\nMade by `{results['command']}`.\n"
+
+
+def cluster_checks() -> str:
+    """One row per number of processes: the modelled and the measured processor time of a step, over all of them."""
+    results: Any = _read("cluster.json")
+    if not results or not results["measured"]:
+        return NOTHING
+    table = "| processes | modelled, s | measured, s | error |\n|---|---|---|---|\n"
+    for row in results["measured"]["checks"]:
+        table += f"| {row['ranks']} | {row['modelled']:.2f} | {row['measured']:.2f} | {row['error']:+.0%} |\n"
+    return f"{table}\n{results['measured']['shape']}. Made by `{results['command'].partition(';')[0]}`.\n"
+
+
+def cluster_model() -> str:
+    """One row per number of GPUs: what the simulation says of the three ways."""
+    results: Any = _read("cluster.json")
+    if not results:
+        return NOTHING
+    rows = [row for row in results["modelled"]["rows"] if row["gpus"] in (1, 8, 64, 512, 4096)]
+    return "\n".join([*lines(rows), "", f"{results['modelled']['what']}. Made by `python -m benchmarks.cluster`.", ""])
 
 
 def methods() -> str:

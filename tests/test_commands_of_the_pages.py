@@ -66,10 +66,10 @@ def test_every_command_is_understood(page, tmp_path, monkeypatch):
     for _, command, *words in found:
         assert command in COMMANDS, command
         repeated = [name for name, about in COMMANDS[command].options.items() if about.get("action") == "append"]
-        recipe, options = parse(words, flags=("serve",), several=repeated)
+        recipe, options = parse(words, flags=("serve", "resume_if_there"), several=repeated)
         recipe = [command] if command == "reward-model" else recipe
         if command in ("train", "reward-model") and not {"resume", "help"} & set(options):
-            options.pop("out", None)
+            options = {name: value for name, value in options.items() if name not in ("out", "resume_if_there")}
             assert configure(options, recipe[0] if recipe else None).train.steps > 0
         elif command == "sweep":
             axes, fixed = divide(options, recipe[0])

@@ -74,6 +74,7 @@ def generate() -> ModuleType:
         "text-worlds.md",
         "translation.md",
         "rl4lms.md",
+        "scale.md",
         "tasks.md",
         "../src/operant/cli/known_options.json",
         "extending.md",

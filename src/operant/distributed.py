@@ -59,7 +59,7 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         store, number, count = next(dist.rendezvous("env://", timeout=MEETING))
-        options = {"store": _fresh(store, number, count), "rank": number, "world_size": count}
+        options = {"store": fresh_store(store, number, count), "rank": number, "world_size": count}
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes or WAIT), **options)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -82,7 +82,7 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _fresh(store: dist.Store, number: int, count: int) -> dist.Store:
+def fresh_store(store: dist.Store, number: int, count: int) -> dist.Store:
     """A part of the store that no earlier start of the job has used.
 
     A restarted job (`torchrun --max-restarts`) may get the store of its last try, with the keys of processes that are
@@ -194,16 +194,12 @@ def check_equal(what: str, facts: Mapping[str, Any]) -> None:
     by_value: dict[str, list[int]] = {}
     for number, each in enumerate(every):
         by_value.setdefault(shown(each.get(name)), []).append(number)
-    told = "; ".join(f"{value} on rank{'s' * (len(on) > 1)} {_ranges(on)}" for value, on in by_value.items())
-    agree(OperantError(f"the ranks have different {what}: {name} is {told}. Start every rank with the same command, "
-                       "versions and files"))  # fmt: skip
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Rising whole numbers as `0-2, 5`."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    told = []
+    for value, on in by_value.items():
+        more = f" and {len(on) - 3} more" if len(on) > 3 else ""
+        told.append(f"{value} on rank{'s' * (len(on) > 1)} {', '.join(map(str, on[:3]))}{more}")
+    differs = f"the ranks have different {what}: {name} is {'; '.join(told)}"
+    agree(OperantError(f"{differs}. Start every rank with the same command, versions and files"))
 
 
 def together(work: Callable[[], Item]) -> Item:

@@ -125,7 +125,11 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
+<<<<<<< HEAD
 class Allocations:
+=======
+class MeasuredRun:
+>>>>>>> plan
     """What a run of this configuration allocates, in bytes, wherever it runs; made by `measure`."""
 
     shape: Shape
@@ -167,8 +171,16 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
 
 
+<<<<<<< HEAD
 def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> Allocations:
     """Measure one of so many ranks on tensors without memory. gpu: every classifier is on the device of the policy.
+=======
+def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
+    """Measure one of so many ranks on tensors without memory.
+
+    gpu: every classifier is on the device of the policy, and activations are measured beside all gradients, so that
+    they can be scaled to another number of rows: for one micro-batch this is more than the peak.
+>>>>>>> plan
 
     Raises: OperantError as `plan`.
     """
@@ -179,7 +191,7 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
         )
     model_config = config_of(config.train.policy)
     tokenizer = config.learner["model"].templated(tokenizer or tokenizer_of(config.train.policy))
-    shape = shape_of(config, _lengths(config, model_config, tokenizer), ranks)
+    shape = shape_of(config, lengths_of(config, model_config, tokenizer), ranks)
     device = find_device(config.learner["learner"].device)
     with fake_tensors() as memory:
         model = MemoryModel(model_config, config, memory)
@@ -198,13 +210,17 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
         phases = {
             "generation": model.generation(shape.decoded, prompt, shape.reply),
             "scoring": model.scoring(shape.scored, prompt, shape.reply),
-            "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1),
+            "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
         gradients, units = model.gradients(), model.units()
+<<<<<<< HEAD
     return Allocations(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+=======
+    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+>>>>>>> plan
 
 
-def _lengths(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:
+def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:
     """Tokens of the longest prompt, tokens of the longest reply, and replies of an evaluation."""
     train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
