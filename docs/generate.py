@@ -6,11 +6,7 @@ ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
 from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
-<<<<<<< HEAD
-text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-transfer.md  the same
-=======
-text-worlds.md, translation.md, resuming.md, sandbox.md, scale.md  the same
->>>>>>> plan
+text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-transfer.md, scale.md  the same
 extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn

@@ -125,11 +125,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-<<<<<<< HEAD
-class Allocations:
-=======
 class MeasuredRun:
->>>>>>> plan
     """What a run of this configuration allocates, in bytes, wherever it runs; made by `measure`."""
 
     shape: Shape
@@ -171,16 +167,11 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
 
 
-<<<<<<< HEAD
-def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> Allocations:
-    """Measure one of so many ranks on tensors without memory. gpu: every classifier is on the device of the policy.
-=======
 def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
     """Measure one of so many ranks on tensors without memory.
 
     gpu: every classifier is on the device of the policy, and activations are measured beside all gradients, so that
     they can be scaled to another number of rows: for one micro-batch this is more than the peak.
->>>>>>> plan
 
     Raises: OperantError as `plan`.
     """
@@ -213,11 +204,7 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
         gradients, units = model.gradients(), model.units()
-<<<<<<< HEAD
-    return Allocations(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
-=======
     return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
->>>>>>> plan
 
 
 def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:

@@ -9,11 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from operant import machine
-<<<<<<< HEAD
-from operant.memory_plan import FULL, HEAP, PROGRAM, RECORDS, Allocations, MemoryPlan, shape_of
-=======
 from operant.memory_plan import FULL, HEAP, PROGRAM, RECORDS, MeasuredRun, MemoryPlan, shape_of
->>>>>>> plan
 from operant.memory_plan.gpus import Gpu
 from operant.runs.config import Config
 
@@ -33,11 +29,7 @@ GATHERED = 2
 """Blocks that are gathered at a time: one computes while the next one comes."""
 
 
-<<<<<<< HEAD
-def on_ranks(config: Config, measured: Allocations, ranks: int, kind: str, gpu: Gpu | None) -> MemoryPlan:
-=======
 def on_ranks(config: Config, measured: MeasuredRun, ranks: int, kind: str, gpu: Gpu | None) -> MemoryPlan:
->>>>>>> plan
     """The memory of one of so many ranks. gpu: None for processes of this machine, which share its memory.
 
     measured: by `measure` for another number of ranks, too. Phases of more rows are scaled up with them, which is more
@@ -84,22 +76,14 @@ def _some(parts: dict[str, float]) -> dict[str, float]:
     return {name: size for name, size in parts.items() if size}
 
 
-<<<<<<< HEAD
-def least(config: Config, measured: Allocations, kind: str, gpu: Gpu) -> int | None:
-=======
 def least(config: Config, measured: MeasuredRun, kind: str, gpu: Gpu) -> int | None:
->>>>>>> plan
     """The smallest power of two of GPUs that the run fits on; None if 4,096 do not suffice, or prompts."""
     prompts = config.train.batch // config.train.samples
     counts = [2**k for k in range(KINDS[kind][0] == "fsdp", 13) if 2**k <= min(prompts, MOST)]
     return next((n for n in counts if on_ranks(config, measured, n, kind, gpu).fits), None)
 
 
-<<<<<<< HEAD
-def table(config: Config, measured: Allocations, ranks: int, gpu: Gpu, wanted: str) -> Iterator[str]:
-=======
 def table(config: Config, measured: MeasuredRun, ranks: int, gpu: Gpu, wanted: str) -> Iterator[str]:
->>>>>>> plan
     """Yield the lines that `operant doctor --plan --gpus N --gpu NAME` prints. wanted: the way that the run chooses."""
     plans = {kind: on_ranks(config, measured, ranks, kind, gpu) for kind in KINDS}
     shape = plans[wanted].shape
