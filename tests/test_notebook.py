@@ -34,6 +34,7 @@ def shown(cell: Any) -> dict[str, str]:
     return kinds
 
 
+@pytest.mark.slow
 def test_the_chart_ends_with_the_verdict_and_the_report(executed: Any) -> None:
     train = next(cell for cell in executed.cells if "operant.train(" in cell.source)
     charts = [output for output in train.outputs if output.output_type == "display_data"]
@@ -43,6 +44,7 @@ def test_the_chart_ends_with_the_verdict_and_the_report(executed: Any) -> None:
     assert "reward 0." in html and "step 12" in charts[0]["data"]["text/plain"]
 
 
+@pytest.mark.slow
 def test_saving_and_loading_give_the_same_reply(executed: Any) -> None:
     cell = next(cell for cell in executed.cells if "Learner.load" in cell.source)
     assert shown(cell)["text/plain"].startswith("(Learner(ppo, reference=copy, step=3") and "True)" in str(shown(cell))
