@@ -231,7 +231,7 @@ def closed_port():
         ({"cpus": float("nan")}, r"engine\.cpus=nan: it must be at least 0"),
         ({"inner": "ray"}, "an actor needs an engine of another kind"),
         ({"inner": "nativ"}, "did you mean 'native'"),
-        ({"inner_options": {"bach": 3}}, r"engine\.inner_options=.*do not fit engine 'native': .*'bach'"),
+        ({"inner_options": {"bach": 3}}, r"engine\.inner_options=.*do not fit the engine 'native': .*'bach'"),
     ],
 )
 def test_wrong_options_are_refused_before_ray_starts(given, message, monkeypatch):
