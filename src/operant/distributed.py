@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from operant.tally import Tally
-from operant.types import OperantError, Outputs, Part
+from operant.types import Divided, OperantError, Outputs
 
 Item = TypeVar("Item")
 
@@ -283,17 +283,17 @@ class Shards(GradientSum):
             unit.reshard()
         self.is_whole = True
 
-    def part(self, name: str, x: Tensor | None = None) -> Part:
+    def part(self, name: str, x: Tensor | None = None) -> Divided:
         """This rank's rows of a parameter; or `x`, as rows of a tensor of its sizes."""
-        return Part(self.local[name] if x is None else x, tuple(self.own[name].shape))
+        return Divided(self.local[name] if x is None else x, tuple(self.own[name].shape))
 
-    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor | Part]:
+    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor | Divided]:
         """Weights of the module by any name, with this rank's rows in the place of the parameters that are divided."""
         names = {id(p): name for name, p in self.own.items()}
         return {name: self.part(names[id(x)]) if id(x) in names else x.detach() for name, x in weights.items()}
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, tuple[Tensor, Tensor | Part]]) -> list[str]:
+    def load(self, weights: Mapping[str, tuple[Tensor, Tensor | Divided]]) -> list[str]:
         """Set weights of the module, given with what they become, and gather them. Every rank must call.
 
         Returns the names of those that are no divided parameters, and have not been set.
@@ -306,9 +306,9 @@ class Shards(GradientSum):
         return [name for name, (mine, _) in weights.items() if id(mine) not in names]
 
 
-def rows_of(x: Tensor | Part) -> Tensor:
+def rows_of(x: Tensor | Divided) -> Tensor:
     """This rank's rows of a whole tensor, or of one that is divided already."""
-    return x.rows if isinstance(x, Part) else x[bounds(len(x))]
+    return x.rows if isinstance(x, Divided) else x[bounds(len(x))]
 
 
 class _Fields(nn.Module):
@@ -334,7 +334,7 @@ def joined(norms: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(norms, squares.sqrt().tolist(), strict=True))
 
 
-def write_parts(folder: str, parts: Mapping[str, Part]) -> None:
+def write_parts(folder: str, parts: Mapping[str, Divided]) -> None:
     """Write the parts of all ranks into a folder, a safetensors file each, by torch's distributed checkpoint.
 
     Every rank calls it, with the same names. Nothing is pickled. Raises: OSError.

@@ -630,7 +630,7 @@ def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, w
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Divided:
     """This rank's rows of a tensor of the sizes `shape`, of which each rank has some (`distributed.bounds`)."""
 
     rows: Tensor

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from operant.distributed import Shards, rows_of
-from operant.types import Part
+from operant.types import Divided
 
 
 class DividedOptimizer:
@@ -29,7 +29,7 @@ class DividedOptimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         def rows(name: str, x: Any) -> Any:
-            known = isinstance(x, Part) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
+            known = isinstance(x, Divided) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
             return rows_of(x) if known else x
 
         self.optimizer.load_state_dict(self._converted(state, rows))
