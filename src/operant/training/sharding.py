@@ -30,7 +30,7 @@ def check(update: Any, options: Mapping[str, Any]) -> None:
     own, rule = options["learner"], find_rule(update)
     for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):
         if (value := getattr(own, name)) not in known:
-            raise OperantError(f"learner.{name}={shown(value)}: it must be {', '.join(known)}")
+            raise OperantError(f"learner.{name}={shown(value)}: it must be {' or '.join(known)}")
     if own.parallel != "fsdp":
         if own.offload != "none":
             raise OperantError(
