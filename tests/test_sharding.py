@@ -108,7 +108,7 @@ def test_two_ranks_with_parts_of_the_weights_learn_what_one_process_learns(ranks
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
-SAVED = ("value head, tied", "follows")
+SAVED = ("value head, tied", "follows", "bfloat16")
 
 
 def state_of(learner: Learner) -> RunState:
@@ -170,7 +170,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(folder, world, 
     found = resumed(0, 1, path) if world == 1 else on_ranks(resumed, world, path, parallel, deadline=400)[0]
     for name in SAVED:
         assert torch.equal(found[name][0], truth[name][0]), "a light checkpoint has the weights themselves"
-        assert gap(found[name][1], truth[name][1]) < 1e-9
+        assert gap(found[name][1], truth[name][1]) < COARSE.get(name, 1e-9)
 
 
 @pytest.mark.slow
@@ -178,7 +178,8 @@ def test_a_checkpoint_of_one_process_resumes_on_two_ranks(folder, tmp_path):
     truth = saved(0, 1, tmp_path)
     found = on_ranks(resumed, 2, tmp_path, deadline=400)[0]
     for name in SAVED:
-        assert torch.equal(found[name][0], truth[name][0]) and gap(found[name][1], truth[name][1]) < 1e-9
+        assert torch.equal(found[name][0], truth[name][0])
+        assert gap(found[name][1], truth[name][1]) < COARSE.get(name, 1e-9)
 
 
 def test_every_rank_writes_its_rows_and_torch_reads_them(folder):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from operant.tally import Tally
-from operant.types import HeardError, OperantError, Outputs, Rows, shown
+from operant.types import Divided, HeardError, OperantError, Outputs, shown
 
 Item = TypeVar("Item")
 MEETING = timedelta(minutes=5)
@@ -370,17 +370,17 @@ class Shards(GradientSum):
             unit.reshard()
         self.is_whole = True
 
-    def part(self, name: str, x: Tensor | None = None) -> Rows:
+    def part(self, name: str, x: Tensor | None = None) -> Divided:
         """This rank's rows of a parameter; or `x`, as rows of a tensor of its sizes."""
-        return Rows(self.local[name] if x is None else x, tuple(self.own[name].shape))
+        return Divided(self.local[name] if x is None else x, tuple(self.own[name].shape))
 
-    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor | Rows]:
+    def divided(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor | Divided]:
         """Weights of the module by any name, with this rank's rows in the place of the parameters that are divided."""
         names = {id(p): name for name, p in self.own.items()}
         return {name: self.part(names[id(x)]) if id(x) in names else x.detach() for name, x in weights.items()}
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, tuple[Tensor, Tensor | Rows]]) -> list[str]:
+    def load(self, weights: Mapping[str, tuple[Tensor, Tensor | Divided]]) -> list[str]:
         """Set weights of the module, given with what they become, and gather them. Every rank must call.
 
         Returns the names of those that are no divided parameters, and have not been set.
@@ -393,9 +393,9 @@ class Shards(GradientSum):
         return [name for name, (mine, _) in weights.items() if id(mine) not in names]
 
 
-def rows_of(x: Tensor | Rows) -> Tensor:
+def rows_of(x: Tensor | Divided) -> Tensor:
     """This rank's rows of a whole tensor, or of one that is divided already."""
-    return x.rows if isinstance(x, Rows) else x[bounds(len(x))]
+    return x.rows if isinstance(x, Divided) else x[bounds(len(x))]
 
 
 class _Fields(nn.Module):
@@ -421,7 +421,7 @@ def joined(norms: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(norms, squares.sqrt().tolist(), strict=True))
 
 
-def write_parts(folder: str, parts: Mapping[str, Rows]) -> None:
+def write_parts(folder: str, parts: Mapping[str, Divided]) -> None:
     """Write the parts of all ranks into a folder, a safetensors file each, by torch's distributed checkpoint.
 
     Every rank calls it, with the same names. Nothing is pickled. Raises: OSError.

@@ -37,7 +37,8 @@ OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
 class OperantError(ValueError):
     """A mistake that the user can correct: the message names the value, the reason and the remedy."""
 
-    agreed = False  # whether every rank has raised it (`distributed.agree`)
+    agreed = False
+    """Whether every rank has raised it (`distributed.agree`)."""
 
     def __init__(self, message: str = ""):
         super().__init__(re.sub(r"(\S{300})\S{500,}", r"\1...", message))  # a value of thousands of characters
@@ -634,11 +635,13 @@ def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, w
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Divided:
     """This rank's rows of a tensor of the sizes `shape`, of which each rank has some (`distributed.bounds`)."""
 
     rows: Tensor
+    """Those of this rank, [R, ...]."""
     shape: tuple[int, ...]
+    """The sizes of the whole tensor."""
 
 
 @dataclass(frozen=True)

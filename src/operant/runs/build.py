@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from operant import rewards
+from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.envs.isolated import IsolatedEnv
@@ -145,6 +145,8 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
+    if learner.own.parallel == "fsdp" and distributed.world() == 1:
+        notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)

@@ -273,8 +273,6 @@ class Run:
 
     def log_left_out(self) -> None:
         """Log the options of recipe and preset that do not apply with the chosen algorithm or world, and rows of it."""
-        if self.learner.own.parallel == "fsdp" and self.state.ranks is None:
-            self._log_note("learner.parallel=fsdp in one process: there are no ranks to divide anything over")
         if self.parts.left_out:
             count = self.parts.left_out + len(self.parts.tasks)
             self._log_note(

@@ -73,7 +73,7 @@ class RunState:
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}
         self.ranks: Any = None
-        """`operant.distributed`, if states are divided over ranks (`types.Rows`): every rank saves then; else None."""
+        """`operant.distributed`, if states are divided over ranks (`types.Divided`), which then all save; else None."""
 
     def __repr__(self) -> str:
         return f"RunState({', '.join(self.parts)})"

@@ -2,8 +2,8 @@
 
 Lists are stored as lists, dicts as `{"dict": [[key, value], ...]}` (so that the key 0 of an optimizer does not come
 back as "0"), tuples as `{"tuple": [...]}`, tensors as `{"tensor": name}`. A tensor with two names is written once.
-Tensors whose rows are divided over ranks (`types.Rows`) are in files of their own, one a rank, in the format of torch's
-distributed checkpoint; they are read by any number of ranks.
+Tensors whose rows are divided over ranks (`types.Divided`) are in files of their own, one a rank, in the format of
+torch's distributed checkpoint; they are read by any number of ranks.
 """
 
 import json
@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from operant.storage import atomic_io, manifest
-from operant.types import OperantError, Rows
+from operant.types import Divided, OperantError
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 PART_FILES = "shard-*-model-*.safetensors"
@@ -31,18 +31,18 @@ class NamedTensors:
     def __init__(self, *, finite: bool = True) -> None:
         self.finite = finite
         self.tensors: dict[str, Tensor] = {}
-        self.parts: dict[str, Rows] = {}
+        self.parts: dict[str, Divided] = {}
         """Those whose rows are divided over the ranks."""
         self._places: dict[tuple[Any, ...], str] = {}
 
-    def add(self, whole: Tensor | Rows, name: str) -> str:
+    def add(self, whole: Tensor | Divided, name: str) -> str:
         """Add a tensor and return its name in the collection. Raises: OperantError if it is not finite."""
-        value = whole.rows if isinstance(whole, Rows) else whole.detach()
+        value = whole.rows if isinstance(whole, Divided) else whole.detach()
         if self.finite and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise _not_finite(name)
         while name in self.tensors or name in self.parts:  # {"a.b": x, "a": {"b": y}} gives the same name twice
             name += "'"
-        if isinstance(whole, Rows):  # every rank has the same names, also a rank without rows
+        if isinstance(whole, Divided):  # every rank has the same names, also a rank without rows
             first = self._places.setdefault((id(value),), name)
             self.parts.setdefault(first, whole)
             return first
@@ -57,7 +57,7 @@ def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
 
     Raises: OperantError with the name of a value that is not finite, or of a type that cannot be stored.
     """
-    if isinstance(value, (Tensor, Rows)):
+    if isinstance(value, (Tensor, Divided)):
         return {"tensor": tensors.add(value, name)}
     if isinstance(value, dict):
         for key in value:
@@ -79,7 +79,7 @@ def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
     )
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor | Rows]) -> Any:
+def decode(value: Any, tensors: Mapping[str, Tensor | Divided]) -> Any:
     """The value that `encode` was called with. Tensors are on the CPU."""
     if isinstance(value, list):
         return [decode(v, tensors) for v in value]
@@ -129,7 +129,7 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Tensor | Rows]]:
+def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Tensor | Divided]]:
     """Content and tensors of a folder. Raises: OSError; ValueError if a file is not of its format.
 
     bounds: of a tensor that is divided, which of so many rows are read; None: all, as a whole tensor.
@@ -140,7 +140,7 @@ def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> t
         raise ValueError(f"{STATE} is not the JSON of a checkpoint") from error
     name = TENSORS
     try:
-        tensors: dict[str, Tensor | Rows] = {**load_file(folder / TENSORS)}
+        tensors: dict[str, Tensor | Divided] = {**load_file(folder / TENSORS)}
         divided = content.get("divided", {}) if isinstance(content, dict) else {}
         for name in sorted(path.name for path in folder.glob(PART_FILES)) if divided else ():
             with safe_open(folder / name, "pt") as file:
@@ -151,11 +151,11 @@ def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> t
                     own = slice(0, rows) if bounds is None else bounds(rows)
                     if key not in tensors:
                         zeros = torch.zeros(own.stop - own.start, *others, dtype=stored[:0].dtype)
-                        tensors[key] = zeros if bounds is None else Rows(zeros, tuple(divided[key]))
+                        tensors[key] = zeros if bounds is None else Divided(zeros, tuple(divided[key]))
                     found = tensors[key]
                     begin, end = max(own.start, first), min(own.stop, first + stored.get_shape()[0])
                     if begin < end:
-                        into = found.rows if isinstance(found, Rows) else found
+                        into = found.rows if isinstance(found, Divided) else found
                         into[begin - own.start : end - own.start] = stored[begin - first : end - first]
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"{name} is not a safetensors file ({error})") from error

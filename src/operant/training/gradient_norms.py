@@ -57,6 +57,10 @@ class NormRecorder:
                     self.tally.histogram(GRADIENTS + name, _sample(p.grad))
         self.detailed = False  # histograms of the first optimizer step only
 
+    def whole(self, norms: dict[str, float]) -> dict[str, float]:
+        """The norms of whole parameters from those of this rank's rows, if they are divided. Every rank must call."""
+        return distributed.joined(norms) if self.divided else norms
+
     def weights(self) -> None:
         """Add the norms of the weights after the update, and of their change in it."""
         if not self.before:
@@ -66,7 +70,7 @@ class NormRecorder:
         sizes = {name: _norm(x, ratios[name]) for name, x in now.items()}
         changes = {name: _norm(x - self.before[name], ratios[name]) for name, x in now.items()}
         for kind, norms in (("weight", sizes), ("update", changes)):
-            self._add(kind, distributed.joined(norms) if self.divided else norms)
+            self._add(kind, self.whole(norms))
 
     def _add(self, kind: str, norms: dict[str, float]) -> None:
         """Add the norm of each block: the root of the sum of its parameters' squared norms."""

@@ -504,9 +504,8 @@ class Learner(Saveable):
 
     def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
         """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
-        sharding.check_batch(self, batch)
-        self.updating = True
         with self.timing("update"), sharding.updating(self, batch):
+            self.updating = True
             tally, bad = self.rule.update(
                 batch,
                 self.objective(sampling),
@@ -629,11 +628,9 @@ class Learner(Saveable):
         """All state that changes, by the name under which it is registered in `RunState`."""
         copies = {f"shadow/{name}": copied for name, copied in self.copies.items()}
         reference = {"reference": self.reference} if self.reference is not None else {}
-        rule = sharding.divided(self.rule.parts(), self.policy.shards)
-        of_rule = {n if n == "optimizer" else f"update/{n}": part for n, part in rule.items()}
         return {
             "policy": PolicyState(self.policy, self.policy.shards),
-            **of_rule,
+            **sharding.parts_of_rule(self),
             "controller": self.controller,
             "moments": self.moments,
             "progress": self.progress,

@@ -66,8 +66,7 @@ class LearnerOptions:
     parallel: str = "ddp"
     """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states (docs/sharding.md)."""
     offload: str = "none"
-    """With fsdp on a GPU, what is in the CPU's memory: none; reference: all copies of the policy; optimizer: this
-    rank's rows of the policy, the optimizer's states and its steps; both."""
+    """With fsdp on a GPU, what the CPU's memory has: none; reference; optimizer: policy, gradients and states; both."""
     watch_every: int = 10
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
     never. Tensors above 65,536 numbers are sampled."""
@@ -95,10 +94,6 @@ class LearnerOptions:
             )
         if self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto":
             raise OperantError(f"threads={self.threads!r}: it must be auto, or a number of at least 1")
-        if self.parallel not in ("ddp", "fsdp"):
-            raise OperantError(f"learner.parallel={shown(self.parallel)}: it must be ddp or fsdp")
-        if self.offload not in ("none", "reference", "optimizer", "both"):
-            raise OperantError(f"learner.offload={shown(self.offload)}: it must be none, reference, optimizer or both")
         if self.watch_every < 0:
             raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 

@@ -16,7 +16,10 @@ from operant.models.reference import PolicyCopy
 from operant.objectives.kl import EXACT
 from operant.training.divided_optimizer import DividedOptimizer
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
-from operant.types import Batch, OperantError
+from operant.types import Batch, OperantError, shown
+
+PARALLEL = ("ddp", "fsdp")
+OFFLOAD = ("none", "reference", "optimizer", "both")
 
 
 def check(update: Any, options: Mapping[str, Any]) -> None:
@@ -25,6 +28,9 @@ def check(update: Any, options: Mapping[str, Any]) -> None:
     Raises: OperantError.
     """
     own, rule = options["learner"], find_rule(update)
+    for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):
+        if (value := getattr(own, name)) not in known:
+            raise OperantError(f"learner.{name}={shown(value)}: it must be {' or '.join(known)}")
     if own.parallel != "fsdp":
         if own.offload != "none":
             raise OperantError(
@@ -103,22 +109,21 @@ def _units(policy: Any) -> list[nn.Module]:
     return [block for m in models for stack in m.blocks() for block in stack] if once else []
 
 
-def check_batch(learner: Any, batch: Batch) -> None:
-    """Raises: OperantError on every rank, if one has a batch for which the ranks would wait for each other."""
-    if learner.policy.shards is not None and distributed.largest(int(batch.choices is not None)):
-        raise OperantError(
-            "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally often in "
-            "a pass, and wait for each other; use learner.parallel=ddp"
-        )
-
-
 @contextmanager
 def updating(learner: Any, batch: Batch) -> Iterator[None]:
-    """A context for an update, in which each rank has only its parts of the policy. Every rank must call."""
+    """A context for an update, in which each rank has only its parts of the policy. Every rank must call.
+
+    Raises: OperantError on every rank, if one has a batch for which the ranks would wait for each other.
+    """
     shards, kl = learner.policy.shards, learner.kl
     if shards is None:
         yield
         return
+    if distributed.largest(int(batch.choices is not None)):
+        raise OperantError(
+            "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally often in "
+            "a pass, and wait for each other; use learner.parallel=ddp"
+        )
     # The loss may read the reference, which shares frozen weights with the policy: they are whole then.
     reads = (kl.loss_coef > 0 and kl.loss_kind in EXACT) or (kl.direct and kl.kind in EXACT) or batch.hinted is not None
     with present(learner) if reads else nullcontext():
@@ -141,9 +146,10 @@ def present(learner: Any, only: Any = None) -> Iterator[None]:
         yield
 
 
-def divided(parts: Mapping[str, Any], shards: Shards | None) -> dict[str, Any]:
-    """The parts of an update rule's state; the optimizer's has this rank's rows, if the policy is divided."""
-    return {
-        name: DividedOptimizer(part, shards) if shards is not None and name == "optimizer" else part
-        for name, part in parts.items()
-    }
+def parts_of_rule(learner: Any) -> dict[str, Any]:
+    """The parts of the update rule's state; the optimizer's has this rank's rows, if the policy is divided."""
+    parts, shards = {f"update/{name}": part for name, part in learner.rule.parts().items()}, learner.policy.shards
+    optimizer = parts.pop("update/optimizer", None)
+    if optimizer is None:
+        return parts
+    return {"optimizer": optimizer if shards is None else DividedOptimizer(optimizer, shards)} | parts

@@ -112,8 +112,7 @@ def update(
             _clear(recorder.parameters)
             measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
             first = False
-            norms = _gradient_norms(recorder.parameters)
-            norms = norms if policy.shards is None else distributed.joined(norms)
+            norms = recorder.whole(_gradient_norms(recorder.parameters))
             if not _all_finite(measured, norms):
                 _clear(recorder.parameters)
                 together.gather()
