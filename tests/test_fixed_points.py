@@ -214,7 +214,7 @@ def reached(case: Case, seed: int) -> Tensor:
     return torch.stack(policies[case.steps // 2 :]).mean(0)
 
 
-SLOW = ("grpo, plain_k3", "grpo, unscaled", "soft_q, reference", "trpo")
+SLOW = ("grpo, plain_k3", "grpo, unscaled", "soft_q, reference", "trpo", "nlpo", "coderl")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES])

@@ -1,7 +1,9 @@
 """Canaries: the task is to say a given token, whose best mean reward is 1. Learning finds it, noise does not.
 
 Of 12 tokens one is wanted, so chance is 0.083. Under shuffled rewards a policy still wanders: the mean of the last four
-steps has a standard deviation of up to 0.06 over 16 seeds, so that of two seeds stays below 0.083 + 3 * 0.06 / 1.4.
+steps has a standard deviation of up to 0.06 over 16 seeds, so that of four seeds stays below 0.083 + 3 * 0.06 / 2, and
+that of one, as it is tried every day, below 0.083 + 3 * 0.06. Where a third of the replies get their own scores, one
+seed ends above that bound with every method but trpo (0.19) and decision (0.04).
 """
 
 import pytest
@@ -34,8 +36,7 @@ LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first"
 CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}
 CONTROLS = {"trpo": {"update.target_kl": 0.02}, "a2c": {"optimizer.lr": 1e-3}}
 """Of methods whose steps have another size: RMSProp's first one is ten times its rate."""
-CHANCE, NOISE, SEEDS = 1 / VOCABULARY, 0.06, range(2)
-BOUND = CHANCE + 3 * NOISE / len(SEEDS) ** 0.5
+CHANCE, NOISE = 1 / VOCABULARY, 0.06
 
 
 def score(rollout):
@@ -85,14 +86,14 @@ def demonstrated(credit, step, i):
     return [counter(9, step, i, place) % VOCABULARY for place in range(5)]
 
 
-def control(row, credit):
-    """Where the mean reward ends, over seeds."""
+def above(row, credit, seeds=4):
+    """How far the mean reward ends above the bound, as a mean over seeds."""
     ends = []
-    for seed in SEEDS:
+    for seed in range(seeds):
         means = run(learner(algorithm=row, seed=seed, **ROWS[row] | CONTROLS.get(row, CONTROL)), 12, credit, count=64)
         ends.append(sum(means[-4:]) / 4)
     print(row, credit.__name__, ends)
-    return sum(ends) / len(ends)
+    return sum(ends) / seeds - CHANCE - 3 * NOISE / seeds**0.5
 
 
 def test_every_row_of_the_table_has_a_canary():
@@ -113,17 +114,18 @@ def test_ppo_with_one_action_a_reply_finds_it_too(level):
     assert means[0] < 0.2 and means[-1] > 0.9
 
 
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.slow)])
 # Without an outcome critic coderl computes what reinforce does: the ends are the same to the last bit.
 @pytest.mark.parametrize("row", [row for row in ROWS if row != "coderl"])
-def test_shuffled_rewards_teach_nothing(row):
-    assert control(row, shuffled) < BOUND
+def test_shuffled_rewards_teach_nothing(row, seeds):
+    assert above(row, shuffled, seeds) < 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row != "decision"])  # its own returns are seen too rarely there
 def test_the_control_sees_a_leak(row):
     """A third of the replies is enough to show."""
-    assert control(row, leaking) > BOUND
+    assert above(row, leaking) > 0
 
 
 @pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])

@@ -13,6 +13,7 @@ from operant.storage.hub import builtin_models
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("reviews-lm" not in builtin_models(), reason="the built-in model is not in this checkout")
 def test_the_python_snippets_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
