@@ -132,8 +132,8 @@ class LearnerKeywords(TypedDict, total=False):
     """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states
     (docs/sharding.md)."""
     offload: str
-    """With fsdp on a GPU, what is in the CPU's memory: none; reference: all copies of the policy; optimizer:
-    this rank's rows of the policy, the optimizer's states and its steps; both."""
+    """With fsdp on a GPU, what the CPU's memory has: none; reference; optimizer: policy, gradients and states;
+    both."""
     watch_every: int
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block;
     0: never. Tensors above 65,536 numbers are sampled."""

@@ -45,6 +45,8 @@ def on_ranks(config: Config, measured: MeasuredRun, ranks: int, kind: str, gpu: 
     permanent, heap = dict(measured.permanent), HEAP if gpu is None else 1.0
     undivided = ("reward models", "cached hidden states", "weight samples")
     permanent = {name: size * (1.0 if name in undivided else share) for name, size in permanent.items()}
+    if "cached hidden states" in permanent:
+        permanent["cached hidden states"] *= max(shape.batch / old.batch, 1.0)
     if kept := phases["update"]["gradients"]:
         phases["update"]["gradients"] = measured.gradients * share
     phases["update"]["activations"] *= heap

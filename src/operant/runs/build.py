@@ -84,9 +84,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     judges = [reward, *getattr(env, "judges", ())]
     for judge in judges if journal is not None else ():
         rewards.keep_in(judge, journal)
-    engine = None
-    if train.engine is not None:
-        engine = named_parts.engine(train.engine, own["engine"])
+    engine = None if train.engine is None else named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     metrics = resolve(config.evaluation.metrics)
