@@ -50,6 +50,7 @@ MODULES = (
     "operant.envs.isolated",
     "operant.algorithms",
     "operant.engines.native.engine",
+    "operant.engines.ray",
     "operant.training.update_rules",
     "operant.diagnosis",
 )

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from benchmarks.ahead import table
-from test_learning import BOUND, PROMPTS, SEEDS, learner, score, shuffled
+from test_learning import CHANCE, NOISE, PROMPTS, learner, score, shuffled
 from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters
 
@@ -54,6 +54,8 @@ def test_every_step_is_played_by_the_weights_that_the_page_promises(n, tmp_path,
     assert [m["rollout/staleness"] for m in told(run)] == [s - v for s, v in enumerate(expected)]
     assert [m["rollout/staleness_max"] for m in told(run)] == [s - v for s, v in enumerate(expected)]
     assert run.config.learner["learner"].importance == "token"
+    clocks = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert all(m["time/ahead"] > 0 and m["time/generate"] < m["time/step"] for m in clocks)
 
 
 def _runs(out, **more):
@@ -177,8 +179,8 @@ def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
         calls.append(1)
         return shuffled(len(calls), [score(r) for r in rollouts])
 
-    found = ends(tmp_path, wrong, SEEDS, 64, steps=12, **{"optimizer.lr": 4e-3, "update.epochs": 1})
-    assert sum(found) / len(found) < BOUND
+    found = ends(tmp_path, wrong, range(2), 64, steps=12, **{"optimizer.lr": 4e-3, "update.epochs": 1})
+    assert sum(found) / len(found) < CHANCE + 3 * NOISE / len(found) ** 0.5
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

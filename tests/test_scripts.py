@@ -41,6 +41,8 @@ ELSEWHERE = {
     "benchmarks/chaos.py": "tests/test_chaos.py",
     "benchmarks/soak.py": "tests/test_soak.py",
     "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
+    "benchmarks/code_test_time.py": "docs/code-test-time.md",  # it needs a critic that was trained for minutes
+    "benchmarks/rank_memory.py": "tests/test_plan_ranks.py",
 }
 """Script: the test, or the script below, that runs it."""
 RUN = {
@@ -94,12 +96,19 @@ RUN = {
     "benchmarks/contexts.py": ["--upto", "0"],
     "benchmarks/turns.py": ["--quick", "--only", "built", "--threads", "1"],
     "benchmarks/prompt_calls.py": ["--texts", "4", "--prompts", "2", "--rounds", "1"],
+    "benchmarks/ahead.py": "--steps 3 --batch 2 --tokens 2 --rounds 1".split(),
+    "benchmarks/cluster.py": [],
+    "benchmarks/engines.py": ["--rounds", "1", "--replies", "2"],
+    "benchmarks/sharding.py": ["--shape", "tiny", "--replies", "2"],
     "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
 }
 """Script: its arguments; each script finds the files of the ones before it."""
 ALONE = {
     f"benchmarks/{name}.py"
-    for name in ("road", "preference_frontier", "process_rewards", "rooms", "overlap", "extract")
+    for name in (
+        *("road", "preference_frontier", "process_rewards", "rooms", "overlap", "extract"),
+        *("ahead", "cluster", "engines", "sharding"),
+    )
 }
 """Scripts that need no files of others, so that another worker can run them."""
 

@@ -176,7 +176,7 @@ def agree(error: OperantError | None) -> None:
             return
         error = HeardError(heard[0])
         error.__cause__ = OSError() if heard[1] else None  # who calls may go on without the disk
-    error.agreed = True
+    vars(error)["agreed"] = True  # every rank raises it: all may write together once more
     raise error
 
 

@@ -37,11 +37,8 @@ OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
 class OperantError(ValueError):
     """A mistake that the user can correct: the message names the value, the reason and the remedy."""
 
-    agreed = False
-    """Whether every rank has raised it (`distributed.agree`)."""
-
-    def __init__(self, message: str = ""):
-        super().__init__(re.sub(r"(\S{300})\S{500,}", r"\1...", message))  # a value of thousands of characters
+    def __str__(self) -> str:
+        return re.sub(r"(\S{300})\S{500,}", r"\1...", super().__str__())  # a value of thousands of characters
 
 
 class HeardError(OperantError):

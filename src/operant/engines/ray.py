@@ -33,6 +33,7 @@ from operant.models.reference import shared
 from operant.sampling import Sampling
 from operant.types import Completion, OperantError, shown
 
+__all__ = ["RayEngine"]
 START = 600.0
 """Seconds within which all actors have to be ready."""
 
@@ -49,6 +50,7 @@ class RayEngine:
     """
 
     own_weights = True
+    """The actors have copies of the weights, which change only by `sync`."""
 
     def __init__(
         self,

@@ -136,7 +136,9 @@ class Run:
         except OperantError as error:
             if not learner.updating:  # no weight has changed
                 self.state.restore(before)
-                if error.agreed or self.state.ranks is None:  # ranks that write together would wait for each other
+                if (
+                    vars(error).get("agreed") or self.state.ranks is None
+                ):  # ranks that write together would wait for each other
                     self._save_before_error()
             if notes and str(error).startswith("no reply is left"):
                 raise OperantError(f"no reply is left to train on: {notes[-1]}") from error
