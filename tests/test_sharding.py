@@ -106,6 +106,23 @@ def test_two_ranks_with_parts_of_the_weights_learn_what_one_process_learns(ranks
     assert sum(states) == truth["sizes"]["states"] and max(states) < 0.6 * sum(states)
 
 
+MANY = ("value head, tied", "adapter, exact KL", "trunk")
+
+
+def many(rank: int, world: int, parallel: str) -> dict:
+    return {name: learnt(name, dealt(rank, world), parallel) for name in MANY}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "parallel"), [(4, "fsdp"), (8, "fsdp"), (8, "ddp")])
+def test_more_ranks_learn_the_same_also_one_without_replies(world, parallel):
+    """Of eight ranks, the last one has no reply at all."""
+    ranks = on_ranks(many, world, parallel, deadline=900)
+    for name in MANY:
+        truth = learnt(name, list(range(7)), "ddp")["moved"]
+        assert max(gap(mine[name]["moved"], truth) for mine in ranks) < 1e-9, name
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 SAVED = ("value head, tied", "follows", "bfloat16")
