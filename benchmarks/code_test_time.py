@@ -58,6 +58,7 @@ def one(way: str, seed: int) -> dict[str, Any]:
     begin, out, few = spent(), RUNS / "test-time.jsonl", RUNS / "held-out-200.jsonl"
     rows = (RUNS / "held-out.jsonl").read_text(encoding="utf-8").splitlines()[:200]
     few.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    out.unlink(missing_ok=True)  # that of another row
     words = ["generate", str(START), "--tasks", str(few), "--form", "code", "--tests", "--all", "--max-tokens", "100"]
     words += ["--critic", f"{CRITIC}/export", "--seed", str(seed), *WAYS[way], "--out", str(out)]
     if command(words):
