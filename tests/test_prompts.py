@@ -150,7 +150,7 @@ TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "b
         (["train", "prompt", "--template", "{sentence} {prompt} {mask} ."], "a causal model, which answers behind"),
         (["train", "prompt", "--template", "{sentence}{prompt}", "--reward.prompt-tokens", "400"], "too long for"),
         (["train", "prompt", "--reward.compare", "none,randm"], "baseline 'randm' is unknown"),
-        (["train", "prompt", "--task-model", "asked.py:other", "--reward.compare", "head"], "leave head out"),
+        (["train", "prompt", "--task-model", "asked.py:other", "--reward.compare", "head"], "leave this baseline out"),
         (["train", "prompt", "--evaluate", "two.tsv", "--words", "bad,good,great"], "no text has the label 2"),
         (["train", "prompt", "--tasks", "three.tsv", "--evaluate", "two.tsv", "--words", "good,bad,great"], "two.tsv"),
         (["prompt", "search", *TWO, "--vocabulary", "asked.py:other"], "a function has no tokens"),

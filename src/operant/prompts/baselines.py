@@ -388,7 +388,9 @@ def check_names(names: Sequence[str], model: TaskModel) -> None:
                 "with +mean or +contextual"
             )
         if base == "head" and not isinstance(model, TransformerTaskModel):
-            raise OperantError(f"head: {model.name!r} is a function, whose states cannot be read: leave head out")
+            raise OperantError(
+                f"head: {model.name!r} is a function, whose states cannot be read: leave this baseline out"
+            )
 
 
 def compare(
