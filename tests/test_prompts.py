@@ -126,6 +126,9 @@ def recounted(written, sources, calibrated=False):
     return float((found.argmax(-1) == labels).double().mean())
 
 
+TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "bad,good")
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -144,6 +147,15 @@ def recounted(written, sources, calibrated=False):
             ["train", "prompt", "--length", "21"],
             "prompts of 21 tokens (--sampling.max-tokens), and reward 'prompt' leaves",
         ),
+        (["train", "prompt", "--template", "{sentence} {prompt} {mask} ."], "a causal model, which answers behind"),
+        (["train", "prompt", "--template", "{sentence}{prompt}", "--reward.prompt-tokens", "400"], "too long for"),
+        (["train", "prompt", "--reward.compare", "none,randm"], "baseline 'randm' is unknown"),
+        (["train", "prompt", "--task-model", "asked.py:other", "--reward.compare", "head"], "leave this baseline out"),
+        (["train", "prompt", "--evaluate", "two.tsv", "--words", "bad,good,great"], "no text has the label 2"),
+        (["train", "prompt", "--tasks", "three.tsv", "--evaluate", "two.tsv", "--words", "good,bad,great"], "two.tsv"),
+        (["prompt", "search", *TWO, "--vocabulary", "asked.py:other"], "a function has no tokens"),
+        (["prompt", "search", *TWO, "--seeds", "0"], "seeds=0: it must be at least 1"),
+        (["prompt", "search", *TWO, "--length", "0"], "length=0: it must be at least 1"),
         (["train", "prompt", "--reward.kind", "masked"], "is a gpt2, which transformers has no masked model of"),
         (
             ["train", "prompt", "--task-model", "asked.py:fails"],
@@ -155,6 +167,8 @@ def recounted(written, sources, calibrated=False):
 def test_what_cannot_be_is_a_sentence_and_leaves_nothing(words, message, tmp_path, monkeypatch, capsys):
     asked = "def fails(texts):\n    return {}['answer']\ndef other(texts):\n    return ['positive'] * len(texts)\n"
     (tmp_path / "asked.py").write_text(asked, encoding="utf-8")
+    (tmp_path / "two.tsv").write_text("sentence\tlabel\ndull\t0\na joy\t1\n", encoding="utf-8")
+    (tmp_path / "three.tsv").write_text("sentence\tlabel\ndull\t0\na joy\t1\nso\t2\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main([*words, *(["--steps", "1"] if words[0] == "train" else [])]) == 2
     assert message in capsys.readouterr().err

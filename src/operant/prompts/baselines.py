@@ -329,9 +329,8 @@ def head(setting: Classification, *, decay: float | None = None, prompt: str = "
     `DECAYS` with the best accuracy on the left-out quarters of the training texts.
     Raises: OperantError for a black-box model, which has no states.
     """
-    model = setting.model
-    if not isinstance(model, TransformerTaskModel):
-        raise OperantError(f"head: {model.name!r} is a function, whose states cannot be read: leave this baseline out")
+    check_names(("head",), model := setting.model)
+    assert isinstance(model, TransformerTaskModel)  # as just checked
     # In an order in which every quarter has the classes in proportion.
     given = {"train": setting.train.shuffled(counter(0, "head")), "test": setting.test, "dev": setting.dev}
     split = {what: examples for what, examples in given.items() if examples is not None}
@@ -379,6 +378,21 @@ USUAL = (
 """What `compare` runs by default; `head` too, if the task model is not a function."""
 
 
+def check_names(names: Sequence[str], model: TaskModel) -> None:
+    """Raises: OperantError for a name of no baseline, and for `head` with a black-box model."""
+    for name in names:
+        base, plus, calibrate = name.partition("+")
+        if base not in NAMES or (plus and (calibrate not in CALIBRATIONS or base == "head")):
+            raise OperantError(
+                f"baseline {name!r} is unknown{nearest(base, NAMES)}; names: {', '.join(NAMES)}, each but head also "
+                "with +mean or +contextual"
+            )
+        if base == "head" and not isinstance(model, TransformerTaskModel):
+            raise OperantError(
+                f"head: {model.name!r} is a function, whose states cannot be read: leave this baseline out"
+            )
+
+
 def compare(
     setting: Classification,
     names: Sequence[str] | None = None,
@@ -396,13 +410,10 @@ def compare(
     """
     white = isinstance(setting.model, TransformerTaskModel)
     names = list(names) if names is not None else [*USUAL, *(["head"] if white else [])]
-    for name in names:
-        base, plus, calibrate = name.partition("+")
-        if base not in NAMES or (plus and (calibrate not in CALIBRATIONS or base == "head")):
-            raise OperantError(
-                f"baseline {name!r} is unknown{nearest(base, NAMES)}; names: {', '.join(NAMES)}, each but head also "
-                "with +mean or +contextual"
-            )
+    check_names(names, setting.model)
+    for what, number in (("length", length), ("seeds", len(seeds))):
+        if number < 1:
+            raise OperantError(f"{what}={number}: it must be at least 1")
     if vocabulary is None and any(name.partition("+")[0] in SEARCHES for name in names):
         vocabulary = Vocabulary(setting.model.tokenizer if isinstance(setting.model, TransformerTaskModel) else None)
     rows = list[Baseline]()

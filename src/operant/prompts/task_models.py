@@ -657,6 +657,8 @@ def task_model(
             f"{what} is a {config.model_type}, which transformers has no {kind} model of: leave --reward.kind out, and "
             "its config decides"
         )
+    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        raise OperantError(f"{what}: device={device!r}: no GPU is usable here; leave it out, or take cpu")
     loaded = load(auto[kind], name, what, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if loaded.missing:
         raise OperantError(

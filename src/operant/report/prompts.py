@@ -59,7 +59,14 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
     found.sort(key=lambda prompt: -prompt["score"])
     calls, length = reward.calls + setting.calls_for(len(found)), run.learner.sampling.max_tokens
     vocabulary = Vocabulary(run.policy.tokenizer)
-    compared = compare(setting, reward.compare, calls=calls, length=length, vocabulary=vocabulary)
+    compared = list[Baseline]()
+    for name in reward.compare:
+        try:
+            compared += compare(setting, [name], calls=calls, length=length, vocabulary=vocabulary)
+        except OperantError as error:  # examples in the prompt may be too long: the run's own prompts are kept
+            note = f"the baseline {name!r} is left out: {error}"
+            run.folder.log_message(note)
+            run.trackers.note(note)
     return {
         "task_model": reward.model.name,
         "template": template.text,

@@ -358,6 +358,13 @@ def check_lengths(reward: RewardFn | None, tokens: int) -> None:
             )
 
 
+def read_held_out(reward: RewardFn | None, tasks: Sequence[Task]) -> None:
+    """Show all held-out tasks to the parts of a reward that look at them together. Raises: OperantError of a part."""
+    for part in every_part(reward):
+        if tasks and callable(read := getattr(part, "read_held_out", None)):
+            read(tasks)
+
+
 def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> list[Task]:
     """Refuse tasks that a part of the reward cannot judge, and let its parts read what they need of all tasks.
 

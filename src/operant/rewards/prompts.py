@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from operant.prompts.baselines import check_names
 from operant.prompts.examples import Examples, examples_of
 from operant.prompts.measures import CONTENT_FREE, MEASURES, bias
 from operant.prompts.sets import set_named
@@ -184,13 +185,14 @@ class PromptReward:
         return words
 
     def check(self) -> None:
-        """Load the task model, and check the template and the words, if they are given.
+        """Load the task model, and check the baselines, and the template and the words, if they are given.
 
-        Raises: OperantError as `task_model` and `TaskModel.check`.
+        Raises: OperantError as `task_model`, `check_names` and `TaskModel.check`.
         """
-        template = self.template or PromptTemplate(self.model.template)
+        model = self.model  # loaded here in any case: `check_task` asks a loaded one only
+        check_names(self.compare, model)
         if self.words:
-            self.model.check(template, self.words)
+            model.check(self.template or PromptTemplate(model.template), self.words)
 
     def check_task(self, task: Task) -> None:
         """Raises: OperantError for a task without examples, a label without a word, and what cannot be calibrated.
@@ -224,10 +226,16 @@ class PromptReward:
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
         """Learn which examples are for training. Raises: OperantError for one class only, or one without a text."""
-        every = [examples_of(task) for task in tasks]
-        self._trained = set(every)
+        self._trained = {examples_of(task) for task in tasks}
+        self._check_classes(tasks)
+
+    def read_held_out(self, tasks: Sequence[Task]) -> None:
+        """Look at held-out tasks of several texts together. Raises: OperantError as `read_tasks`."""
+        self._check_classes([task for task in tasks if len(examples_of(task)) > 1])
+
+    def _check_classes(self, tasks: Sequence[Task]) -> None:
         by_name: dict[str, list[Examples]] = {}
-        for examples in every:
+        for examples in map(examples_of, tasks):
             by_name.setdefault(examples.name, []).append(examples)
         for name, some in by_name.items():
             texts, labels = (tuple(x for one in some for x in getattr(one, field)) for field in ("texts", "labels"))

@@ -132,6 +132,7 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
     held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
+        rewards.read_held_out(judge, held_out)
         tasks = rewards.prepare(judge, tasks)
     if reward is not None:
         rewards.read_with(reward, policy.tokenizer)
