@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from operant.sandbox import jail as jails
-from operant.sandbox import levels, seccomp
+from operant.sandbox import levels, linux, seccomp
 from operant.sandbox.jail import Code, Jail, JailOptions, Program, Stdin
 from operant.types import OperantError
 
@@ -193,6 +193,62 @@ def test_an_object_that_a_test_passes_keeps_what_is_hidden(jail: Jail) -> None:
     assert verdict.share == 0
 
 
+@pytest.mark.parametrize(
+    ("source", "test", "outcome"),
+    [
+        ("def same(a, b): return True\ndef f(x): return 0", "assert same(f(3), 9)", "failed test"),
+        ("def same(a, b): return a == b", "assert same(3, 3) and not same(3, [3])", "passed"),  # it is what is tested
+        ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))", "runtime error"),
+        ("def f(x): raise StopIteration", "try: f(1); assert 0\nexcept StopIteration: pass", "passed"),
+        ("def f(x): yield 1", "x = f(3)\nassert next(x) == 1 and list(x) == []", "passed"),
+    ],
+)
+def test_a_program_neither_stands_in_for_the_helper_of_a_test_nor_ends_its_loop(
+    jail: Jail, source: str, test: str, outcome: str
+) -> None:
+    [verdict] = jail.run([Program(source, [Code(test)])])
+    assert verdict.outcome == outcome
+
+
+def test_an_answer_that_keeps_its_test_busy_has_a_limit() -> None:
+    busy = Program("def f(): return range(10 ** 13)", [Code("assert 1"), Code("assert sum(f()) == 1")])
+    [verdict] = Jail(JailOptions(seconds=0.4)).run([busy])
+    assert verdict.results == ("passed", "runtime error")
+    assert verdict.message == "its answers kept the tests busy for more than 3 s of processor time"
+
+
+THREADS = """
+import _thread
+def f():
+    _thread.stack_size(32768)
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    for i in range(300):
+        try: _thread.start_new_thread(lock.acquire, ())
+        except RuntimeError: return i
+    return 300
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not linux.cgroups_work(), reason="it needs root, and a cgroup that it may make")
+def test_threads_of_a_program_of_root_are_counted_by_a_cgroup_that_goes_with_it(jail: Jail) -> None:
+    if jail.level != "namespaces":
+        pytest.skip("at the other levels root's programs may be another user's")
+    [verdict] = jail.run([Program(THREADS, [Code("assert 40 < f() < 64")])])
+    assert (verdict.outcome, verdict.message) == ("passed", "")
+    assert not [path for parent in linux._cgroups_with_pids() for path in Path(parent).glob(f"operant-{os.getpid()}-*")]
+
+
+def test_cgroups_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"operant-{dead.pid}-3", f"operant-{dead.pid}", f"operant-{os.getpid()}-3", "operant.slice"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(linux, "_cgroups_with_pids", lambda: [str(tmp_path)])
+    assert not linux.cgroups_work.__wrapped__()  # a folder is no cgroup
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"operant-{os.getpid()}-3", "operant.slice"])
+
+
 def test_a_test_that_takes_the_programs_word_is_named(jail: Jail) -> None:
     equal = "class A:\n    def __eq__(self, other): return True\ndef f(): return A()"
     [verdict] = jail.run([Program(equal, [Code("assert f() != 3"), Code("assert f() == A()")])])
@@ -342,7 +398,9 @@ def test_the_container_level_with_a_stand_in(monkeypatch: pytest.MonkeyPatch, tm
     )
     stand_in.chmod(0o755)
     found = Jail(
-        JailOptions(level="container", engine=str(stand_in), image="img", runtime="runsc", patience=0.2, seconds=0.2)
+        JailOptions(
+            level="container", engine=str(stand_in), image="img", runtime="runsc", patience=0.2, seconds=0.2, at_once=1
+        )
     )
     verdicts = found.run([Program(DOUBLE, [Code("assert f(2) == 4")]), Program("import time; time.sleep(99)", [])])
     assert [verdict.outcome for verdict in verdicts] == ["passed", "runtime error"]

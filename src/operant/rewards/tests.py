@@ -23,6 +23,8 @@ CODERL: dict[str, float] = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=Tr
 LIMITS = JailOptions()
 NAMED = 5
 """Bad references that are named with their outcome and message."""
+LISTED = 100
+"""Further ones that are named."""
 Kind = Literal["ladder", "passed", "fraction"]
 References = Literal["warn", "refuse", "drop", "skip"]
 
@@ -129,7 +131,10 @@ class UnitTests:
         if not self.bad:
             return
         counts = Counter(bad.verdict.outcome for bad in self.bad)
-        listed = "; ".join(map(str, self.bad[:NAMED])) + ("; ..." if len(self.bad) > NAMED else "")
+        listed = "; ".join(map(str, self.bad[:NAMED]))
+        if others := [repr(bad.task) for bad in self.bad[NAMED:]]:
+            more = f" and {len(others) - LISTED:,} more" if len(others) > LISTED else ""
+            listed += f"; and the tasks {', '.join(others[:LISTED])}{more}"
         text = (
             f"{len(self.bad)} of {len(solved)} reference solutions do not pass their own tests "
             f"({', '.join(f'{counts[name]} {name}' for name in OUTCOMES if counts[name])}): {listed}"

@@ -108,6 +108,8 @@ class Peer:
         self.last = ""
         self.trusting = False
         """Whether the program has been asked if two of its own objects are equal."""
+        self.stops = True
+        """Whether the other end's functions may raise StopIteration, which ends the loops of whoever calls them."""
 
     def pack(self, value):
         kind = type(value)
@@ -195,7 +197,10 @@ class Peer:
             if kind == "value":
                 return rest
             if kind == "error":
-                raise self.error(*rest)
+                error = self.error(*rest)
+                if isinstance(error, StopIteration) and not self.stops and request[2:3] != ("__next__",):
+                    raise self.error(["RuntimeError"], "raised StopIteration", None, ["raised StopIteration"])
+                raise error
             self.write(self.answer(kind, rest))
 
     def error(self, family: list[str], text: str, line: int | None, packed: list) -> BaseException:
@@ -729,6 +734,7 @@ class Checker:
             except Exception as error:
                 return FAILED, f"test {index + 1} itself does not compile: {error}"
             self.start()
+            self.peer.stops = "StopIteration" in code  # else `all(map(f, cases))` would hold when f raises it at once
             exec(test, self.names)
             if self.run.end:
                 raise self.run.end  # again: the test has caught it
@@ -760,8 +766,9 @@ class Checker:
             wanted |= found - vars(builtins).keys() - MODULES
             shadows |= found & vars(builtins).keys()
             self.names.update({name: __import__(name) for name in found & MODULES})
-        # A builtin means itself, unless nothing else can be what is tested: a program must not redefine `abs` or `set`.
-        wanted = wanted or (shadows if len(shadows) == 1 else set())
+        # A builtin means itself, and so does `same`, unless nothing else can be what is tested: a program must not
+        # redefine `abs` or `set`.
+        wanted = wanted - {"same"} or wanted or (shadows if len(shadows) == 1 else set())
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
                 self.names[name] = self.peer.unpack(value)
@@ -865,7 +872,7 @@ def main() -> None:
     os.write(1, b"ready\n")
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(3 * given["seconds"]) + 30,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (given["busy"], given["busy"] + 1))
     Checker(control, given, scan(take().decode(), 0)[0]).judge()
 
 

@@ -9,11 +9,14 @@ verdict.outcome, verdict.results  # "passed", ("passed",)
 """
 
 import contextlib
+import itertools
 import json
 import marshal
+import math
 import os
 import selectors
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -23,7 +26,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from operant.sandbox import levels
+from operant.sandbox import levels, linux
 from operant.types import OperantError, shown
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
@@ -31,6 +34,10 @@ __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 COMPARISONS = ("strict", "apps")
 LEAST_MEMORY = 64 << 20
 """Bytes of address space that an interpreter with a few modules needs."""
+THREADS = 64
+"""Processes and threads of a cell of root's, where a cgroup may be made."""
+THREADS_OF_USER = 4096
+"""Processes and threads of the user, all together, at which no program starts another thread. It does not bind root."""
 
 BOOT = """
 import os
@@ -68,6 +75,9 @@ class Stdin:
 
 
 Test = Code | Stdin
+_numbers = itertools.count()
+_left: list[str] = []
+"""Cgroups of programs whose last process is not gone yet."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,8 @@ class Jail:
         level, options = levels.LEVELS[self.level], self.options
         security = "a security boundary" if level.boundary else "no security boundary"
         limits = f"{options.seconds:g} s of processor time, {options.memory >> 20} MB, {self.at_once} at once"
+        if self.level != "container" and os.getuid() == 0 and not linux.cgroups_work():
+            limits += ", no cgroup for its threads"
         why = f" (not stronger: {'; '.join(self.weaker)})" if self.weaker else ""
         return f"{self.level}: {level.about}; {security}; {limits}{why}"
 
@@ -218,6 +230,7 @@ def _run(options: JailOptions, at_once: int, programs: Sequence[Program]) -> lis
         finally:
             for prisoner in running:
                 prisoner.end()
+            linux.remove_cgroups(_left, linux.PATIENCE)
     return [verdicts[index] for index in range(len(programs))]
 
 
@@ -229,21 +242,20 @@ class Prisoner:
         self.options, self.tests = options, program.tests
         self.cell = cell = levels.LEVELS[options.level].cell(options)
         self.scratch: str | None = None
+        # To enter a cgroup takes 20 ms: only for root, whom RLIMIT_NPROC does not bind.
+        limited = cell.same and os.getuid() == 0 and cell.settings.get("uid") is None and linux.cgroups_work()
+        self.cgroup = linux.new_cgroup(THREADS, f"operant-{os.getpid()}-{next(_numbers)}") if limited else None
         try:
             if cell.scratch:
                 self.scratch = tempfile.mkdtemp(prefix="operant-")
                 if cell.settings["uid"] is not None:
                     os.chown(self.scratch, cell.settings["uid"], -1)
+            start = BOOT + ("exec(marshal.loads(take()))" if cell.same else "exec(take())")
+            argv = [*cell.argv, "-I", "-S", "-c", start]
             with _file(_asked(options, cell, program)) as given:
                 self.errors = _file(b"")
                 self.process = subprocess.Popen(
-                    [
-                        *cell.argv,
-                        "-I",
-                        "-S",
-                        "-c",
-                        BOOT + ("exec(marshal.loads(take()))" if cell.same else "exec(take())"),
-                    ],
+                    linux.inside(self.cgroup, argv) if self.cgroup else argv,
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=self.errors,
@@ -252,8 +264,7 @@ class Prisoner:
                     start_new_session=True,  # so that Ctrl-C reaches the run alone
                 )
         except OSError as error:
-            if self.scratch:
-                shutil.rmtree(self.scratch, ignore_errors=True)
+            self._clear()
             place = f"; programs write in {tempfile.gettempdir()}, which TMPDIR moves" if cell.scratch else ""
             raise OperantError(f"a program cannot be started: {error.strerror}{place}") from None
         self.output = self.process.stdout
@@ -297,8 +308,15 @@ class Prisoner:
         self.process.wait()
         self.output.close()
         self.errors.close()
+        self._clear()
+
+    def _clear(self) -> None:
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
+        if self.cgroup:
+            _left.append(self.cgroup)
+            linux.remove_cgroups(_left)
+            self.cgroup = None
 
     def verdict(self) -> Verdict:
         """What became of it. Raises: OperantError if it never began."""
@@ -316,6 +334,8 @@ class Prisoner:
             raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")
         found = [json.loads(line) for line in lines]
         lost = self.killed or f"its checker has ended (exit status {self.process.returncode})"
+        if self.process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
+            lost = f"its answers kept the tests busy for more than {_busy(self.options)} s of processor time"
         spent = found[-1][2] if found else 0.0
         found += [["runtime error", lost, spent, False]] * (max(1, len(self.tests)) - len(found))
         failed = next((i for i, test in enumerate(found) if test[0] != "passed"), None)
@@ -342,14 +362,19 @@ def _file(data: bytes) -> Any:
 def _asked(options: JailOptions, cell: levels.Cell, program: Program) -> bytes:
     """What the harness reads: itself, the program, and then, when the program has no part in it any more, the tests."""
     limits = [["RLIMIT_AS", options.memory], ["RLIMIT_CPU", int(options.seconds) + 2], ["RLIMIT_NOFILE", 64]]
-    limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0]]
+    limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0], ["RLIMIT_NPROC", THREADS_OF_USER]]
     given = {"uid": None, "drop": False, "landlock": None, **cell.settings, "limits": limits}
     given |= {"run": os.getpid() if cell.parent else 0, "source": program.source}
-    given |= {"seconds": options.seconds, "compare": options.compare}
+    given |= {"seconds": options.seconds, "compare": options.compare, "busy": _busy(options)}
     tests = [[test.code] if isinstance(test, Code) else [test.given, test.expected] for test in program.tests]
     asked = {"tests": tests or [[""]], "setup": program.setup}
     parts = [_harness(cell.same), *(json.dumps(part).encode() for part in (given, asked))]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def _busy(options: JailOptions) -> int:
+    """Seconds of processor time of the tests themselves: an answer such as `range(10**12)` may keep them busy."""
+    return math.ceil(2 * options.seconds) + 2
 
 
 @cache

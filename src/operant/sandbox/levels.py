@@ -101,7 +101,7 @@ def process(options: Any) -> Cell:
 def _rights() -> dict[str, Any]:
     """Of root: another user, if that one can read the interpreter, else no capabilities."""
     root = sys.platform == "linux" and os.getuid() == 0
-    readable = all(path.stat().st_mode & 1 for path in Path(interpreter()).parents)
+    readable = not root or all(path.stat().st_mode & 1 for path in Path(interpreter()).parents)
     return {"uid": NOBODY if root and readable else None, "drop": root and not readable}
 
 

@@ -1,11 +1,15 @@
 """System calls of the supervisor: namespaces, cgroups, processes. Imports only the standard library and psutil."""
 
 import ctypes
+import glob
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 
 import psutil
 
@@ -14,6 +18,8 @@ CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LINUX = sys.platform == "linux"
+PATIENCE = 2.0
+"""Seconds that the processes of a cgroup may take to go."""
 
 
 def _library() -> ctypes.CDLL:
@@ -45,17 +51,58 @@ def mount_own_proc() -> None:
         library.mount(b"proc", b"/proc", b"proc", 0, None)
 
 
-def new_cgroup(max_processes: int) -> str | None:
+def new_cgroup(max_processes: int, name: str = "") -> str | None:
     """Path of a new cgroup with at most `max_processes` processes and threads; None if none may be created."""
     with suppress(OSError):
         for parent in _cgroups_with_pids():
-            path = f"{parent}/operant-{os.getpid()}"
+            path = f"{parent}/{name or f'operant-{os.getpid()}'}"
             with suppress(OSError):
                 os.mkdir(path)
                 if os.path.exists(f"{path}/pids.max") and write_value(f"{path}/pids.max", max_processes):
                     return path
                 os.rmdir(path)
     return None
+
+
+def inside(cgroup: str, argv: list[str]) -> list[str]:
+    """The command, which enters the cgroup first."""
+    return ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs"; exec "$@"', cgroup, *argv]
+
+
+@cache
+def cgroups_work() -> bool:
+    """Whether a process may enter a cgroup made here. Empty ones that killed runs have left behind are removed."""
+    if not LINUX:
+        return False
+    with suppress(OSError):
+        for parent in _cgroups_with_pids():
+            for path in glob.glob(f"{glob.escape(parent)}/operant-[0-9]*"):
+                pid = path.rpartition("/")[2].split("-")[1]
+                if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+                    remove_cgroups([path])
+    if not (cgroup := new_cgroup(8, f"operant-{os.getpid()}-trial")):
+        return False
+    asked = inside(cgroup, ["/bin/sh", "-c", 'read pid < "$0/cgroup.procs"; test "$pid" = $$', cgroup])
+    try:
+        return subprocess.run(asked, capture_output=True, timeout=PATIENCE).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    finally:
+        remove_cgroups([cgroup], PATIENCE)
+
+
+def remove_cgroups(cgroups: list[str], patience: float = 0.0) -> None:
+    """Remove those whose processes are gone from the machine and from the list, and wait for the others."""
+    end = time.monotonic() + patience
+    while True:
+        for path in list(cgroups):
+            with suppress(OSError):
+                os.rmdir(path)
+            if not os.path.isdir(path):
+                cgroups.remove(path)
+        if not cgroups or time.monotonic() >= end:
+            return
+        time.sleep(0.01)
 
 
 def _cgroups_with_pids() -> list[str]:

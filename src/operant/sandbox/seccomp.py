@@ -23,7 +23,7 @@ close_range 436 436 stat 4 - fstat 5 80 lstat 6 - newfstatat 262 79 statx 332 29
 access 21 - faccessat 269 48 faccessat2 439 439 readlink 89 - readlinkat 267 78 getdents 78 - getdents64 217 61
 lseek 8 62 getcwd 79 17 chdir 80 49 fchdir 81 50 mkdir 83 - mkdirat 258 34 rmdir 84 - rename 82 - renameat 264 38
 renameat2 316 276 unlink 87 - unlinkat 263 35 link 86 - linkat 265 37 symlink 88 - symlinkat 266 36 truncate 76 45
-ftruncate 77 46 fsync 74 82 fdatasync 75 83 flock 73 32 fadvise64 221 223 sendfile 40 71 copy_file_range 326 285
+ftruncate 77 46 fsync 74 82 fdatasync 75 83 fadvise64 221 223 sendfile 40 71 copy_file_range 326 285
 dup 32 23 dup2 33 - dup3 292 24 pipe 22 - pipe2 293 59 select 23 - pselect6 270 72 poll 7 - ppoll 271 73
 epoll_create 213 - epoll_create1 291 20 epoll_ctl 233 21 epoll_wait 232 - epoll_pwait 281 22 eventfd2 290 19
 mmap 9 222 munmap 11 215 mprotect 10 226 mremap 25 216 brk 12 214 madvise 28 233 mincore 27 232 msync 26 227
