@@ -286,5 +286,5 @@ def test_an_actor_that_dies_before_it_is_ready_ends_the_run_with_a_remedy(ray):
         def ready(self):
             pass
 
-    with pytest.raises(OperantError, match="died before it was ready.*fewer engine.actors"):
+    with pytest.raises(OperantError, match=r"died before it was ready.*fewer engine.actors"):
         await_all([Doomed.remote()])
