@@ -85,6 +85,7 @@ def test_the_fewest_gpus_are_those_that_it_fits_on(planned, kind):
     assert least(config, measured, kind, gpu) == 4
     if kind == "fsdp":
         assert least(config, measured, "ddp", gpu) is None
+    assert least(config, measured, kind, ROOMY) == 1  # one process divides nothing, and trains as with DDP
 
 
 def test_the_command_plans_from_a_config_alone(config_file, capsys):
@@ -95,11 +96,30 @@ def test_the_command_plans_from_a_config_alone(config_file, capsys):
     assert [line.split()[-5:] for line in printed.splitlines() if "fits in 90%" in line] == [["yes"] * 5]
     for words, why in (
         (["--gpu", "b9000"], "gpu='b9000' is none that the plan knows"),
+        (["--gpus", "2"], "Add --gpu NAME, one of: "),
         (["--gpu", "l4", "--gpus", "65"], "gpus=65 with 64 prompts a step"),
         (["--gpu", "l4", "--gpus", "many"], "gpus='many'"),
+        (["--gpu", "l4", "--parallel", "fsdp", "--offload", "nvme"], "learner.offload='nvme': it must be none or"),
+        (["--gpu", "l4", "--offload", "both"], "learner.offload=both with learner.parallel=ddp"),
+        (["--gpu", "l4", "--prompt-tokens", "4000"], "does not fit into the model's context of"),
     ):
         assert main([*command[:2], *words, *command[6:]]) == 2
         assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": -4},
+        {"model_type": "gpt2", "n_embd": 33, "n_head": 2},
+        {"model_type": "bert", "num_hidden_layers": 1},
+    ],
+)
+def test_a_config_that_makes_no_language_model_gets_a_sentence(tmp_path, capsys, config):
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert main(["doctor", "--plan", "--gpus", "2", "--gpu", "l4", "--policy", str(path)]) == 2
+    assert "are the sizes in its config.json right" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow

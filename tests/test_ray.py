@@ -16,7 +16,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, Policy, Sampling, steps, train
 from operant.cli import main
 from operant.engines.native.engine import NativeEngine
-from operant.engines.ray import RayEngine, as_arrays, begin, deal, moving
+from operant.engines.ray import RayEngine, as_arrays, await_all, begin, deal, moving
 from operant.models.value_head import ValueOptions
 from operant.runs.config import configure
 
@@ -275,3 +275,16 @@ def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
     made = {"__name__": "__main__"}
     exec(snippet.replace("actors=1", "actors=1, cpus=0.25"), made)
     assert made["learner"].progress.step == 1
+
+
+def test_an_actor_that_dies_before_it_is_ready_ends_the_run_with_a_remedy(ray):
+    @ray.remote(num_cpus=0.1)
+    class Doomed:
+        def __init__(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def ready(self):
+            pass
+
+    with pytest.raises(OperantError, match=r"died before it was ready.*fewer engine.actors"):
+        await_all([Doomed.remote()])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from operant.metrics.collect import of_texts
 from operant.tally import BINS, Histogram, Tally
 
 
@@ -66,3 +67,15 @@ def test_a_tally_pools_histograms_over_parts():
     two.histogram("x", [100.0])
     both.histogram("x", [*x[where].tolist(), 100.0])
     assert one.merge(two).histograms == both.histograms
+
+
+def test_things_that_several_ranks_have_are_one():
+    """A share of different words of each rank has no mean that is that of all: here 2 / 2 and 2 / 4, of all 3 / 6."""
+    texts = ["the cat", "the dog the dog"]
+    parts = [of_texts([text]) for text in texts]
+    assert parts[0].merge(parts[1]).result() == pytest.approx(of_texts(texts).result())
+    assert parts[0].result()["text/distinct_1"] == 3 / 6 and parts[0].result()["text/top_word"] == 3 / 6
+    tally = Tally()
+    tally.things("game/states_per_1000", [("a", 1), ("a", 1), ("b", 1), ("a", 2)])
+    tally.things("text/top_word", [])
+    assert tally.result() == {"game/states_per_1000": 750.0}

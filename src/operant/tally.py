@@ -5,13 +5,16 @@ tally.mean("reward/mean", scores)             # every value has weight 1
 tally.add("policy/clip_fraction", 12.0, 480)  # a sum and its count
 tally.extreme("policy/ratio_max", 1.31)
 tally.histogram("reward", scores)
+tally.things("text/distinct_1", words)        # how many are different; how often the most common one occurs
 tally.result()                                # {"reward/mean": ..., ...}
 tally.histograms                              # {"reward": Histogram(...)}
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -97,13 +100,14 @@ def _width(low: float, high: float, bins: int) -> float:
 
 
 class Tally:
-    """Sums, counts, spreads, extremes and histograms by name."""
+    """Sums, counts, spreads, extremes, histograms and counted things by name."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, float]] = {}
         self.squares: dict[str, tuple[float, float, float]] = {}
         self.extremes: dict[str, float] = {}
         self.histograms: dict[str, Histogram] = {}
+        self.counted: dict[str, Counter[int]] = {}
 
     def add(self, name: str, total: float, count: float = 1.0) -> None:
         """Add `total`, which is a sum over `count` items. If all counts are 0, the result is the sum itself."""
@@ -132,6 +136,15 @@ class Tally:
         """Add the finite values (of those where `where` is True) to the histogram of that name."""
         self._histogram(name, Histogram.of(values, where))
 
+    def things(self, name: str, things: Iterable[Hashable]) -> None:
+        """Count things, such as words, where equal ones are one, also on several ranks.
+
+        The result is the number of different ones over that of all: 1,000 times that if the name ends in `_per_1000`;
+        and if the last part of the name begins with `top_`, the share of the most common one. Hashes are kept.
+        """
+        if counts := Counter(things):
+            self._count(name, Counter({_hash(thing): count for thing, count in counts.items()}))
+
     def merge(self, other: "Tally") -> "Tally":
         """Add the numbers of another tally, and return self."""
         for name, (total, count) in other.sums.items():
@@ -142,13 +155,18 @@ class Tally:
             self.extreme(name, value)
         for name, histogram in other.histograms.items():
             self._histogram(name, histogram)
+        for name, counts in other.counted.items():
+            self._count(name, counts)
         return self
 
     def result(self) -> dict[str, float]:
         """Return one number per name; histograms are not included."""
         means = {k: total / count if count else total for k, (total, count) in self.sums.items()}
         spreads = {k: (m2 / n) ** 0.5 for k, (n, _, m2) in self.squares.items()}
-        return means | spreads | self.extremes
+        return means | spreads | self.extremes | {name: _share(name, c) for name, c in self.counted.items()}
+
+    def _count(self, name: str, new: Counter[int]) -> None:
+        self.counted[name] = self.counted.get(name, Counter()) + new
 
     def _histogram(self, name: str, new: Histogram | None) -> None:
         if new is not None:
@@ -161,6 +179,18 @@ class Tally:
         n = n0 + n1
         gap = m1 - m0
         self.squares[name] = (n, m0 + gap * n1 / n, s0 + s1 + gap * gap * n0 * n1 / n)
+
+
+def _hash(thing: Hashable) -> int:
+    """64 bits that are the same in every process; Python's own hash of a text is not."""
+    return int.from_bytes(blake2b(repr(thing).encode(errors="replace"), digest_size=8).digest())
+
+
+def _share(name: str, counts: Counter[int]) -> float:
+    """The result of counted things: see `Tally.things`."""
+    if name.rpartition("/")[2].startswith("top_"):
+        return max(counts.values()) / counts.total()
+    return (1000 if name.endswith("_per_1000") else 1) * len(counts) / counts.total()
 
 
 def _list(values: Tensor | Iterable[float], where: Tensor | None) -> list[float]:

@@ -15,6 +15,10 @@ EXTRAS = {
     "quantise": ("peft", "bitsandbytes"),
     "vader": ("vaderSentiment",),
     "hub": ("datasets", "huggingface_hub"),
+    "gymnasium": ("gymnasium",),
+    "metrics": ("nltk", "rouge_score", "sacrebleu"),
+    "ray": ("ray",),
+    "textworld": ("textworld",),
     "label": ("starlette", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
@@ -60,10 +64,12 @@ def print_plan(recipe: str | None, options: Mapping[str, Any], many: Mapping[str
     import pyarrow.parquet  # noqa: F401 - what a run imports is part of its memory
 
     import operant.api  # noqa: F401
+    from operant.algorithms import find
     from operant.memory_plan import lines, measure, plan
     from operant.memory_plan.gpus import GPUS
     from operant.memory_plan.ranks import KINDS, on_ranks, table
     from operant.runs.config import configure
+    from operant.training import sharding
     from operant.types import OperantError
 
     if recipe is not None and (Path(recipe) / "config.yaml").is_file():
@@ -74,11 +80,14 @@ def print_plan(recipe: str | None, options: Mapping[str, Any], many: Mapping[str
             raise OperantError(f"prompt-tokens={tokens}: it must be at least 1")
         options = {"tasks": [[0] * tokens], "evaluate": None, "reward": len} | dict(options)
     config = configure(options, recipe)
+    sharding.check(find(config.train.algorithm).update, config.learner)
     if not many:
         memory = plan(config)
         print("\n".join(lines(memory)))
         return 0 if memory.fits else 1
     ranks, name = many.get("gpus", 1), many.get("gpu")
+    if name is None:
+        raise OperantError(f"--gpus {ranks} for which kind of GPU? Add --gpu NAME, one of: {', '.join(GPUS)}")
     if name not in GPUS:
         raise OperantError(f"gpu={name!r} is none that the plan knows; take one with as much memory: {', '.join(GPUS)}")
     prompts = config.train.batch // config.train.samples

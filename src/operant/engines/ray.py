@@ -357,7 +357,13 @@ def await_all(actors: Sequence[Any]) -> None:
             f"Ray has not started {len(actors)} actors within {START:.0f} s: others may use its processors"
         ) from error
     except exceptions.RayActorError as error:
-        raise explained(getattr(error, "cause", None) or error) from error
+        if (cause := getattr(error, "cause", None)) is not None:
+            raise explained(cause) from error
+        why = " ".join(str(error).split())[:200]
+        raise OperantError(
+            f"one of {len(actors)} actors of engine ray died before it was ready: {why}; start the run again, "
+            "with fewer engine.actors if the memory ran out"
+        ) from error
 
 
 def explained(error: BaseException) -> OperantError:

@@ -10,6 +10,7 @@ process's own memory stands beside it.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,8 +185,14 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
     tokenizer = config.learner["model"].templated(tokenizer or tokenizer_of(config.train.policy))
     shape = shape_of(config, lengths_of(config, model_config, tokenizer), ranks)
     device = find_device(config.learner["learner"].device)
-    with fake_tensors() as memory:
+    with explained(config.train.policy), fake_tensors() as memory:
         model = MemoryModel(model_config, config, memory)
+        given = find(config.train.algorithm).rows["with_replies"]  # the longest reply may be to another prompt
+        if not given and (why := model.policy.misfit(shape.prompt, shape.reply)) is not None:
+            raise OperantError(
+                f"{shown(config.train.policy)}: the longest prompt {why}; plan others with --prompt-tokens or "
+                "--sampling.max-tokens"
+            )
         classifiers = _classifiers(config.train.reward, config.parts.get("reward", {}))
         here = [c for c in classifiers if gpu or torch.device(c.device).type == device.type]
         judges = sum(classifier_memory(c, shape.prompt + shape.reply, memory) for c in here)
@@ -205,6 +212,21 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
         }
         gradients, units = model.gradients(), model.units()
     return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+
+
+@contextmanager
+def explained(policy: Any) -> Iterator[None]:
+    """Turn an exception inside this context, whose computations are those of a run, into a sentence on the model."""
+    try:
+        yield
+    except OperantError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        raise OperantError(
+            f"{shown(policy)} makes no language model that can be planned ({type(error).__name__}: {why}): are the "
+            "sizes in its config.json right, and does it generate text?"
+        ) from error
 
 
 def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:

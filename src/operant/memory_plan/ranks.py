@@ -81,7 +81,7 @@ def _some(parts: dict[str, float]) -> dict[str, float]:
 def least(config: Config, measured: MeasuredRun, kind: str, gpu: Gpu) -> int | None:
     """The smallest power of two of GPUs that the run fits on; None if 4,096 do not suffice, or prompts."""
     prompts = config.train.batch // config.train.samples
-    counts = [2**k for k in range(KINDS[kind][0] == "fsdp", 13) if 2**k <= min(prompts, MOST)]
+    counts = [2**k for k in range(13) if 2**k <= min(prompts, MOST)]
     return next((n for n in counts if on_ranks(config, measured, n, kind, gpu).fits), None)
 
 

@@ -202,12 +202,9 @@ def of_texts(texts: Sequence[str]) -> Tally:
     trigrams = [list(zip(x, x[1:], x[2:])) for x in by_reply if len(x) > 2]
     tally.mean("text/repeated", [1 - len(set(x)) / len(x) for x in trigrams])
     flat = [word for x in by_reply for word in x]
-    pairs = [pair for x in by_reply for pair in pairwise(x)]
-    for name, things in (("1", flat), ("2", pairs)):
-        if things:
-            tally.add(f"text/distinct_{name}", len(set(things)), len(things))
-    if flat:
-        tally.add("text/top_word", Counter(flat).most_common(1)[0][1], len(flat))
+    tally.things("text/distinct_1", flat)
+    tally.things("text/distinct_2", (pair for x in by_reply for pair in pairwise(x)))
+    tally.things("text/top_word", flat)
     characters = "".join(texts)
     if characters:
         # U+FFFD stands for the bytes of a cut character.

@@ -50,9 +50,7 @@ def of_games(rollouts: Sequence[Rollout]) -> Tally:
     turns = [turn for game in games for turn in game["turns"]]
     own = [turn for turn in turns if turn["by"] == "policy"]
     tally.mean("game/examples", [turn["by"] != "policy" for turn in turns])
-    if turns:
-        keys = {(game["name"], turn["key"]) for game in games for turn in game["turns"]}
-        tally.add("game/states_per_1000", 1000 * len(keys), len(turns))
+    tally.things("game/states_per_1000", ((game["name"], turn["key"]) for game in games for turn in game["turns"]))
     tally.mean("actions/valid", [turn["valid"] for turn in own])
     tally.mean("actions/copied_from_prompt", [turn["copied"] for turn in own])
     tally.mean("actions/empty", [is_blank(turn["command"]) for turn in own])
