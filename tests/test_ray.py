@@ -278,7 +278,6 @@ def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
 
 
 def test_an_actor_that_dies_before_it_is_ready_ends_the_run_with_a_remedy(ray):
-    @ray.remote(num_cpus=0.1)
     class Doomed:
         def __init__(self):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -287,4 +286,4 @@ def test_an_actor_that_dies_before_it_is_ready_ends_the_run_with_a_remedy(ray):
             pass
 
     with pytest.raises(OperantError, match=r"died before it was ready.*fewer engine.actors"):
-        await_all([Doomed.remote()])
+        await_all([ray.remote(num_cpus=0.1)(Doomed).remote()])
