@@ -207,8 +207,10 @@ def url(request, tmp_path_factory):
 
 
 def panes(page):
-    page.locator("#plays .pane .result").first.wait_for()
-    return page.locator("#plays .pane").nth(0), page.locator("#plays .pane").nth(1)
+    both = page.locator("#plays .pane").nth(0), page.locator("#plays .pane").nth(1)
+    for pane in both:  # the live page fetches each by itself
+        pane.locator(".result").first.wait_for()
+    return both
 
 
 def here(pane):
