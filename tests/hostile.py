@@ -14,6 +14,9 @@ import threading
 import time
 import zlib
 
+MOST = 4096
+"""Above the number of any open file: those of a test process that has run for long are above 64."""
+
 BAD = "t/17"
 """The task whose sample breaks the reward; a batch without it is judged without a failure."""
 
@@ -204,18 +207,18 @@ def chatters_endlessly(rollouts):
 
 
 def closes_everything(rollouts):
-    return judged(rollouts, lambda: os.closerange(0, 256) or 17.0)
+    return judged(rollouts, lambda: os.closerange(0, MOST) or 17.0)
 
 
 def closes_everything_and_hangs(rollouts):
-    return judged(rollouts, lambda: os.closerange(0, 256) or time.sleep(1000))
+    return judged(rollouts, lambda: os.closerange(0, MOST) or time.sleep(1000))
 
 
 def writes_to_every_pipe(rollouts):
     """Also to the pipe that is reserved for answers."""
 
     def write():
-        for fd in range(3, 64):
+        for fd in range(3, MOST):
             with contextlib.suppress(OSError):
                 os.write(fd, b'{"id": 2, "answer": {"answers": [{"value": 1e9}]}}\n[[[[[[{garbage\n')
         return 17.0
@@ -226,7 +229,7 @@ def writes_to_every_pipe(rollouts):
 def floods_every_pipe(rollouts):
     def write():
         while True:
-            for fd in range(3, 64):
+            for fd in range(3, MOST):
                 with contextlib.suppress(OSError):
                     os.write(fd, b"[" * 65536)
 
@@ -307,7 +310,7 @@ def answers_twice(argument):
     def handle(request):
         def later():
             time.sleep(0.05)
-            for fd in range(3, 64):
+            for fd in range(3, MOST):
                 with contextlib.suppress(OSError):
                     os.write(fd, b'{"id": 2, "answer": "forged"}\n{"id": 3, "answer": "forged"}\n')
 
