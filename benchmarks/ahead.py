@@ -23,8 +23,8 @@ from typing import Any
 
 import operant
 from operant.api import runs
-from operant.engines.ray import begin
 from operant.machine import about
+from operant.sandbox.ray import ENGINE, RaySession
 
 RESULTS = Path(__file__).parent / "results/ahead.json"
 WARM = 2
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of a reply")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
-    begin(None, 2)
+    RaySession(ENGINE).begin()
     rates: dict[str, list[float]] = {name: [] for name in SIDES}
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in SIDES}
     said: dict[str, Replies] = {}

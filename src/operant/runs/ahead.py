@@ -6,21 +6,29 @@ depend on timing. The thread plays one step after the other, with copies of the 
 own in place. There are n + 1 copies: those of the step that is judged and of the n steps that are ahead of it.
 
 Steps that are planned are part of the run's state, as their tasks and weights: a resumed run plays them again.
+
+With `carry=k`, a step draws at most k tokens of each reply, and the next one goes on with those that have not ended
+(`rollouts.carried`). The first step begins twice as many tasks as a step trains on, so that each later one has enough
+replies which end; so does one after the batch has grown. With `ahead=0` nothing is played ahead: a step is planned
+when it begins, and played here.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from operant import distributed
 from operant.data import Order
+from operant.envs.single_turn import SingleTurn
 from operant.machine import Clock
 from operant.models.reference import PolicyCopy
-from operant.runs.scored_rollouts import Played, play_part
+from operant.rollouts.carried import BegunGroup, begun_by
+from operant.runs.scored_rollouts import Played, greedy_replies, play_part
 from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.progress import Progress
@@ -40,6 +48,8 @@ class PlannedStep:
     """The indices of its tasks, over all ranks, each once."""
     future: Future[tuple[Played, float]] | None = None
     """Its rollouts, and the seconds that they took; None: they have not been asked for."""
+    trained: list[BegunGroup] = field(default_factory=list)
+    """With `carry`, once it has been played: the replies that it trains on, in order."""
 
 
 class KeptWeights:
@@ -73,8 +83,10 @@ class KeptWeights:
 class Ahead:
     """The steps that are planned, and the thread that plays them.
 
-    n: number of steps. per_step: tasks of a step. tasks_of: from the indices of tasks to what is attempted.
-    Raises: OperantError for a world or an engine with a state, and for bfloat16 on a CPU.
+    n: number of steps. carry: tokens of a reply in a step; 0: all. per_step: tasks of a step. tasks_of: from the
+    indices of tasks to what is attempted.
+    Raises: OperantError for a world or an engine with a state, and for bfloat16 on a CPU; with `carry`, for a world of
+    more than one reply, and for an engine that cannot go on with a reply.
     """
 
     def __init__(
@@ -83,17 +95,29 @@ class Ahead:
         order: Order,
         reward: RewardFn | None,
         n: int,
+        carry: int,
         per_step: int,
         tasks_of: Callable[[Sequence[int]], list[Task]],
     ):
-        own = bool(getattr(learner.engine, "own_weights", False))
-        check(learner, n, own_weights=own)
         self.learner, self.order, self.reward = learner, order, reward
-        self.n, self.per_step, self.tasks_of = n, per_step, tasks_of
+        self.n, self.carry, self.per_step, self.tasks_of = n, carry, per_step, tasks_of
         self.planned = deque[PlannedStep]()
+        self.begun = dict[int, list[BegunGroup]]()
+        """By step, the replies that it goes on with."""
         self.weights: Any = None
         """What `InTurn` has given the engine, until the thread uses it."""
-        self.kept = KeptWeights(learner.policy, n + 1)
+        self.kept = KeptWeights(learner.policy, n + 1 if n else 0)
+        self.thread: ThreadPoolExecutor | None = None
+        if carry:
+            check_carry(learner, carry)
+        if n:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the thread, and give it a learner of its own."""
+        learner, n = self.learner, self.n
+        own = bool(getattr(learner.engine, "own_weights", False))
+        check(learner, n, own_weights=own)
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.
@@ -104,23 +128,38 @@ class Ahead:
         else:
             learner.own, self.player.engine = self.player.own, copy(learner.engine)
 
-    def begin(self) -> list[int]:
-        """Begin a step: plan those ahead of it and start what is planned. Returns the indices of the step's tasks."""
+    def begin(self) -> None:
+        """Begin a step: plan those ahead of it and start what is planned."""
         now, version, total = self.learner.progress.step, self.learner.policy.version, self.learner.total_steps
         first = self.planned[-1].step + 1 if self.planned else now
         for step in range(first, now + self.n + 1):
-            self.planned.append(PlannedStep(step, version, self.order.take(self.per_step)))
-        for planned in self.planned:
+            self.planned.append(PlannedStep(step, version, self.order.take(self._count(now))))
+        for planned in self.planned if self.thread is not None else ():
             if planned.version not in self.kept.versions:
                 planned.version = version  # it is new, or a light checkpoint lacks its weights
                 self.kept.keep(self.learner.policy, version)
             if planned.future is None and (total is None or planned.step < total):
-                planned.future = self.thread.submit(self._play, planned)
-        return self.planned[0].tasks
+                planned.future = self.thread.submit(self._play_ahead, planned)
+
+    def _count(self, now: int) -> int:
+        """Number of the tasks that one more step begins, planned behind the others."""
+        if not self.carry:
+            return self.per_step
+        left = len(self.begun.get(now, []))
+        for planned in self.planned:
+            left = max(left + len(planned.tasks) - self.per_step, 0)
+        return max(2 * self.per_step - left, 0)
+
+    def tasks(self) -> list[int]:
+        """The indices of the tasks that the step trains on, each once; with `carry`, once it has been played."""
+        first = self.planned[0]
+        return [group.task for group in first.trained] if self.carry else first.tasks
 
     def played(self) -> Played:
-        """Wait for the rollouts of the step that has begun, in the phase `generate`. Raises: OperantError as `play`."""
+        """The rollouts of the step that has begun, in the phase `generate`. Raises: OperantError as `play`."""
         first = self.planned[0]
+        if self.thread is None:
+            return self._play(self.learner, first)
         assert first.future is not None  # `begin` has asked for it
         with self.learner.timing("generate"):
             try:
@@ -132,7 +171,7 @@ class Ahead:
 
     def done(self) -> None:
         """The step that had begun has changed the weights: forget its rollouts."""
-        self.planned.popleft()
+        self.begun.pop(self.planned.popleft().step, None)
         self.kept.versions &= {planned.version for planned in self.planned}
 
     def rest(self) -> None:
@@ -141,26 +180,51 @@ class Ahead:
 
     def close(self) -> None:
         """End the thread, after the step that it plays."""
-        self.thread.shutdown(cancel_futures=True)
+        if self.thread is not None:
+            self.thread.shutdown(cancel_futures=True)
 
-    def _play(self, planned: PlannedStep) -> tuple[Played, float]:
+    def carried(self) -> dict[str, float]:
+        """`rollout/carried`: the share of the replies of the step, which has been played, that an earlier one began."""
+        if not self.carry:
+            return {}
+        first = self.planned[0]
+        return {"rollout/carried": sum(g.step < first.step for g in first.trained) / max(len(first.trained), 1)}
+
+    def _play(self, player: Learner, planned: PlannedStep) -> Played:
+        """Play a step. What it goes on with is what the step before it has left."""
+        if not self.carry:
+            return play_part(player, self.tasks_of(planned.tasks), self.reward)
+        groups = [*self.begun.get(planned.step, []), *begun_by(planned.step, planned.tasks)]
+        count = min(self.per_step, len(groups))  # the batch may have grown since the step was planned
+        played, planned.trained, self.begun[planned.step + 1] = player.go_on(groups, count, self.carry, self.tasks_of)
+        tasks = [rollout.task for rollout in played]
+        return played, greedy_replies(player, tasks, self.reward, range(len(tasks)))
+
+    def _play_ahead(self, planned: PlannedStep) -> tuple[Played, float]:
         player = copy(self.player)
         player.clock, player.progress = Clock(), Progress()
         player.progress.step = planned.step
         self.weights = None
         player.engine.sync(self.kept.of(planned.version).policy, planned.version)
-        played = play_part(player, self.tasks_of(planned.tasks), self.reward)
+        played = self._play(player, planned)
         return played, sum(player.clock.take().values())
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The planned steps; `kept` has the weights that play them."""
-        return {"planned": [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]}
+        """The planned steps, and what the first of them goes on with; `kept` has the weights that play them."""
+        planned = [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]
+        if not self.carry:
+            return {"planned": planned}
+        first = self.planned[0].step if self.planned else self.learner.progress.step
+        begun = [group.state_dict() for group in self.begun.get(first, [])]
+        return {"planned": planned, "first": first, "begun": begun}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Plan the same steps, to be played again."""
         self.planned = deque(PlannedStep(**planned) for planned in state["planned"])
+        if self.carry:
+            self.begun = {state["first"]: [BegunGroup.of(group) for group in state["begun"]]}
 
 
 class InTurn:
@@ -198,6 +262,25 @@ class InTurn:
             self.engine.sync(*self.wanted)
             self.ahead.weights = self.wanted
         return self.engine
+
+
+def check_carry(learner: Learner, carry: int) -> None:
+    """Refuse what cannot be carried over. Raises: OperantError."""
+    engine, most = type(learner.engine).__name__, learner.sampling.max_tokens
+    reasons = [
+        (
+            not isinstance(learner.env, SingleTurn),
+            f"the world {type(learner.env).__name__}: it plays more than one reply",
+        ),
+        (
+            not hasattr(learner.engine, "generate_more"),
+            f"the engine {engine}: it cannot go on with a reply; use native",
+        ),
+        (carry >= most, f"sampling.max_tokens={most}: no reply would be carried over; lower carry, or leave it out"),
+        (distributed.world() > 1, f"{distributed.world()} ranks: their steps would end unequally; use engine=ray"),
+    ]
+    if why := next((why for holds, why in reasons if holds), None):
+        raise OperantError(f"carry={carry} with {why}")
 
 
 def check(learner: Learner, n: int, *, own_weights: bool) -> None:

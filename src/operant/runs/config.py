@@ -66,6 +66,9 @@ class TrainOptions:
     ahead: int = 0
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old, and
     `learner.importance` is then token unless it is given. 0: each step generates its own."""
+    carry: int = 0
+    """Most tokens of a reply in a step: the next one goes on with replies that have not ended, with its weights, and
+    `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any = None
     """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the tasks are
     the environment's own, those that it keeps for tests."""
@@ -100,7 +103,15 @@ class TrainOptions:
     """Steps between sample replies on the console; 0: none."""
 
     def __post_init__(self) -> None:
-        at_least_0 = ("ahead", "evaluate_every", "probes", "checkpoint_minutes", "checkpoint_every", "keep_every")
+        at_least_0 = (
+            "ahead",
+            "carry",
+            "evaluate_every",
+            "probes",
+            "checkpoint_minutes",
+            "checkpoint_every",
+            "keep_every",
+        )
         at_least_1 = ("steps", "batch", "samples", "reward_chunks", "keep", "probe_every")
         for name, least in [*((n, 0) for n in at_least_0), *((n, 1) for n in at_least_1)]:
             if getattr(self, name) < least:
@@ -221,7 +232,9 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
     train = replace(train, algorithm=chosen)
-    if train.ahead and find(chosen).source != "data" and not find(chosen).condition:
+    method = find(chosen)
+    corrects = method.source != "data" and not (method.condition or method.needs.action_values)
+    if (train.ahead or train.carry) and corrects:
         whole.setdefault("learner.importance", "token")
     learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
     config = Config(train, data, evaluation, isolation, learner, parts, left_out)
@@ -287,7 +300,7 @@ def _check_together(config: Config) -> None:
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
     _check_selection(train, config.learner["learner"])
-    check_ahead(train, config.learner["learner"])
+    check_ahead(train, config.learner["learner"], config.learner["sampling"].max_tokens)
     supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
@@ -319,23 +332,29 @@ def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
         )
 
 
-def check_ahead(train: TrainOptions, own: LearnerOptions) -> None:
-    """Refuse rollouts that cannot be generated ahead."""
+def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
+    """Refuse rollouts of at most so many tokens that cannot be generated ahead, or carried over to a later step."""
     algorithm, stale = find(train.algorithm), own.max_staleness
     apart = named_parts.has_own_weights(train.engine)
     switches = algorithm.update == "trust-region" and not apart
     method = f"algorithm={train.algorithm}"
-    reasons = [
+    either = [
         (algorithm.source == "data", f"{method}: it plays no rollouts; leave it out"),
         (algorithm.condition, f"{method}: what its prompts ask for depends on the step before; leave it out"),
         (algorithm.mask is not None, f"{method}: its mask follows the policy; leave it out"),
+        (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards judge whole steps; leave it out"),
+    ]
+    ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
-        (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards are beside generation; leave it out"),
         (own.parallel == "fsdp" and not apart, "parallel=fsdp: its update frees weights in use; use engine=ray"),
         (stale is not None and stale < train.ahead, f"learner.max_staleness={stale}: rollouts would be too old"),
     ]
-    if why := next((why for holds, why in reasons if train.ahead and holds), None):
-        raise OperantError(f"ahead={train.ahead} with {why}")
+    age = train.ahead + (-(-tokens // train.carry) - 1 if train.carry else 0)
+    long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"
+    carry = [(stale is not None and stale < age, long)]
+    for name, number, reasons in (("ahead", train.ahead, either + ahead), ("carry", train.carry, either + carry)):
+        if why := next((why for holds, why in reasons if number and holds), None):
+            raise OperantError(f"{name}={number} with {why}")
 
 
 def _check_best(train: TrainOptions, evaluation: EvaluationOptions) -> None:

@@ -100,6 +100,12 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
     found = [Change(name, old[name], value) for name, value in new.items() if name in old and old[name] != value]
     fixed = FIXED if fresh_optimizer else FIXED | FIXED_OPTIMIZER
     for change in found:
+        if change.name == "carry" and not (change.old and change.new):
+            raise _refused(change, "it can have another number, but neither begin nor end on resume")
+        if change.name == "samples" and config.train.carry:
+            raise _refused(change, "so many replies to each prompt have begun (carry)")
+        if change.name.startswith("sampling.") and config.train.carry:
+            raise _refused(change, "replies that have begun were drawn with it (carry)")
         named = change.name if change.name in fixed else change.name.partition(".")[0] + "."
         if named in fixed and not (_is_object(change.old) and change.name in OBJECTS):
             raise _refused(change, fixed[named])

@@ -91,6 +91,7 @@ class Run:
         self.observers: Sequence[Observer] = ()
         self.evaluation = PeriodicEvaluation(parts, folder, config.train, self.isolated_state)
         self._new_best = False
+        self._failed = list[Observer]()
         self._made_by = {"name": describe(config.train.policy), "options": config.parts.get("policy", {})}
 
     def __repr__(self) -> str:
@@ -132,6 +133,7 @@ class Run:
             of_all = judged.padded(len(rollouts))
             metrics = learner.learn(rollouts, of_all.scores)
             if ahead is not None:
+                metrics |= ahead.carried()
                 ahead.done()
         except OperantError as error:
             if not learner.updating:  # no weight has changed
@@ -167,14 +169,10 @@ class Run:
         Demonstrations follow behind the played replies, and are not judged.
         """
         train, parts, ahead = self.config.train, self.parts, self.parts.ahead
-        taken = parts.order.take(train.batch // train.samples) if ahead is None else ahead.begin()
+        taken = parts.order.take(train.batch // train.samples) if ahead is None else []
         demonstrations, source = parts.demonstrations, self.learner.algorithm.source
-        given = (list[Rollout](), Judged([]))
-        if demonstrations is not None:
-            sampled = [parts.tasks[i] for i in taken]
-            given = distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
-        if source == "data":
-            return given
+        if ahead is not None:
+            ahead.begin()
 
         def scored() -> tuple[list[Rollout], Judged]:
             if ahead is not None:
@@ -182,8 +180,12 @@ class Run:
             chunks = {"chunks": train.reward_chunks, "samples": train.samples}
             return play_and_score(self.learner, parts.attempts(taken, train.samples), parts.reward, **chunks)
 
-        played, judged = distributed.together(scored)
-        return played + given[0], judged
+        played, judged = (list[Rollout](), Judged([])) if source == "data" else distributed.together(scored)
+        if demonstrations is None:
+            return played, judged
+        sampled = [parts.tasks[i] for i in (taken if ahead is None else ahead.tasks())]
+        given = distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
+        return (played + given[0], judged) if source != "data" else given
 
     def _log_rollouts(self, step: int, rollouts: list[Rollout], judged: Judged) -> None:
         """Log the replies of all ranks, and the histograms of the step."""
@@ -291,13 +293,21 @@ class Run:
         self.trackers.note(text)
 
     def observe(self, call: Callable[[Observer], Any]) -> list[Any]:
-        """Call every observer, on the first rank, and return their answers. An exception is logged."""
+        """Call every observer, on the first rank, and return their answers.
+
+        An exception is logged, and the first one of each observer is a warning.
+        """
         answers = []
         for observer in self.observers if self.first else ():
             try:
                 answers.append(call(observer))
             except Exception as error:
-                self.folder.log_message(f"the {observer.name} failed: {type(error).__name__}: {error}")
+                text = f"the {observer.name} failed: {type(error).__name__}: {error}"
+                if observer in self._failed:
+                    self.folder.log_message(text)
+                else:
+                    self._failed.append(observer)
+                    self.trackers.warn(f"{text} (later failures are in log.txt alone)")
         return answers
 
     # --- checkpoints and models ---------------------------------------------------------------------------------------

@@ -81,13 +81,9 @@ def runs(
         distributed.check_equal("checkpoints", {"the newest checkpoint": path and path.name})
         stack.enter_context(_threads(config, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
-        objects = {"tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        objects = {"closing": stack, "tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         run = _load(config, models, folder, resume, objects, show=show)
         run.observers = observers
-        for guest in run.isolated:
-            stack.callback(guest.close)
-        if callable(close := getattr(run.learner.engine, "close", None)):
-            stack.callback(close)
         if run.parts.ahead is not None:
             stack.callback(run.parts.ahead.close)
         run.log_isolation()

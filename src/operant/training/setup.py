@@ -1,7 +1,6 @@
 """The policy and the sampling of a learner, made from its options."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,12 +81,13 @@ def make_copies(
 def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
     """The configured sampling; the model's stop tokens are used if none are configured.
 
-    Raises: OperantError for a token outside the vocabulary, or replies that do not fit into the model's context.
+    Raises: OperantError for a token outside the vocabulary, or replies that do not fit into the model's context, and as
+    `Sampling.of`.
     """
     sampling: Sampling = options["sampling"]
     if options["kl"].coef or options["kl"].loss_coef:
         warned(sampling)
-    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    sampling = sampling.of(policy)
     sampling.check_ids(policy.vocabulary)
     if policy.context is not None and policy.context < 1:
         raise OperantError(

@@ -99,9 +99,7 @@ class NativeEngine:
             return []
         record = Record(self.policy, prompts, sampling, self.version)
         call = _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept)
-        if longest:
-            given = [[*ids, *[-1] * (longest - len(ids))] for ids in begun]
-            call.given = torch.tensor(given, device=self.policy.device)
+        call.feed(begun)
         for _ in call.steps():
             pass
         completions = record.completions()
@@ -109,6 +107,36 @@ class NativeEngine:
             for prompt, c in zip(prompts, completions, strict=True):
                 self.kept.set_states([*prompt, *c.action[:-1]], c.states)
         return completions
+
+    @torch.no_grad()
+    def generate_more(
+        self,
+        prompts: Sequence[list[int]],
+        begun: Sequence[list[int]],
+        more: Sequence[int],
+        sampling: Sampling,
+        keys: Sequence[int],
+    ) -> list[Completion]:
+        """At most `more[i]` further tokens of each reply whose first tokens `begun[i]` earlier calls have drawn.
+
+        A completion has the new tokens alone. Limits, masks and random numbers go by the place of a token in its whole
+        reply, so that pieces by the same weights are the reply of `generate`. A piece with the end `length` goes on,
+        unless the reply then has `sampling.max_tokens`.
+        Raises: OperantError as `generate`.
+        """
+        check_prompts(self.policy, prompts, sampling)
+        if not prompts:
+            return []
+        # What an encoder-decoder has written is no part of its prompt: it is fed again, token by token.
+        again = self.policy.encoder_decoder
+        read = prompts if again else [[*prompt, *ids] for prompt, ids in zip(prompts, begun, strict=True)]
+        record = Record(self.policy, read, sampling, self.version)
+        record.go_on(begun, more, fed=again)
+        call = _GenerateCall(self, read, sampling, keys, record)
+        call.feed(begun if again else [])
+        for _ in call.steps():
+            pass
+        return record.completions()
 
     @torch.no_grad()
     def stream(self, prompt: list[int], sampling: Sampling, key: int) -> Iterator[int]:
@@ -172,7 +200,8 @@ class _GenerateCall:
         self.policy, self.mask_model, self.sampling, self.record = engine.policy, engine.mask_model, sampling, record
         self.prompts = [[*self.policy.virtual, *p] for p in prompts]
         self.rows, self.keys = min(engine.batch, len(prompts)), np.asarray(keys, dtype=np.uint64)
-        columns = max(map(len, self.prompts)) + sampling.max_tokens
+        self.first, self.limits = record.first.numpy(), record.limits.numpy()
+        columns = max(map(len, self.prompts)) + int((self.limits - self.first).max())
         models = [self.policy] + ([self.mask_model] if self.mask_model is not None else [])
         self.decodings: list[Decoding] = [
             decode(model, self.rows, columns, moves=self.rows < len(prompts)) for model in models
@@ -187,6 +216,12 @@ class _GenerateCall:
         self.ahead_by = check_every(device)
         self.check_every = 1 if record.table is not None else self.ahead_by
         self._set_rows(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+    def feed(self, begun: Sequence[Sequence[int]]) -> None:
+        """Let the first tokens of the replies be these instead of those that are drawn."""
+        if longest := max(map(len, begun), default=0):
+            given = [[*ids, *[-1] * (longest - len(ids))] for ids in begun]
+            self.given = torch.tensor(given, device=self.policy.device)
 
     def steps(self) -> Iterator[None]:
         """Generate until every reply has ended; yields after each token of the live rows."""
@@ -221,7 +256,7 @@ class _GenerateCall:
             decoding.admit(prompts, following)
         self.record.read |= dict(zip(taken, self.decodings[0].read, strict=False))
         new = np.asarray(taken, dtype=np.int64)
-        self._set_rows(np.concatenate([self.live, new]), np.concatenate([self.places, np.zeros_like(new)]))
+        self._set_rows(np.concatenate([self.live, new]), np.concatenate([self.places, self.first[new]]))
 
     def _draw(self) -> Tensor:
         """Draw one token for every row; returns the ids [B]."""
@@ -257,7 +292,7 @@ class _GenerateCall:
 
         `check`: ask the device for replies that have ended by a stop token or string.
         """
-        running = self.places + 1 < self.sampling.max_tokens
+        running = self.places + 1 < self.limits[self.live]
         full = not running.all()
         if check and (self.sampling.stops or self.record.table is not None):
             running &= ~self.record.ended[self.on_device[0]].cpu().numpy()

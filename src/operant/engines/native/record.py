@@ -22,7 +22,12 @@ class Record:
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=policy.numbers, device=device)
         self.values = torch.zeros_like(self.logprobs) if policy.value_head is not None else None
-        self.lengths = torch.full(shape[:1], sampling.max_tokens, device=device)
+        self.first = torch.zeros(shape[0], dtype=torch.long)
+        """Place of the first token of each reply that is drawn or fed."""
+        self.begun = self.first
+        """[N] tokens of each reply that are not part of its completion."""
+        self.limits = torch.full(shape[:1], sampling.max_tokens)
+        self.lengths = self.limits.to(device, copy=True)
         self.ended = torch.zeros(shape[0], dtype=torch.bool, device=device)
         stops = sorted(sampling.stops)
         self.stops = torch.zeros(max([policy.vocabulary, *(s + 1 for s in stops)]), dtype=torch.bool, device=device)
@@ -36,6 +41,18 @@ class Record:
         """With a trunk: the trunk states [len(prompt), D] of each reply's prompt."""
         self.below: list[tuple[Tensor, Tensor, Tensor]] = []
         """With a trunk: one entry per step: the replies, the positions of the tokens that were fed, their states."""
+
+    def go_on(self, begun: Sequence[list[int]], more: Sequence[int], *, fed: bool) -> None:
+        """Let each reply begin with the tokens `begun`, and get at most `more` new ones.
+
+        fed: whether these tokens are fed one by one; otherwise they are part of the prompts.
+        """
+        self.begun = torch.tensor([len(ids) for ids in begun])
+        self.first = self.first if fed else self.begun
+        self.limits = (self.begun + torch.tensor(more)).clamp(max=self.sampling.max_tokens)
+        self.lengths.copy_(self.limits)
+        for i, ids in enumerate(begun):
+            self.tokens[i, : len(ids)] = torch.tensor(ids, dtype=torch.long)
 
     def write(
         self, live: Tensor, places: Tensor, ids: Tensor, logprobs: Tensor, values: Tensor | None, kept: Tensor | None
@@ -76,9 +93,11 @@ class Record:
         out = []
         for i, (n, ended) in enumerate(zip(lengths, self.ended.tolist(), strict=True)):
             end: End = "stop" if ended else "length"
-            own = values[i][:n] if values is not None else None
-            more = {"allowed": allowed[i] if allowed else None, "states": states[i] if states else None}
-            out.append(Completion(tokens[i][:n], logprobs[i][:n], own, end, self.version, **more))
+            new = slice(int(self.begun[i]), n)
+            own = values[i][new] if values is not None else None
+            drawn = allowed[i][int(self.begun[i] - self.first[i]) :] if allowed else None
+            more = {"allowed": drawn, "states": states[i] if states else None}
+            out.append(Completion(tokens[i][new], logprobs[i][new], own, end, self.version, **more))
         return out
 
     def _allowed(self, lengths: list[int]) -> list[list[Sequence[int]]] | None:
@@ -86,9 +105,10 @@ class Record:
         if not self.allowed:
             return None
         out: list[list[Sequence[int]]] = [[] for _ in lengths]
+        first = self.first.tolist()
         for live, counts, ids in self.allowed:
             for i, own in zip(live.tolist(), np.split(ids, counts.cumsum()[:-1]), strict=True):
-                if len(out[i]) < lengths[i]:
+                if len(out[i]) < lengths[i] - first[i]:
                     out[i].append(array("i", own.tobytes()))
         return out
 
@@ -96,14 +116,15 @@ class Record:
         """The trunk states [len(prompt) + len(action) - 1, D] of each prompt and reply."""
         if not self.read:
             return None
-        counts = [len(p) + n - 1 for p, n in zip(self.prompts, lengths, strict=True)]
+        first = self.first.tolist()
+        counts = [len(p) + n - m - 1 for p, n, m in zip(self.prompts, lengths, first, strict=True)]
         like = self.read[0]
         flat = like.new_empty(sum(counts), like.shape[1])
         parts = list(flat.split(counts))
         for i, part in enumerate(parts):
             part[: len(self.prompts[i])] = self.read[i]
         begins = torch.tensor([0, *counts[:-1]], device=like.device).cumsum(0)
-        begins += torch.tensor([len(p) for p in self.prompts], device=like.device)
+        begins += torch.tensor([len(p) - m for p, m in zip(self.prompts, first, strict=True)], device=like.device)
         for live, places, states in self.below:
             used = places < self.lengths[live] - 1
             flat[(begins[live] + places)[used]] = states[used]

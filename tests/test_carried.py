@@ -1,0 +1,285 @@
+"""Replies that are carried over (`--carry`): pieces make whole replies, nothing is lost, and the log-probs are those of
+the weights that drew each token."""
+
+import copy
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from benchmarks.carried import table
+from test_ahead import KEPT, options
+from test_learning import CHANCE, NOISE, PROMPTS, learner, score, shuffled
+from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from toys import letters, lm
+
+from operant import OperantError, Sampling, Task, steps, train
+from operant.engines.native.engine import NativeEngine
+from operant.models.policy import Policy
+from operant.runs.config import configure
+from operant.runs.scored_rollouts import demonstration_rollouts
+
+ROOT = Path(__file__).parents[1]
+GIVEN = {"carry": 3, "steps": 6}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stop_tokens": (2,), "min_tokens": 5},
+        {"stop_tokens": (2,), "top_k": 4, "truncation": "stored"},
+        {"stop_strings": ("ab", "e")},
+    ],
+    ids=["least", "top-k", "strings"],
+)
+def test_pieces_of_any_lengths_make_the_reply_of_generate(kind, more):
+    """Also where another piece has begun a stop string, or has not reached the least length."""
+    engine, sampling = (
+        NativeEngine(Policy(lm(kind, len(letters())), letters()), batch=3),
+        Sampling(max_tokens=12, **more),
+    )
+    prompts, keys = [[5, 6, 7], [8, 9], [5, 6, 7], [11]], [1, 2, 3, 4]
+    whole, live = engine.generate(prompts, sampling, keys), [0, 1, 2, 3]
+    ids, logprobs, allowed = [[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts]
+    while live:
+        few = [2 + i for i in live]
+        asked = ([prompts[i] for i in live], [ids[i] for i in live], few, sampling, [keys[i] for i in live])
+        for i, piece in zip(list(live), engine.generate_more(*asked), strict=True):
+            assert 1 <= len(piece.action) <= 2 + i
+            ids[i], logprobs[i] = ids[i] + piece.action, logprobs[i] + piece.logprobs
+            allowed[i] += map(list, piece.allowed or ())
+            if piece.end == "stop" or len(ids[i]) == 12:
+                assert piece.end == whole[i].end
+                live.remove(i)
+    for i, reply in enumerate(whole):
+        assert ids[i] == reply.action and logprobs[i] == pytest.approx(reply.logprobs, abs=2e-5)
+        assert allowed[i] == [list(kept) for kept in reply.allowed or ()]
+
+
+class Recorded(NativeEngine):
+    """Keeps the model of each version."""
+
+    models: ClassVar = {}
+
+    def generate_more(self, prompts, begun, more, sampling, keys):
+        self.models.setdefault(self.version, copy.deepcopy(self.policy.model))
+        return super().generate_more(prompts, begun, more, sampling, keys)
+
+
+def drawn(policy, rollout, version):
+    """The log-probs of a reply's tokens under the model of a version, by transformers' own forward pass."""
+    (turn,) = rollout.turns
+    with torch.no_grad():
+        logits = Recorded.models[version](torch.tensor([turn.prompt + turn.action])).logits[0].double()
+    return logits.log_softmax(-1)[range(len(turn.prompt) - 1, len(logits) - 1), turn.action]
+
+
+def test_each_token_has_the_log_prob_of_the_weights_that_drew_it(tmp_path, monkeypatch):
+    """The version that fits a token best never falls along a reply, begins with the oldest, and fits to 1e-5."""
+    monkeypatch.setattr(Recorded, "models", {})
+    seen = []
+
+    def judge(rollouts):
+        seen.extend(rollouts)
+        return count_a(rollouts)
+
+    run = train(model(), TASKS, judge, out=tmp_path / "run", **options(**GIVEN, engine=Recorded, max_tokens=9))
+    changed = 0
+    for rollout in seen:
+        (turn,) = rollout.turns
+        stored = torch.tensor(turn.logprobs, dtype=torch.double)
+        gaps = torch.stack([(drawn(run.policy, rollout, v) - stored).abs() for v in range(GIVEN["steps"])])
+        best = gaps.argmin(0).tolist()
+        assert gaps.min(0).values.max() < 1e-5 and best == sorted(best) and best[0] == turn.version
+        changed += best[0] != best[-1]
+    assert changed >= 4  # several replies have tokens of several versions
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_every_step_trains_on_whole_groups_of_the_oldest_tasks_that_have_ended(samples, tmp_path):
+    """No reply is lost or trained on twice, and none waits for more than a few steps."""
+    batches = []
+
+    def judge(rollouts):
+        batches.append(rollouts)
+        return count_a(rollouts)
+
+    tasks = [Task(f"t/{i}", chr(ord("a") + i % 26) + "ab"[i // 26]) for i in range(52)]
+    given = options(carry=2, steps=9, samples=samples, max_tokens=8)
+    train(model(), tasks, judge, out=tmp_path / "run", **given)
+    order = [index for batch in batches for index in dict.fromkeys(int(r.task.id[2:]) for r in batch)]
+    assert len(set(order)) == len(order) == 9 * 4 // samples  # of 40 that were begun
+    assert all(len(batch) == 4 for batch in batches)
+    for batch in batches:
+        assert [r.place for r in batch] == [0, 1, 2, 3]
+        assert [r.group for r in batch] == [place // samples for place in range(4)]
+        for group in range(4 // samples):
+            assert len({r.task.id for r in batch if r.group == group}) == 1
+            assert len({tuple(r.ids) for r in batch if r.group == group}) == samples  # other random numbers
+    assert all(step - r.turns[0].version <= 5 for step, batch in enumerate(batches) for r in batch)
+
+
+@pytest.mark.parametrize("more", [{}, {"ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
+def test_a_killed_run_resumes_bit_identically(more, tmp_path):
+    given = options(**GIVEN, **more)
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **given)
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **given):
+        if metrics["step"] == 3:
+            break
+    resumed = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    assert told(whole) == told(resumed)
+    assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
+    assert told(whole)[0]["rollout/carried"] == 0 < told(whole)[-1]["rollout/carried"]
+    assert whole.config.learner["learner"].importance == "token"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ({}, {"carry": 0}, "carry=0 with --resume: the run has 3, and it can have another number, but neither"),
+        ({"ahead": 1}, {"carry": 0}, "carry=0 with --resume: the run has 3"),
+        ({"ahead": 1, "carry": 0}, {"carry": 3}, "carry=3 with --resume: the run has 0"),
+        ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
+        ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
+    ],
+)
+def test_a_resume_loses_no_reply_that_has_begun(old, new, message, tmp_path):
+    stopped(tmp_path / "cut", 3, **(GIVEN | old))
+    with pytest.raises(OperantError, match=message):
+        train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), **new)
+
+
+def stopped(out, after, **given):
+    """A run that ends after a step, with its checkpoint."""
+    for metrics in steps(model(), TASKS, count_a, out=out, **options(**given)):
+        if metrics["step"] == after:
+            break
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("batch", [2, 16])
+def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path):
+    """It ends also where steps were planned for the smaller batch, and then begins as many tasks as are lacking."""
+    stopped(tmp_path / "run", 2, **GIVEN, ahead=ahead)
+    counts = []
+
+    def judge(rollouts):
+        counts.append(len(rollouts))
+        return count_a(rollouts)
+
+    again = train(model(), TASKS, judge, out=tmp_path / "run", resume=True, tokenizer=letters(), batch=batch, carry=4)
+    assert counts[ahead:] == [batch] * (4 - ahead)
+    assert told(again)[-1]["rollout/carried"] > 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_step_that_earlier_weights_have_played_tells_what_an_earlier_step_has_begun(ahead, tmp_path):
+    """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, ahead=ahead, fixed_length=True))
+    assert [m["rollout/carried"] for m in told(run)] == [0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_demonstrations_are_those_of_the_tasks_that_a_step_trains_on(ahead, tmp_path, monkeypatch):
+    """Also in the first step, which begins twice as many, and later, when older tasks end first."""
+    played, given = [], []
+
+    def judge(rollouts):
+        played.append([r.task.id for r in rollouts])
+        return count_a(rollouts)
+
+    def shown(demonstrations, tasks):
+        given.append([task.id for task in tasks])
+        return demonstration_rollouts(demonstrations, tasks)
+
+    monkeypatch.setattr("operant.runs.run.demonstration_rollouts", shown)
+    tasks = [Task(f"t/{i}", "abcdef"[i % 6], replies=["ab"]) for i in range(24)]
+    more = options(carry=2, steps=4, ahead=ahead, max_tokens=8, algorithm="coderl")
+    train(model(), tasks, judge, out=tmp_path / "run", **more)
+    assert given == played and all(len(tasks) == 4 for tasks in given)
+
+
+def test_a_method_without_importance_weights_is_asked_for_none():
+    for name in ("ahead", "carry"):
+        found = configure({"tasks": TASKS, "reward": count_a, "algorithm": "ilql", name: 1})
+        assert found.learner["learner"].importance == "none"
+
+
+def learnt(tmp_path, reward, count, **more):
+    """The mean reward of the last four steps."""
+    student = learner(seed=1)
+    given = {name: value for name, value in student.option_values().items() if name in KEPT} | more
+    given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "carry": 2}
+    tasks = [Task(f"t/{i}", prompt) for i, prompt in enumerate(PROMPTS)]
+    rewards = [m["reward/mean"] for m in told(train(student.policy, tasks, reward, out=tmp_path / "run", **given))]
+    return sum(rewards[-4:]) / 4
+
+
+def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
+    assert learnt(tmp_path, lambda rollouts: [score(r) for r in rollouts], 32, steps=20) > 0.9
+
+
+def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
+    calls = []
+
+    def wrong(rollouts):
+        calls.append(1)
+        return shuffled(len(calls), [score(r) for r in rollouts])
+
+    found = learnt(tmp_path, wrong, 64, steps=12, **{"optimizer.lr": 4e-3, "update.epochs": 1})
+    assert found < CHANCE + 3 * NOISE
+
+
+class Whole(NativeEngine):
+    """An engine that cannot go on with a reply."""
+
+    generate_more = property()
+
+
+class Pays:
+    """A world that pays by itself."""
+
+    def reset(self, tasks):
+        raise AssertionError
+
+    step = reset
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"carry": -1}, "carry=-1: it must be at least 0"),
+        ({"algorithm": "sft", "reward": None}, "carry=3 with algorithm=sft: it plays no rollouts"),
+        ({"learner.max_staleness": 0}, "the longest replies are 1 steps old, and would be left out"),
+        ({"reward_chunks": 2}, "carry=3 with reward_chunks=2: rewards judge whole steps"),
+        ({"max_tokens": 3}, "carry=3 with sampling.max_tokens=3: no reply would be carried over"),
+        ({"engine": Whole}, "carry=3 with the engine Whole: it cannot go on with a reply; use native"),
+        ({"env": Pays()}, "carry=3 with the world Pays: it plays more than one reply"),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused_and_no_folder_is_left(given, message, tmp_path):
+    with pytest.raises(OperantError, match=message):
+        train(
+            **{
+                "policy": model(),
+                "tasks": TASKS,
+                "reward": count_a,
+                "out": tmp_path / "run",
+                **options(**GIVEN),
+                **given,
+            }
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_carry_is_no_option_of_a_run_without_it():
+    assert configure({"tasks": TASKS, "reward": count_a}).learner["learner"].importance == "none"
+    assert SMALL["max_tokens"] > GIVEN["carry"]
+
+
+def test_the_table_of_the_page_is_what_was_measured():
+    results = json.loads((ROOT / "benchmarks/results/carried.json").read_text(encoding="utf-8"))
+    assert "\n".join(table(results["rows"])) in (ROOT / "docs/ahead.md").read_text(encoding="utf-8")
+    assert results["command"] in (ROOT / "docs/ahead.md").read_text(encoding="utf-8")
