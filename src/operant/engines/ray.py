@@ -9,18 +9,9 @@ and every actor loads them.
 """
 
 import inspect
-import os
-import secrets
-import socket
-import sys
-import threading
-import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from importlib.util import find_spec
-from math import ceil, inf
-from queue import Queue
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -31,11 +22,10 @@ from operant.engines import ENGINES
 from operant.models.policy import Policy
 from operant.models.reference import shared
 from operant.sampling import Sampling
-from operant.types import Completion, OperantError, shown
+from operant.sandbox.ray import ENGINE, RaySession, answers, ask_all
+from operant.types import Completion, OperantError
 
 __all__ = ["RayEngine"]
-START = 600.0
-"""Seconds within which all actors have to be ready."""
 
 
 class RayEngine:
@@ -76,16 +66,14 @@ class RayEngine:
                 f"engine.inner_options={options} do not fit the engine {self.inner!r}: {error}"
             ) from error
         self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
-        self.placed = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
         self.parts, self.restarts = actors * parts, restarts
-        self.begun = begin(address, max(1, ceil(actors * cpus)))
-        """Whether this engine has connected to Ray, and so has to disconnect."""
+        self.session = RaySession(ENGINE, address=address, count=actors, cpus=cpus, gpus=gpus)
         self.actors: list[Any] = []
         try:
-            check_room(actors, cpus, gpus)
+            self.session.begin()
             self._ship(policy, policy.version)
             self.actors = [self._start() for _ in range(actors)]
-            await_all(self.actors)
+            answers([actor.ready.remote() for actor in self.actors], ENGINE)
         except BaseException:
             self.close()
             raise
@@ -93,13 +81,13 @@ class RayEngine:
     @staticmethod
     def check_options(options: Mapping[str, Any]) -> None:
         """Raises: OperantError for options that are out of range, or if Ray is not installed. No model is needed."""
-        for name, least in (("actors", 1), ("threads", 1), ("parts", 1), ("restarts", 0), ("cpus", 0.0), ("gpus", 0.0)):
+        for name, least in (("actors", 1), ("threads", 1), ("parts", 1), ("restarts", 0)):
             if not least <= options[name] < inf:
                 raise OperantError(f"engine.{name}={options[name]!r}: it must be at least {least:g}")
         if options["inner"] == "ray":
             raise OperantError("engine.inner=ray: an actor needs an engine of another kind, such as native")
-        if find_spec("ray") is None:
-            raise OperantError("engine ray needs the package ray: pip install 'operant[ray]'")
+        given = {name: options[name] for name in ("address", "cpus", "gpus")}
+        RaySession(ENGINE, count=options["actors"], **given)
 
     def sync(self, policy: Any, version: int) -> None:
         """Copy the weights of `policy`; later calls use them, also if one that is under way has not ended.
@@ -124,6 +112,18 @@ class RayEngine:
         sizes = [len(prompt) + sampling.max_tokens for prompt in prompts]
         return self._ask("generate", sizes, (prompts, keys), sampling)
 
+    def generate_more(
+        self,
+        prompts: Sequence[list[int]],
+        begun: Sequence[list[int]],
+        more: Sequence[int],
+        sampling: Sampling,
+        keys: Sequence[int],
+    ) -> list[Completion]:
+        """Further tokens of replies that have begun. Raises: OperantError as `generate`."""
+        sizes = [len(prompt) + len(ids) + n for prompt, ids, n in zip(prompts, begun, more, strict=True)]
+        return self._ask("generate_more", sizes, (prompts, begun, more, keys), sampling)
+
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
@@ -132,52 +132,29 @@ class RayEngine:
         return self._ask("choose", sizes, (prompts, options, keys), sampling)
 
     def close(self) -> None:
-        """End the actors and, if it was begun here, Ray."""
+        """End the actors and, if it was begun here and nothing else uses it, Ray."""
         import ray
 
         for actor in self.actors if ray.is_initialized() else ():
             ray.kill(actor)
         self.actors = []
-        if self.begun:
-            ray.shutdown()
-            self.begun = False
+        self.session.end()
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
         """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
-        from ray import exceptions, get, wait
-
         if not self.actors:
             raise OperantError("engine ray is closed: make another one")
-        answers: list[Any] = [None] * len(sizes)
-        waiting, free, died = deque(deal(sizes, self.parts)), deque(range(len(self.actors))), 0
-        asked: dict[Any, tuple[int, list[int]]] = {}
-        while waiting or asked:
-            while waiting and free:
-                number, rows = free.popleft(), waiting.popleft()
-                given = [[column[row] for row in rows] for column in columns]
-                asked[self.actors[number].ask.remote(method, given, sampling)] = number, rows
-            (done,), _ = wait(list(asked), num_returns=1)
-            number, rows = asked.pop(done)
-            try:
-                for row, answer in zip(rows, get(done), strict=True):
-                    answers[row] = answer
-            except exceptions.RayActorError as error:
-                died += 1
-                why = " ".join(str(error).split())[:300]
-                if died > self.restarts:
-                    raise OperantError(
-                        f"{died} actors of engine ray died in one call, the last one: {why}; raise engine.restarts "
-                        "above the deaths to expect, or lower engine.actors if they ran out of memory"
-                    ) from error
-                warnings.warn(f"actor {number} of engine ray died and is started again: {why}", stacklevel=2)
-                self.actors[number] = self._start()
-                waiting.appendleft(rows)
-            except exceptions.RayTaskError as error:
-                raise explained(error.cause) from error
-            free.append(number)
-        return answers
+        parts = deal(sizes, self.parts)
+
+        def ask(actor: Any, rows: list[int]) -> Any:
+            return actor.ask.remote(method, [[column[row] for row in rows] for column in columns], sampling)
+
+        remedy = "raise engine.restarts above the deaths to expect, or lower engine.actors if they ran out of memory"
+        found = ask_all(self.actors, parts, ask, self._start, ENGINE, self.restarts, remedy)
+        answered = {row: answer for rows, part in zip(parts, found) for row, answer in zip(rows, part, strict=True)}
+        return [answered[row] for row in range(len(sizes))]
 
     def _ship(self, policy: Any, version: int) -> None:
         """Put the whole policy into the object store."""
@@ -191,10 +168,7 @@ class RayEngine:
 
     def _start(self) -> Any:
         """A new actor with the current weights."""
-        import ray
-
-        kind = ray.remote(**self.placed)(Actor)
-        return kind.remote(self.skeleton, self.weights, self.version, self.about)
+        return self.session.actor(Actor, self.skeleton, self.weights, self.version, self.about)
 
 
 class Actor:
@@ -284,90 +258,3 @@ def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:
         dealt[smallest].append(index)
         sums[smallest] += sizes[index]
     return [sorted(part) for part in dealt if part]
-
-
-# --- Ray itself -------------------------------------------------------------------------------------------------------
-
-
-def begin(address: str | None, cpus: int) -> bool:
-    """Connect to Ray, or start one of `cpus` processors on this machine; False if this process is connected already.
-
-    Ray's statistics and its dashboard are off. Some of its servers listen on every network interface: that of this
-    machine answers those who know a token of its own only.
-    Raises: OperantError if there is no Ray at the address, or it cannot be started.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise actors get what the processor has left
-    if address is None and "ray" not in sys.modules:  # Ray reads this when it is imported
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    import ray
-
-    if ray.is_initialized():
-        return False
-    local = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        try:
-            socket.create_connection((host, int(port)), 5.0).close()
-        except OSError as error:
-            raise OperantError(f"engine.address={shown(address)}: no Ray answers there ({error})") from error
-    answer: Queue[Exception | None] = Queue()
-
-    def stay() -> None:
-        """Connect, and keep the thread: on Linux, the processes that it has started end with it."""
-        try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
-        except Exception as error:
-            answer.put(error)
-            return
-        answer.put(None)
-        threading.Event().wait()
-
-    # In the main thread, Ray would replace the handler of SIGTERM, which ends a run after its step.
-    threading.Thread(target=stay, name="ray", daemon=True).start()
-    if (error := answer.get()) is not None:
-        why = " ".join(str(error).split())[:300]
-        what = "Ray cannot be started" if address is None else f"engine.address={shown(address)}: no Ray answers there"
-        raise OperantError(f"{what} ({type(error).__name__}: {why})") from error
-    return True
-
-
-def check_room(actors: int, cpus: float, gpus: float) -> None:
-    """Raises: OperantError if Ray has less than the actors need."""
-    import ray
-
-    have = ray.cluster_resources()
-    for kind, each in (("CPU", cpus), ("GPU", gpus)):
-        if actors * each > have.get(kind, 0.0):
-            raise OperantError(
-                f"engine.actors={actors} with {each:g} {kind} each: Ray has {have.get(kind, 0.0):g}; use fewer actors, "
-                f"or lower engine.{kind.lower()}s"
-            )
-
-
-def await_all(actors: Sequence[Any]) -> None:
-    """Return when all actors have been made. Raises: OperantError if one cannot be."""
-    from ray import exceptions, get
-
-    try:
-        get([actor.ready.remote() for actor in actors], timeout=START)
-    except exceptions.GetTimeoutError as error:
-        raise OperantError(
-            f"Ray has not started {len(actors)} actors within {START:.0f} s: others may use its processors"
-        ) from error
-    except exceptions.RayActorError as error:
-        if (cause := getattr(error, "cause", None)) is not None:
-            raise explained(cause) from error
-        why = " ".join(str(error).split())[:200]
-        raise OperantError(
-            f"one of {len(actors)} actors of engine ray died before it was ready: {why}; start the run again, "
-            "with fewer engine.actors if the memory ran out"
-        ) from error
-
-
-def explained(error: BaseException) -> OperantError:
-    """The error of an actor for the user."""
-    if isinstance(error, OperantError):
-        return error
-    return OperantError(f"an actor of engine ray failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}")

@@ -1,7 +1,9 @@
-"""Worlds in worker processes, which may raise, hang or crash: one process for each episode, or a few for all of them.
+"""Worlds in worker processes, which may raise, hang or crash: one process for each episode, or a few for all of them,
+on this machine or on the nodes of Ray.
 
 env = IsolatedEnv("my_world.py:Maze", {"size": 5}, workers=16, isolation={"timeout": 10})
 env = WorkerEnv("my_world.py:Maze", {"size": 5}, workers=4)
+env = RayEnv("my_world.py:Maze", {"size": 5}, workers=4, address="auto")
 run = operant.train(..., env=env)
 """
 
@@ -18,11 +20,12 @@ from operant.rollouts.answers import fault
 from operant.rollouts.token_count import TokenCount
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
+from operant.sandbox.ray import WORLDS, RayPool, RaySession
 from operant.sandbox.serialise import task_from_plain, task_to_plain
 from operant.sandbox.spec import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
 
-__all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "WorkerEnv", "isolated"]
+__all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv", "isolated"]
 
 DEFAULTS = {
     "timeout": 60.0,
@@ -68,7 +71,7 @@ def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "Isolate
     make.__signature__ = theirs.replace(parameters=[*rest, *own, *ends])  # pyright: ignore[reportFunctionMemberAccess]
     annotated = made.__init__ if inspect.isclass(made) else made
     make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
-    make.__annotations__ = {**getattr(annotated, "__annotations__", {}), **{p.name: int for p in own}}
+    make.__annotations__ = {**getattr(annotated, "__annotations__", {}), **{p.name: p.annotation for p in own}}
     make.pays, make.games = getattr(made, "pays", True), getattr(made, "games", None)  # pyright: ignore
     return make
 
@@ -103,8 +106,8 @@ class IsolatedEnv:
         self.__name__ = self.spec.rpartition(":")[2]
         self._own, self._limits = dict(isolation or {}), DEFAULTS | dict(isolation or {})
         self._check_limits()
-        self._pools: list[Pool] = []
-        self._pool_of: dict[int, Pool] = {}
+        self._pools: list[Pool | RayPool] = []
+        self._pool_of: dict[int, Pool | RayPool] = {}
         self._about: dict[str, Any] = {}
         self._counting: dict[str, Any] | None = None
         self._evaluating, self._evaluation = False, None
@@ -150,7 +153,7 @@ class IsolatedEnv:
         """Workers start with this, so those that run are ended. A tokenizer in Python cannot be sent to them."""
         plain = count.plain() if isinstance(count, TokenCount) else None
         self._counting = {"tokenizer": plain, "room": room} if plain else None
-        self.close()
+        self._end()
         self._pools, self._pool_of, self._evaluation = [], {}, None
 
     @property
@@ -170,9 +173,12 @@ class IsolatedEnv:
 
     def close(self) -> None:
         """End the workers, with every process that they have started."""
-        self._in_parallel(Pool.close, self._pools)
+        self._end()
         if self._evaluation is not None:
             self._evaluation.close()
+
+    def _end(self) -> None:
+        self._in_parallel(lambda pool: pool.close(), self._pools)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes. Raises: OperantError for a task that is no plain data, or if no worker can be started."""
@@ -203,10 +209,10 @@ class IsolatedEnv:
         if self.workers < 1:
             raise OperantError(f"workers={self.workers} for world {self.__name__!r}: it must be at least 1")
 
-    def _started(self, count: int) -> list[Pool]:
+    def _started(self, count: int) -> list[Pool | RayPool]:
         """The first `count` workers, running, without the orphans of earlier episodes."""
 
-        def start(pool: Pool) -> None:
+        def start(pool: Pool | RayPool) -> None:
             if pool.level and self.anew:
                 pool.run([], until=0.0)  # kills orphans
             elif not pool.level:
@@ -217,12 +223,16 @@ class IsolatedEnv:
         argument = {"spec": self.spec, "options": self.options, "anew": self.anew}
         argument |= {"counting": self._counting, "evaluating": self._evaluating}
         job = Job("operant.envs.world_job:WorldHandler", argument)
-        self._pools += [Pool(job, limits) for _ in range(count - len(self._pools))]
+        self._pools += [self.pool(job, limits) for _ in range(count - len(self._pools))]
         try:
             self._in_parallel(start, self._pools[:count])
         except OperantError as error:
             raise OperantError(f"isolated world {self.spec!r}: {error}") from error
         return self._pools[:count]
+
+    def pool(self, job: Job, limits: Limits) -> Pool | RayPool:
+        """What holds one worker."""
+        return Pool(job, limits)
 
     def _in_parallel(self, work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
         with ThreadPoolExecutor(max(len(items), 1)) as threads:
@@ -234,7 +244,7 @@ class IsolatedEnv:
             idle = not self._pools
             self.check()
             if idle:  # who asks need not be who plays: a run plays in a copy, and closes that one alone
-                self.close()
+                self._end()
         return self._about[name]
 
     def games_of(self, split: str) -> list[Task]:
@@ -242,7 +252,7 @@ class IsolatedEnv:
         plain = self._ask_one(self._started(1)[0], {"call": "games", "split": split})
         return [task_from_plain(task) for task in plain]
 
-    def _ask_one(self, pool: Pool, request: dict[str, Any]) -> Any:
+    def _ask_one(self, pool: Pool | RayPool, request: dict[str, Any]) -> Any:
         """What a worker answers. Raises: OperantError if it fails."""
         until = time.monotonic() + max(self._limits["timeout"], START)
         response = pool.run([request], until=until, keep_orphans=True)[0]
@@ -251,14 +261,14 @@ class IsolatedEnv:
         return response.content
 
     def _ask(
-        self, call: str, given: Mapping[int, Any], more: Callable[[Pool], dict[str, Any]] = lambda pool: {}
+        self, call: str, given: Mapping[int, Any], more: Callable[[Pool | RayPool], dict[str, Any]] = lambda pool: {}
     ) -> dict[int, Step]:
         """The answer for each slot; the workers answer at the same time. more: what else a worker's request has."""
-        until, slots_of = time.monotonic() + self._limits["timeout"], dict[Pool, list[int]]()
+        until, slots_of = time.monotonic() + self._limits["timeout"], dict[Pool | RayPool, list[int]]()
         for slot in given:
             slots_of.setdefault(self._pool_of[slot], []).append(slot)
 
-        def run(pool: Pool) -> dict[int, Step]:
+        def run(pool: Pool | RayPool) -> dict[int, Step]:
             slots = slots_of[pool]
             request = {"call": call, "given": [[slot, given[slot]] for slot in slots], **more(pool)}
             response = pool.run([request], until=until, keep_orphans=True)[0]
@@ -321,6 +331,7 @@ class WorkerEnv(IsolatedEnv):
     ):
         super().__init__(world, options, workers=workers, isolation=isolation)
         self.waves = waves
+        """Parts that the live episodes are cut into."""
         if waves < 1:
             raise OperantError(f"waves={waves} for world {self.__name__!r}: it must be at least 1")
         self._states: list[Any] = [None] * workers
@@ -367,5 +378,48 @@ class WorkerEnv(IsolatedEnv):
         return {"workers": self._states}
 
 
-FORMS = {"isolated": IsolatedEnv, "workers": WorkerEnv}
+class RayEnv(WorkerEnv):
+    """A `WorkerEnv` whose worker processes live in actors of Ray, on this machine or on the nodes of a cluster.
+
+    The episodes are those of a `WorkerEnv` with as many workers, to the bit. An actor or node that dies costs the
+    episodes that it plays, as a worker that crashes does, and the actor is started again for later ones.
+    workers: number of actors, with one worker process each. address: the cluster (`host:port` or `auto`); None: the Ray
+    that this process uses already, or one of its own, which ends with `close` if nothing else uses it. cpus: what Ray
+    reserves for a worker. The other arguments are those of `WorkerEnv`.
+    Raises: OperantError as `WorkerEnv` does, if Ray is not installed or does not answer, or lacks room for the workers.
+    """
+
+    options_of_runs = ("workers", "waves", "address", "cpus")
+
+    def __init__(
+        self,
+        world: str | Callable[..., Env],
+        options: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 4,
+        waves: int = 1,
+        address: str | None = None,
+        cpus: float = 1.0,
+        isolation: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(world, options, workers=workers, waves=waves, isolation=isolation)
+        self.session = RaySession(WORLDS, address=address, count=workers, cpus=cpus)
+        """Shared with the copies of this world: the first that is closed ends it for all."""
+
+    def pool(self, job: Job, limits: Limits) -> RayPool:
+        """What holds one worker, on some node."""
+        return RayPool(job, limits, self.session)
+
+    def close(self) -> None:
+        """End the workers with their actors, and Ray if it was started here and nothing else uses it."""
+        super().close()
+        self.session.end()
+
+
+FORMS = {"isolated": IsolatedEnv, "workers": WorkerEnv, "ray": RayEnv}
 """The forms of worlds in worker processes, by the prefix of their names."""
+
+
+def without_form(name: Any) -> Any:
+    """`rooms` of `workers:rooms`; what is no name, or has no such prefix, as it is."""
+    return name.partition(":")[2] if isinstance(name, str) and name.partition(":")[0] in FORMS else name

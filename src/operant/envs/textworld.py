@@ -151,7 +151,15 @@ def start(path: str) -> Any:
     for name, machine in _IDLE.items():
         if machine.story_file.decode() == path:
             return _IDLE.pop(name)
-    head = Path(path).read_bytes()
+    whole_game(Path(path))
+    machine = jericho.FrotzEnv(path)
+    machine.seed(machine.bindings.get("seed") or 1)  # that of Jericho's walkthrough
+    return machine
+
+
+def whole_game(path: Path) -> None:
+    """Raises: OperantError for a file that is no Z-machine game, or a part of one."""
+    head = path.read_bytes()
     if len(head) < 64 or not 1 <= head[0] <= 8 or not 64 <= int.from_bytes(head[14:16], "big") <= len(head):
         raise OperantError(
             f"{path} is no Z-machine game: such a file (.z3, .z5, .z8) begins with its version, a byte of 1 to 8"
@@ -161,9 +169,6 @@ def start(path: str) -> Any:
         raise OperantError(
             f"{path} is damaged: it has {len(head):,} bytes, and says that it has {whole:,}; copy it again"
         )
-    machine = jericho.FrotzEnv(path)
-    machine.seed(machine.bindings.get("seed") or 1)  # that of Jericho's walkthrough
-    return machine
 
 
 def stop(machine: Any) -> None:
@@ -574,10 +579,14 @@ class TextWorld(TextGames):
         and tw-cooking, other food; none has the walkthrough of a training game. `dropped` counts what was left out.
         """
         if self.files:
-            return [
-                Task(f"textworld/{p.stem}", f"{p.stem} of TextWorld", target={"file": str(p)})
-                for p in found(self.test_files if split == "test" else self.files)
-            ]
+            given = found(self.test_files if split == "test" else self.files)
+            if bare := next((path for path in given if not path.with_suffix(".json").is_file()), None):
+                raise OperantError(
+                    f"{bare} has no {bare.with_suffix('.json').name} beside it, which TextWorld made with the game: "
+                    "copy it there too, or play classic games with env=jericho"
+                )
+            named = zip(short_names(given), given)
+            return [Task(f"textworld/{n}", f"{n} of TextWorld", target={"file": str(path)}) for n, path in named]
         self.dropped = 0
         train = self._select(False, self.train_games, set())
         chosen = train if split == "train" else self._select(True, self.test_games, set(train.values()))
@@ -646,7 +655,8 @@ class Jericho(TextGames):
             raise OperantError("env.files is missing: Jericho brings no games; name your own, as env.files=zork1.z5")
         files = self.test_files if split == "test" else self.files
         paths = found(files, r"\.z[1-8]$")
-        return [Task(f"jericho/{path.stem}", f"{path.stem}, a classic", target={"file": str(path)}) for path in paths]
+        named = zip(short_names(paths), paths)
+        return [Task(f"jericho/{n}", f"{n}, a classic", target={"file": str(path)}) for n, path in named]
 
     def make(self, task: Task) -> Game:
         """The game of a task: `target={"file": "zork1.z5"}`."""
@@ -660,9 +670,9 @@ class Jericho(TextGames):
 
 
 def found(names: Iterable[str], pattern: str = r"\.z8$") -> list[Path]:
-    """The game files that are named, or lie in the named folders. Those in .gz are unpacked into the cache.
+    """The game files that are named, or lie in the named folders, each once. Those in .gz are unpacked into the cache.
 
-    Raises: OperantError for a name that does not exist or is no game, and a folder without games.
+    Raises: OperantError for a name that does not exist or is no whole game, and a folder without games.
     """
     paths: list[Path] = []
     for name in [names] if isinstance(names, str) else names:
@@ -675,7 +685,19 @@ def found(names: Iterable[str], pattern: str = r"\.z8$") -> list[Path]:
         if not inside:
             raise OperantError(f"folder {path} contains no game: TextWorld's are .z8 files, each with its .json")
         paths += [checked(str(p)) for p in inside]
+    paths = [*dict.fromkeys(paths)]
+    for path in paths:
+        whole_game(path)
     return paths
+
+
+def short_names(paths: list[Path]) -> list[str]:
+    """The name of each file without its ending, with as many of its folders as tell it from the others."""
+    for parts in range(1, 4):
+        names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def checked(name: str) -> Path:

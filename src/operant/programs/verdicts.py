@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from functools import cache, cached_property
@@ -25,13 +25,21 @@ class Verdicts:
     def __init__(self, options: JailOptions | None = None, most: int = 20_000):
         """most: programs that are remembered, the newest ones."""
         self.options, self.most = options or JailOptions(), most
+        self.make: Callable[[JailOptions], Any] = Jail
+        """What makes the jail, such as one on Ray."""
         self._known: dict[str, Verdict] = {}
         self._journal: Any = None
 
     @cached_property
-    def jail(self) -> Jail:
+    def jail(self) -> Any:
         """Made when it is first used. Raises: OperantError for limits that it cannot keep on this machine."""
-        return Jail(self.options)
+        return self.make(self.options)
+
+    def close(self) -> None:
+        """End the processes of a jail that keeps some; the next program makes another one."""
+        if "jail" in vars(self) and callable(end := getattr(self.jail, "close", None)):
+            end()
+            del self.jail
 
     def __call__(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program. Raises: OperantError of the jail."""

@@ -70,6 +70,7 @@ __all__ = [
     "UnitTests",
     "Vader",
     "check",
+    "close",
     "compared_with_greedy",
     "every_part",
     "held_out",
@@ -326,6 +327,12 @@ def compared_with_greedy(reward: RewardFn | None) -> list[Any]:
 def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
     """The isolated rewards among its parts."""
     return parts_of(reward, IsolatedReward)
+
+
+def close(reward: RewardFn | None) -> None:
+    """End the processes of isolated parts of the reward, and of those whose programs run on Ray."""
+    for part in [*parts_of(reward, IsolatedReward), *parts_of(reward, UnitTests)]:
+        part.close()
 
 
 def parts_of(reward: Any, kind: type) -> list[Any]:

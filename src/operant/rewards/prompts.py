@@ -44,7 +44,8 @@ class PromptReward:
     step, equally for all prompts; None: all. seed: of these draws. prompt_tokens: tokens of the task model that the
     longest text must leave for the prompt, with which lengths are checked before training. batch_tokens, share,
     cache_gb: as in `prompts.task_models.task_model`; sentences that are kept over steps make scores a quarter quicker,
-    and a resumed run different in the last bits. keep: best prompts that are remembered.
+    and a resumed run different in the last bits. keep: best prompts that are remembered,
+    of which a run ends with ten.
     compare: baselines (`prompts.baselines`) that a run ends with, searches at as many calls as training took.
     Raises: OperantError for an unknown measure, calibration or kind, and for numbers out of range.
     """
@@ -78,7 +79,7 @@ class PromptReward:
         ):
             if value not in allowed:
                 raise OperantError(f"reward prompt: {option}={value!r}: it must be one of {', '.join(allowed)}")
-        for option, value, least in (("examples", examples, 1), ("prompt_tokens", prompt_tokens, 0), ("keep", keep, 0)):
+        for option, value, least in (("examples", examples, 1), ("prompt_tokens", prompt_tokens, 0), ("keep", keep, 1)):
             if value is not None and value < least:
                 raise OperantError(f"reward prompt: {option}={value}: it must be at least {least}")
         self.given, self.kind, self.device = model, kind, device

@@ -10,11 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from operant.programs.problems import problem_of
 from operant.programs.verdicts import Verdicts
 from operant.sandbox.jail import JailOptions, Verdict
+from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
 from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
@@ -48,7 +50,9 @@ class UnitTests:
     the best; by default CodeRL's. message: that of the first of `all` tests that fails, or of the `examples`, which the
     policy may read; it is empty once they pass. references: the reference solutions of all tasks run once before
     training; those that fail their own tests are named (`warn`), refuse the run (`refuse`), or `drop` their tasks;
-    `skip`: they do not run. level, seconds, memory, at_once, compare: the limits of `JailOptions`.
+    `skip`: they do not run. level, seconds, memory, at_once, compare: the limits of `JailOptions`. ray: number of
+    actors of Ray that judge the programs, each `at_once` (by default one) at a time; 0: this process does. ray_address:
+    the cluster (`host:port` or `auto`); None: the Ray that this process uses already, or one of its own.
     Each program runs once on its tests, and a resumed run reads its verdict in the run folder (`Verdicts.keep_in`).
     Raises: OperantError for outcomes that lack one of the four or name another.
     """
@@ -67,10 +71,21 @@ class UnitTests:
         memory: int = LIMITS.memory,
         at_once: int | None = LIMITS.at_once,
         compare: str = LIMITS.compare,
+        ray: int = 0,
+        ray_address: str | None = None,
     ):
         self.kind, self.message, self.references = kind, message, references
         self.outcomes = ladder(outcomes)
-        self.verdicts = Verdicts(JailOptions(level, seconds, memory, at_once, compare))
+        if ray < 0 or (ray_address is not None and not ray):
+            raise OperantError(
+                f"reward.ray={ray} with reward.ray_address={shown(ray_address)}: ray is a number of actors, and 0 "
+                "judges programs in this process, without an address"
+            )
+        limits = JailOptions(level, seconds, memory, at_once, compare)
+        self.verdicts = Verdicts(limits)
+        if ray:
+            session = RaySession(PROGRAMS, address=ray_address, count=ray, cpus=float(at_once or 1))
+            self.verdicts.make = partial(RayJail, session)
         self.notes: list[str] = []
         """Sentences for the log of a run: the level of the jail, and bad references."""
         self.bad: list[BadReference] = []
@@ -148,6 +163,10 @@ class UnitTests:
         """The tasks to train on: with references=drop, those whose reference is not bad."""
         bad = {bad.task for bad in self.bad} if self.references == "drop" else set()
         return [task for task in tasks if task.id not in bad]
+
+    def close(self) -> None:
+        """End the actors of Ray; programs that are judged later start others."""
+        self.verdicts.close()
 
     def keep_in(self, journal: Any) -> None:
         """Write verdicts to a journal from now on, and read those of an earlier part of the run there."""

@@ -35,6 +35,8 @@ MOST = 8 << 20
 """Bytes of one answer, and of what a program prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+ONLY_AST = 0x400
+"""`ast.PyCF_ONLY_AST`."""
 MODULES = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re "
     "statistics string sys typing".split()
@@ -757,15 +759,26 @@ class Checker:
             raise self.run.kill("answered what is no message")
         self.peer = Peer(self.run.read, self.run.write, trusted=False)
         self.names = {"__name__": TEST, "__builtins__": builtins, "same": same}
-        wanted, shadows = set(), set()
+        wanted, shadows, called, modules = set(), set(), set(), set()
         for code in [self.setup, *(test[0] for test in self.tests if len(test) == 1)]:
             try:
                 found = set(named(compile(code, TEST, "exec", dont_inherit=True)))
+                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True)
             except Exception:  # the test itself fails with it, where it is run
                 continue
             wanted |= found - vars(builtins).keys() - MODULES
             shadows |= found & vars(builtins).keys()
             self.names.update({name: __import__(name) for name in found & MODULES})
+            for node in nodes(tree):
+                match type(node).__name__, vars(node):
+                    case "Call", fields:
+                        called.add(getattr(fields["func"], "id", ""))
+                    case "Attribute", fields:
+                        modules.add(getattr(fields["value"], "id", ""))
+                    case "alias", fields:
+                        modules.add(fields["asname"] or fields["name"])
+        # What tests call, and neither import nor look into, is a function of that name, such as `copy` or `statistics`.
+        wanted |= called & MODULES - modules
         # A builtin means itself, and so does `same`, unless nothing else can be what is tested: a program must not
         # redefine `abs` or `set`.
         wanted = wanted - {"same"} or wanted or (shadows if len(shadows) == 1 else set())
@@ -801,6 +814,15 @@ class Checker:
 
 def short_text(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def nodes(tree):
+    """The nodes of a syntax tree; `ast`, which has this, takes as long to import as a program."""
+    yield tree
+    for value in vars(tree).values():
+        for child in value if isinstance(value, list) else [value]:
+            if hasattr(child, "_fields"):
+                yield from nodes(child)
 
 
 def named(code):

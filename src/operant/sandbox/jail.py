@@ -158,7 +158,8 @@ class JailOptions:
 class Jail:
     """Runs programs. It chooses its level when it is made, and says so in `describe`.
 
-    Raises: OperantError with the reason if no level, or the one that was asked for, works.
+    Raises: OperantError with the reason if no level, or the one that was asked for, works, and for a deadline within
+    which not even a program of two lines ends.
     """
 
     def __init__(self, options: JailOptions | None = None):
@@ -171,8 +172,11 @@ class Jail:
         self.weaker: list[str] = []
         """Why no stronger level is in force."""
         for self.level in [name for name in levels.LEVELS if asked == name or asked == "auto" != name != "container"]:
-            reason = _trial(replace(self.options, level=self.level, seconds=4.0, at_once=1, compare="strict"))
+            usual = replace(self.options, level=self.level, seconds=4.0, at_once=1, compare="strict")
+            reason = _trial(usual)
             if not reason:
+                if short := _trial(replace(usual, seconds=min(self.options.seconds, 4.0))):
+                    raise OperantError(f"seconds is {self.options.seconds:g}: {short}; use 4.0, for instance")
                 return
             self.weaker.append(f"{self.level}: {reason}")
         raise OperantError(f"no program can be isolated here: {'; '.join(self.weaker)}; another level may work")
