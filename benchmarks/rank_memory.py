@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks/results/rank-memory.json"
 LONGER = OWN.replace("--batch 16", "--batch 32")
 COMMANDS = {
     "30M, full": f"--policy {{folder}}/small {LONGER}",
+    "30M, returned": f"--policy {{folder}}/small {LONGER} --keep-memory false",
     "30M, LoRA": f"--policy {{folder}}/small {LONGER} --lora.rank 16",
     "30M, bfloat16": f"--policy {{folder}}/small {LONGER} --model.precision bfloat16",
 }

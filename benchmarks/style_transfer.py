@@ -55,12 +55,12 @@ LONGEST = 48
 
 
 def sentences(data: Path, split: str, label: int, count: int) -> list[str]:
-    """Sentences of a file in a fixed random order: lower case, five words or more."""
+    """Different sentences of a file in a fixed random order: lower case, five words or more."""
     path = data / "yelp_rlprompt/clean" / f"sentiment.{split}.{label}.clean.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
         found = [line.strip() for line in file if 4 < len(line.split()) <= 20]
     random.Random(0).shuffle(found)
-    return found[:count]
+    return list(dict.fromkeys(found))[:count]  # some stand in the file twice
 
 
 def disturbed(text: str, chance: random.Random) -> str:

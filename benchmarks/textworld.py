@@ -31,6 +31,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import operant
+from benchmarks.kept import restore
 from benchmarks.rooms import evaluate
 from operant.api import runs
 from operant.envs import textworld
@@ -265,20 +266,22 @@ def _larger(folder: Path) -> str:
     return str(folder)
 
 
-def all_trained(only: str | None, minutes: float, seeds: list[int]) -> None:
-    """Train every row that has no file yet, two at a time, and gather them."""
+def all_trained(only: str | None, minutes: float, seeds: list[int], at_once: int) -> None:
+    """Train every row that has no file yet, and gather them. `only` names parts of the rows' names."""
     rows = [(kind, "0.5M", choose, seed) for seed in seeds for choose in (False, True) for kind in TRAINED]
     rows += [(kind, "1.6M", False, seed) for seed in seeds for kind in TRAINED]
 
     def run(row: tuple[str, str, bool, int]) -> None:
-        if (only and only not in row[0]) or (RUNS / f"{_row_name(*row)}.json").is_file():
+        name = _row_name(*row)
+        if (RUNS / f"{name}.json").is_file() or (only and not any(part in name for part in only.split(","))):
             return
         kind, size, choose, seed = row
         words = [sys.executable, "-m", "benchmarks.textworld", "--one", kind, size, str(int(choose)), str(seed)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         subprocess.run([*words, "--minutes", str(minutes)], cwd=ROOT, env=environment, check=True)
 
-    with ThreadPoolExecutor(2) as pool:
+    reader("0.5M")  # by one process; the rows share it
+    with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(run, rows))
     found = [
         json.loads((RUNS / f"{_row_name(*row)}.json").read_text())
@@ -298,9 +301,13 @@ def main() -> int:
     parser.add_argument("--speed", action="store_true", help="turns per second, seconds to make games, memory")
     parser.add_argument("--players", action="store_true", help="scores of players without a model")
     parser.add_argument("--trained", action="store_true", help="scores of trained models")
-    parser.add_argument("--only", help="with --trained: kinds whose name contains this")
+    parser.add_argument(
+        "--only", help="with --trained: parts of the names of rows, as tw-simple-detailed-goal-0.5M-choice,coin"
+    )
     parser.add_argument("--minutes", type=float, default=6.0, help="of PPO")
     parser.add_argument("--seeds", default="1")
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--keep", action="store_true", help="with --trained: keep the rows of the committed results")
     parser.add_argument("--one", nargs=4, metavar=("KIND", "SIZE", "CHOOSE", "SEED"), help="one row, in this process")
     args = parser.parse_args()
     if args.one:
@@ -314,7 +321,12 @@ def main() -> int:
     if args.players:
         players()
     if args.trained:
-        all_trained(args.only, args.minutes, [int(seed) for seed in args.seeds.split(",")])
+        if args.keep:
+            names = ("games", "size", "choose", "seed")
+            restore(
+                RESULTS / "textworld-trained.json", lambda row: RUNS / f"{_row_name(*(row[n] for n in names))}.json"
+            )
+        all_trained(args.only, args.minutes, [int(seed) for seed in args.seeds.split(",")], args.at_once)
     return 0
 
 

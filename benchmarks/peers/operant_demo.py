@@ -1,5 +1,7 @@
 """operant: the demo task of `operant train sentiment`, one step at a time and without a run folder."""
 
+from contextlib import ExitStack
+
 from protocol import Pipe, Steps
 from shapes import trained
 
@@ -11,7 +13,7 @@ from operant.runs.config import configure
 def main() -> None:
     pipe = Pipe()
     config = configure(pipe.spec["options"], "sentiment")
-    built = build(config)
+    built = build(config, closing=ExitStack())
     learner, steps = built.learner, Steps(built.learner.optimizer)
     pipe.next(trained=trained(learner.policy.parameters()), precision=str(learner.policy.head.weight.dtype))
     while True:

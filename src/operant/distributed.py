@@ -30,6 +30,8 @@ from operant.types import Divided, HeardError, OperantError, Outputs, shown
 Item = TypeVar("Item")
 MEETING = timedelta(minutes=5)
 """How long the ranks wait for each other at the start."""
+met = False
+"""Whether this process has looked for other ranks: before, an error is most likely that of all of them."""
 WAIT = 30.0
 """Minutes that a rank waits for the others afterwards, unless `launched` is told otherwise: torch's own default."""
 
@@ -54,6 +56,8 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         yield
         return
+    global met
+    met = True
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -173,6 +173,9 @@ class SamplingKeywords(TypedDict, total=False):
     guidance: float
     """Adds this times the Q of each token to its logit, of a policy that has Q values; 0: the language model
     alone."""
+    only_text: bool
+    """Bans what is no text by itself, in tokens other than stop tokens: parts of a character, control
+    characters, white space alone, special tokens. A reply can then be printed and pasted."""
     banned: Sequence[int] | str
     """Ids that are never drawn and have probability 0 in every score."""
     choice: str
@@ -774,6 +777,10 @@ class TrainArguments(LearnerArguments, total=False):
     ahead: int
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old,
     and `learner.importance` is then token unless it is given. 0: each step generates its own."""
+    carry: int
+    """Most tokens of a reply in a step: the next one goes on with replies that have not ended, with its
+    weights, and `learner.importance` is then token unless it is given. 0: each step generates its replies to
+    their ends."""
     evaluate: Any
     """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the
     tasks are the environment's own, those that it keeps for tests."""

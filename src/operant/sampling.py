@@ -60,6 +60,9 @@ class Sampling:
     """`stored` allows top-k, top-p and min-p in training: each action then stores the ids that could be drawn."""
     guidance: float = 0.0
     """Adds this times the Q of each token to its logit, of a policy that has Q values; 0: the language model alone."""
+    only_text: bool = False
+    """Bans what is no text by itself, in tokens other than stop tokens: parts of a character, control characters,
+    white space alone, special tokens. A reply can then be printed and pasted."""
     banned: tuple[int, ...] = ()
     """Ids that are never drawn and have probability 0 in every score."""
     choice: str = "mean"
@@ -125,6 +128,19 @@ class Sampling:
     def terminator(self) -> int | None:
         """The token that is put after an option, so that it differs from a longer one that begins with it; or None."""
         return min(self.stops, default=None)
+
+    def of(self, policy: Any) -> "Sampling":
+        """This sampling with what a policy decides: its stop tokens, if there are none, and what `only_text` bans.
+
+        Raises: OperantError for `only_text` and a policy without a tokenizer.
+        """
+        own = self if self.stop_tokens else replace(self, stop_tokens=policy.stop_tokens)
+        if not self.only_text:
+            return own
+        if policy.tokenizer is None:
+            raise OperantError("sampling.only_text needs a tokenizer, and the policy has none: save one in its folder")
+        odd = {*range(policy.vocabulary)} - {*text_tokens(policy.tokenizer)} - own.stops
+        return replace(own, banned=tuple(sorted({*self.banned, *odd})))
 
     def for_training(self) -> "Sampling":
         """Return self. Raises: OperantError for truncation that would make ratios and KL wrong."""
@@ -338,6 +354,13 @@ def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sam
         return text
     early = len(decode(ids[: sampling.min_tokens - 1])) if sampling.min_tokens > 1 else 0
     return text[: _find_stop(text, sampling.stop_strings, early)]
+
+
+def text_tokens(tokenizer: Any) -> list[int]:
+    """The ids whose tokens are text by themselves, of which any row can be printed and pasted."""
+    special = set(tokenizer.all_special_ids)
+    pieces = ((token, tokenizer.decode([token])) for token in range(len(tokenizer)) if token not in special)
+    return [token for token, piece in pieces if piece.strip() and piece.isprintable() and "\ufffd" not in piece]
 
 
 _pieces: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()

@@ -10,6 +10,9 @@ import time
 import warnings
 from collections.abc import Sequence
 
+ALONE = 5.0
+"""Seconds after which another rank than the first says what it has met before the ranks know each other."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
@@ -47,7 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         time.sleep(1)
         return 2
     except OperantError as error:
-        print(f"operant: {plain(str(error))}", file=sys.stderr)
+        number, which = os.environ.get("RANK", "0"), ""
+        # Before the ranks have met, rank 0 most likely says the same, and torchrun then ends this process.
+        if number != "0" and not getattr(sys.modules.get("operant.distributed"), "met", False):
+            time.sleep(ALONE)
+            which = f"rank {number}: "
+        print(f"operant: {which}{plain(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if words[0] == "train":

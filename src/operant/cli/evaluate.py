@@ -22,6 +22,7 @@ from operant.report.models import Compared
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
+from operant.runs.games import playable
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
 from operant.runs.named_models import load, run_options
 from operant.sampling import Sampling
@@ -143,6 +144,8 @@ def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
     """The held-out tasks of a run. Raises: OperantError if it has none, or if no file holds them."""
     source = run.get("evaluate")
     if source is None or str(source).startswith("<"):
+        if source is None and (world := playable(run.get("env"))):
+            raise OperantError(f"{name} learnt to play {world}: `operant play {world} --player {name}` tells how well")
         why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
         raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
     return source

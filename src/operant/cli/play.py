@@ -108,6 +108,10 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
     tasks, split = world.games(asked.split)[: asked.count], asked.split
     if not tasks:  # such as game files of one's own, without others for evaluation
         tasks, split = world.games("train")[: asked.count], "train"
+    if asked.record is not None and split == "test":
+        print(
+            "games of split test are recorded; for a model that is tried on them, give --split train", file=sys.stderr
+        )
     if len(tasks) < asked.count or split != asked.split:
         print(f"{words[0]}: {len(tasks)} games of split {split} are played; it has no more", file=sys.stderr)
     table, demonstrations = [], list[dict[str, str]]()

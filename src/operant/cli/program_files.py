@@ -211,8 +211,7 @@ def writer_of(name: str, asked: ProgramsAsked) -> tuple[Writer, Any]:
     policy, engine = load(name)
     if policy.tokenizer is None:
         raise OperantError(f"{name} has no tokenizer, and programs are texts: save its tokenizer into its folder")
-    policy, sampling = policy.to(find_device(asked.device)), asked.sampling
-    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    policy, sampling = policy.to(find_device(asked.device)), asked.sampling.of(policy)
     return Writer(
         policy.tokenizer, engine, sampling, lambda size: policy.misfit(size, sampling.max_tokens) is None
     ), policy

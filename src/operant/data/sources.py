@@ -153,7 +153,10 @@ def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
         raise OperantError(f"tasks: there is no file {shown(str(path), 300)}; {hint}")
     ending = suffix.removesuffix(".gz")
     if ending not in FORMATS:
-        raise OperantError(f"tasks: {str(path)!r} ends in {suffix or 'nothing'!r}; supported: {_endings()}")
+        raise OperantError(
+            f"tasks: {str(path)!r} ends in {suffix or 'nothing'!r}; supported: {_endings()}, or two parallel files "
+            "with a comma between them, as train.de,train.en"
+        )
     return _explained(path, FORMATS[ending](path))
 
 
@@ -212,7 +215,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     separator = "," if "," in first else max(";\t|", key=first.count)  # a spreadsheet's, where a comma is decimal
     reader = csv.reader(_lines(path), strict=True, delimiter=separator if separator in first else ",")
     try:
-        header = next(reader, [])
+        header, number = next(reader, []), -1
         if len(set(header)) < len(header):
             raise OperantError(f"tasks: {path} has two columns of one name: {', '.join(header)}; rename one")
         for number, row in enumerate(filter(None, reader)):
@@ -222,6 +225,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
                     f"put a cell that holds {separator!r} in quotes"
                 )
             yield number, dict(zip(header, row))  # a cell that is missing at the end is not an empty one
+        if header and number < 0:
+            raise OperantError(f"tasks: {path} has a header ({shown(header)}), and has no rows below it")
     except csv.Error as error:
         raise OperantError(
             f"tasks: {path}, line {reader.line_num}: invalid CSV ({error}); repair its quotes"

@@ -132,7 +132,7 @@ def load_tasks(
     name, rows = read(source)
     if getattr(form, "whole", False):
         whole = {"rows": [row for _, row in rows], "source": source if isinstance(source, str) else name}
-        rows = iter([(0, whole)])
+        rows = iter([(0, whole)] if whole["rows"] else [])
     rows = rows if form is None else formed(rows, form, name, skip_empty=options.min_chars > 0)
     if options.shuffle:
         listed = list(rows)
@@ -398,8 +398,8 @@ def _check_prompts(
         if vocabulary is not None:
             check_ids(prompt, vocabulary, f"task {task.id!r}: its prompt")
         if context is not None and len(prompt) + max_new > context:
+            new, lower = (f" and {max_new} new ones are", " or lower sampling.max_tokens") if max_new else (" is", "")
             raise OperantError(
-                f"task {task.id!r}: its prompt of {len(prompt)} tokens and {max_new} new ones are more than "
-                f"the model's context of {context}; shorten it (prompt_tokens, query_tokens, max_chars) or lower "
-                "sampling.max_tokens"
+                f"task {task.id!r}: its prompt of {len(prompt)} tokens{new} more than the model's context of "
+                f"{context}; shorten it (prompt_tokens, query_tokens, max_chars){lower}"
             )

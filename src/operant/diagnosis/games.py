@@ -10,8 +10,8 @@ COPIED = 0.5
 EMPTY = 0.1
 """Share of empty commands; the end of the registry's healthy range."""
 WARM_START = (
-    "a warm start on walkthroughs (`operant play WORLD --player walkthrough --record demos.jsonl`, then "
-    "`--algorithm sft --tasks demos.jsonl`)"
+    "a warm start on walkthroughs (`operant play WORLD --player walkthrough --split train --games 200 --record "
+    "demos.jsonl` with the `--env.*` options of this run, then `operant train sft --policy MODEL --tasks demos.jsonl`)"
 )
 
 
@@ -25,8 +25,8 @@ def invalid(history: History) -> Finding | None:
         "warning",
         f"The game does not understand {percent(1 - share)} of the policy's commands.",
         "the policy has not seen how one speaks to this game, or it writes text around the command",
-        f"{WARM_START}, `--env.examples 0.33` for turns played by an expert, `--env.choose true` for a choice among "
-        "the admissible commands, or a price: `--env.invalid -0.1`",
+        f"{WARM_START}, `--env.examples 0.33 --env.example_player expert` for turns of an expert, `--env.choose true` "
+        "for a choice among the admissible commands, or a price: `--env.invalid -0.1`",
         ("actions/valid", "game/won"),
         history.since("actions/valid", lambda x: x <= 1 - INVALID),
     )

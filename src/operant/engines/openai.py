@@ -26,7 +26,7 @@ from operant.sampling import Sampling
 from operant.types import Batch, Completion, OperantError, shown
 from operant.watchdog import beat
 
-UNKNOWN = ("banned", "top_p_least", "keep_stops", "guidance", "truncation")
+UNKNOWN = ("only_text", "banned", "top_p_least", "keep_stops", "guidance", "truncation")
 """What the protocol does not have."""
 COOLEST = 0.01
 """vLLM raises lower temperatures to this one."""
@@ -103,6 +103,7 @@ class OpenAIEngine:
         """Held by each call, so that the weights do not change within one."""
         more: dict[str, Any] = {"at_once": at_once, "timeout": timeout, "tries": tries, "key_variable": key_variable}
         self.client = Completions(url, model, longest_wait=timeout, **more)
+        self.client.option = "engine.url"
         self.usual: float | None = None
         """The difference that rounding alone made, in nats, in the first answer."""
         if self.folder is None:
@@ -148,13 +149,13 @@ class OpenAIEngine:
             with self.client.fetch(urllib.request.Request(address, body.encode(), headers), timeout=self.timeout):
                 return
         except urllib.error.HTTPError as error:
-            why = f"answered with status {error.code}: {reason_in(plain(content_of(error), key))}"
+            raise OperantError(
+                f"{address} answered with status {error.code}: {reason_in(plain(content_of(error), key))}; the server "
+                "did not load the policy's new weights: does it have that path (vLLM with VLLM_SERVER_DEV_MODE=1), and "
+                f"can it read {self.folder}? Its own paths go into engine.reload"
+            ) from error
         except (OSError, HTTPException) as error:
-            why = f"cannot be reached: {getattr(error, 'reason', error)}"
-        raise OperantError(
-            f"{address} {why}; the server did not load the policy's new weights: does it run, does it have that path "
-            f"(vLLM with VLLM_SERVER_DEV_MODE=1), and can it read {self.folder}? Its own paths go into engine.reload"
-        )
+            raise OperantError(f"{address} {self.client.silence(error)}; {self.client.remedy}") from error
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
         """One reply for each prompt, in the order of the prompts.

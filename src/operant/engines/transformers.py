@@ -16,7 +16,7 @@ from operant.sampling import Sampling, counter, uniforms
 from operant.types import Completion, OperantError
 from operant.watchdog import beat
 
-UNKNOWN = ("banned", "min_tokens", "min_p", "top_p_least", "keep_stops", "guidance", "truncation")
+UNKNOWN = ("only_text", "banned", "min_tokens", "min_p", "top_p_least", "keep_stops", "guidance", "truncation")
 """What continuous batching drops or does not have."""
 PAGE = 16
 """Tokens of a page of its cache."""

@@ -23,7 +23,7 @@ from typing import Any
 from operant.import_by_name import Table
 from operant.metrics.passes import metric_named
 from operant.metrics.registry import CHOSEN, METRICS
-from operant.options import Factory, compose, read
+from operant.options import Factory, compose, defaults, read
 from operant.sandbox.serialise import as_list
 from operant.text_scores import OF_ALL, SCORES, check_tasks, prepare, references
 from operant.text_scores.words import ngrams, words
@@ -136,28 +136,33 @@ def metric_names(given: Any) -> dict[str, str]:
     return names
 
 
-def resolve(given: Any) -> list[EvaluationMetric]:
+def resolve(given: Any, start: str | None = None) -> list[EvaluationMetric]:
     """The chosen metrics with their options, ready to measure; `given` is the option `evaluation.metrics`.
+
+    start: the model that a run begins from, for metrics with `reads_start` and no model of their own; None: none.
 
     Raises: OperantError for an unknown name (with the nearest and the list), one that cannot be imported, an unknown
     option, or a value that the metric refuses.
     """
     options = chosen(given)
-    return [metric_of(name, full, options[full]) for name, full in metric_names(given).items()]
+    return [metric_of(name, full, options[full], start) for name, full in metric_names(given).items()]
 
 
-def metric_of(name: str, full: str, given: Mapping[str, Any]) -> EvaluationMetric:
+def metric_of(name: str, full: str, given: Mapping[str, Any], start: str | None) -> EvaluationMetric:
     """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
     head, _, argument = full.partition(":")
     if argument and head in EVALUATION_METRICS.names():
+        known = metric_named(head) or EVALUATION_METRICS.find(head)
+        first = next(iter(defaults(Factory(known, skip=int(not inspect.isclass(known))))), "option")
         raise OperantError(
             f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as "
-            f"a mapping, such as {{{head}: {{option: {argument}}}}}"
+            f"a mapping, such as {{{head}: {{{first}: {argument}}}}}"
         )
     found = metric_named(full) or EVALUATION_METRICS.find(full)
     if not callable(found):
         raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")
     group = f"evaluation.metrics.{name}"
+    given = {"model": start} | given if start and getattr(found, "reads_start", False) else given
     options = compose({group: Factory(found, skip=int(not inspect.isclass(found)))}, {group: given})[group]
     made, measure = found, partial(found, **options)
     if inspect.isclass(found):

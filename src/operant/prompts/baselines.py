@@ -22,7 +22,7 @@ from operant.prompts.examples import Examples
 from operant.prompts.measures import CALIBRATIONS, CONTENT_FREE, MEASURES, accuracy, bias
 from operant.prompts.task_models import TaskModel, TransformerTaskModel
 from operant.prompts.templates import PromptTemplate
-from operant.sampling import counter, uniforms
+from operant.sampling import counter, text_tokens, uniforms
 from operant.types import OperantError, shown
 
 MANUAL = ("It was", "It is", "All in all, it was", "The movie is", "In summary, the movie was", "I think it was")
@@ -46,14 +46,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any = None, words: Sequence[str] = ()):
         """tokenizer: of the task model or of a policy. words: instead of it, joined by spaces."""
         self.tokenizer, self.words = tokenizer, list(words)
-        if tokenizer is None:
-            self.ids = list(range(len(self.words)))
-        else:
-            special = set(tokenizer.all_special_ids)
-            pieces = ((token, tokenizer.decode([token])) for token in range(len(tokenizer)) if token not in special)
-            self.ids = [
-                token for token, piece in pieces if piece.strip() and piece.isprintable() and "\ufffd" not in piece
-            ]
+        self.ids = list(range(len(self.words))) if tokenizer is None else text_tokens(tokenizer)
         if len(self.ids) < 2:
             raise OperantError("a search for prompts needs a vocabulary: give a tokenizer, or at least two words")
 

@@ -144,6 +144,8 @@ class Completions:
         self.cache, self.spent, self._lock = AnswerCache(cache), Spent(), threading.Lock()
         proxies = urllib.request.ProxyHandler({} if host in LOCAL else None)
         self.fetch = urllib.request.build_opener(proxies, NoRedirect()).open
+        self.option = "url"
+        """The option that errors name as that of the address."""
         self.__name__ = f"{model} at {self.url}"
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
@@ -256,12 +258,21 @@ class Completions:
                 wait = self.checked(error.code, error.headers.get("Retry-After"), answer)
                 why = f"answered with status {error.code}: {reason_in(answer)}"
             except (OSError, HTTPException) as error:  # too late, refused, reset, cut in the middle
-                cause = getattr(error, "reason", error)
-                late = isinstance(cause, TimeoutError)
-                why = f"has not answered in {self.timeout:g} s" if late else f"cannot be reached: {cause}"
+                why = self.silence(error)
             finally:
                 self.spend(tokens=0 if used is None else used - reserved)
-        raise OperantError(f"{self.address} {why} ({self.tries} tries); does the server run, and is the address right?")
+        raise OperantError(f"{self.address} {why} ({self.tries} tries); {self.remedy}")
+
+    def silence(self, error: Exception) -> str:
+        """What a request that got no answer ended with."""
+        cause = getattr(error, "reason", error)
+        late = isinstance(cause, TimeoutError)
+        return f"has not answered in {self.timeout:g} s" if late else f"cannot be reached: {cause}"
+
+    @property
+    def remedy(self) -> str:
+        """What to look at if nothing answers."""
+        return f"does the server run, and is {self.option}={self.url} its address?"
 
     def key(self) -> str:
         """The key; empty if there is none. Raises: OperantError for one that no header can hold, without showing it."""
@@ -277,7 +288,9 @@ class Completions:
             known = "is set" if os.environ.get(self.key_variable) else "is not set"
             raise OperantError(f"{why}; the key is that of the environment variable {self.key_variable}, which {known}")
         if status == 404:
-            raise OperantError(f"{why}; does the server have a model {self.model!r}, and is {self.url} its address?")
+            raise OperantError(
+                f"{why}; does the server have a model {self.model!r}, and is {self.option}={self.url} its address?"
+            )
         if 300 <= status < 400:
             raise OperantError(f"{why}; it leads elsewhere, and the key is not sent there: give that address")
         if status not in PASSING or "insufficient_quota" in answer:

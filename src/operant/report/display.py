@@ -11,6 +11,7 @@ from operant.diagnosis.history import Finding, percent
 from operant.metrics.games import game_of
 from operant.report import parquet, prompts
 from operant.runs.config import describe
+from operant.runs.games import playable
 from operant.trackers.console import Console, before_after, plain
 from operant.trackers.notebook import Chart, in_notebook, link
 from operant.types import OperantError, Rollout
@@ -45,7 +46,9 @@ class ConsoleDisplay(Console):
         for line in best_prompts(run):
             print(plain(line))
         print_diagnosis(run.path)
-        before, use = getattr(run.policy, "as_reward", None), f"try the model: operant generate {run.path}"
+        before, world = getattr(run.policy, "as_reward", None), playable(run.config.train.env)
+        use = f"play {world} --player" if world else "generate"
+        use = f"try the model: operant {use} {run.path}"
         use = use if before is None else f"train against it: --reward {before}{run.path}"
         print(f"report: {run.folder.report}   {use}")
 

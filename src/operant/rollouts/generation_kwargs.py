@@ -65,6 +65,8 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
         elif name == "min_length":
             if (convert(value, int | None, name) or 0) > 0:
                 raise OperantError(f"min_length={value} counts the prompt too; use min_new_tokens, or min_length=-1")
+        elif name == "only_text":
+            raise OperantError(f"only_text={shown(value)} is for a whole run: --sampling.only-text {shown(value)}")
         elif name in ("padding_side", "dropout"):
             raise OperantError(f"{name}={shown(value)} is not supported in generation; it can be declared to `step`")
         elif name == "max_length":

@@ -52,7 +52,7 @@ class Attempts:
         self.count, self._samples, self._groups = state["count"], Counter(state["samples"]), dict(state["groups"])
 
 
-class _Episode:
+class Episode:
     """One attempt in progress."""
 
     def __init__(
@@ -186,7 +186,7 @@ def play(
     """
     attempts = attempts or Attempts()
     numbered = [(task, *attempts.next(task)) for task in tasks]
-    episodes = {slot: _Episode(*numbers, sampling, tokenizer, opening) for slot, numbers in enumerate(numbered)}
+    episodes = {slot: Episode(*numbers, sampling, tokenizer, opening) for slot, numbers in enumerate(numbered)}
     episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
     ended: dict[int, Rollout | None] = {}
     waiting, most, waves = iter(episodes), getattr(env, "most", None), getattr(env, "waves", 1)
@@ -219,7 +219,7 @@ def play(
 
 
 def _generate_replies(
-    live: list[_Episode], engine: Engine, tokenizer: Any, sampling: Sampling, seed: int, stream: str, step: int
+    live: list[Episode], engine: Engine, tokenizer: Any, sampling: Sampling, seed: int, stream: str, step: int
 ) -> None:
     """Generate a reply for every live episode, or choose one if the environment offers options."""
     keys = {id(e): task_key(seed, stream, step, e.task.id, e.sample, len(e.turns)) for e in live}

@@ -1,6 +1,7 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,32 +63,46 @@ class RunParts:
 
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
-        if not train.ahead:
+        if not (train.ahead or train.carry):
             return self
         attempts = partial(self.attempts, samples=train.samples)
-        prompts = train.batch // train.samples
-        return replace(self, ahead=Ahead(self.learner, self.order, self.reward, train.ahead, prompts, attempts))
+        sizes = (train.ahead, train.carry, train.batch // train.samples)
+        return replace(self, ahead=Ahead(self.learner, self.order, self.reward, *sizes, attempts))
 
 
-def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any) -> RunParts:
-    """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded.
-
-    journal: for what a reward keeps for a resumed run. of_optimizer: `optimizer` and `lr_scheduler` of `Learner`.
-    """
-    train, sampling = config.train, config.learner["sampling"]
-    own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
+def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
+    """The reward, the world, and all rewards that judge, also in the world. The arguments are those of `build`."""
+    train, own = config.train, {kind: config.parts.get(kind, {}) for kind in ("reward", "env")}
     reward = None
     if train.reward is not None:
         reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
-    env = env.under(config.isolation) if isinstance(env, IsolatedEnv) else env
+    if isinstance(env, IsolatedEnv):
+        env = env.under(config.isolation)
+        closing.callback(env.close)
     judges = [reward, *getattr(env, "judges", ())]
-    for judge in judges if journal is not None else ():
-        rewards.keep_in(judge, journal)
+    for judge in judges:
+        closing.callback(rewards.close, judge)
+        if journal is not None:
+            rewards.keep_in(judge, journal)
+    return reward, env, judges
+
+
+def build(
+    config: Config, *, closing: ExitStack, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any
+) -> RunParts:
+    """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded.
+
+    journal: for what a reward keeps for a resumed run. closing: gets what ends the processes of rewards, world and
+    engine, also if something else cannot be loaded. of_optimizer: `optimizer` and `lr_scheduler` of `Learner`.
+    """
+    train, sampling = config.train, config.learner["sampling"]
+    own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
+    reward, env, judges = reward_and_world(config, closing, journal)
     engine = None if train.engine is None else named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
-    metrics = resolve(config.evaluation.metrics)
+    metrics = resolve(config.evaluation.metrics, train.policy if isinstance(train.policy, str) else None)
     for rows, measured in ((source, []), (evaluated, metrics)):
         # A wrong path or field shows in the first row, before any model loads.
         if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
@@ -112,6 +127,8 @@ def build(config: Config, *, journal: Journal | None = None, tokenizer: Any = No
         total_steps=train.steps,
         composed=config.learner,
     )
+    if callable(close := getattr(learner.engine, "close", None)):
+        closing.callback(close)
     policy = learner.policy
     # The reply of an encoder-decoder takes no space in the context of the prompt.
     max_new = 0 if policy.encoder_decoder else sampling.max_tokens

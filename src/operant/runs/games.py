@@ -6,14 +6,17 @@ play_by_model(played, world.games("test"), policy, engine, model_sampling({}, {}
 played.games[0]["won"], played.turns[0]         # the record of the first game, and its rows of prompt and completion
 """
 
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from operant.envs import ENVS
 from operant.envs.games import TextGames
+from operant.envs.isolated import FORMS, without_form
 from operant.envs.players import PLAYERS, Player
 from operant.import_by_name import nearest
 from operant.options import arguments, compose
@@ -78,17 +81,35 @@ def simple_player(name: str) -> Callable[[], Player] | None:
 def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) -> TextGames:
     """The world with the user's options, above those of the run that plays if it was trained there, without examples.
 
+    It is played in this process, also if the run has played it in others (`workers:rooms`).
     Raises: OperantError for a world that does not exist or has no games, and for an unknown option.
     """
+    name = without_form(name)
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
     own = {option.removeprefix("env."): value for option, value in options.items()}
-    trained = named_parts.stored_options("env", run) | {"examples": 0.0} if run.get("env") == name else {}
+    trained = _trained_options(run) | {"examples": 0.0} if without_form(run.get("env")) == name else {}
     world = None if made is None else named_parts.make("env", name, trained | arguments(made, own, what))
     if not isinstance(world, TextGames):
         known = ((other, ENVS.find(other)) for other in ENVS.built_in)
         others = ", ".join(other for other, made in known if isinstance(made, type) and issubclass(made, TextGames))
         raise OperantError(f"{what} has no text games to play; worlds that have: {others}")
     return world
+
+
+def playable(env: Any) -> str | None:
+    """The name by which `operant play` knows the world that a run names; None: it has no text games, or no name."""
+    name, made = without_form(env), None
+    with suppress(OperantError):  # such as a file that is no longer there
+        made = ENVS.find(name) if isinstance(name, str) else None
+    return name if inspect.isclass(made) and issubclass(made, TextGames) else None
+
+
+def _trained_options(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the world of a run, without those of its worker processes."""
+    form = FORMS.get(str(run["env"]).partition(":")[0])
+    of_form = form.options_of_runs if form is not None else ()
+    own = {option: value for option, value in run.items() if option.removeprefix("env.") not in of_form}
+    return named_parts.stored_options("env", own | {"env": without_form(run["env"])})
 
 
 def model_sampling(run: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
@@ -115,7 +136,7 @@ def play_by_model(
     """
     if policy.tokenizer is None:
         raise OperantError("the model has no tokenizer, and games are texts: save its tokenizer into its folder")
-    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    sampling = sampling.of(policy)
     tell_room(played.world, policy, sampling)
     play(
         tasks,

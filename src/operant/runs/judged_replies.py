@@ -9,7 +9,7 @@ for task, replies in judged(tasks, policy, engine, sampling, scorers, samples=4)
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,8 @@ class Scorer:
         return rewards.totals(rewards.judge(self.reward, seen).scores, seen)
 
     def close(self) -> None:
-        """End the processes of isolated rewards."""
-        for part in rewards.isolated_parts(self.reward):
-            part.close()
+        """End the processes of the reward."""
+        rewards.close(self.reward)
 
 
 def as_spec(value: Any) -> Any:
@@ -125,7 +124,7 @@ def judged(
     """
     if policy.tokenizer is None:
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
-    sampling = sampling if sampling.stop_tokens else replace(sampling, stop_tokens=policy.stop_tokens)
+    sampling = sampling.of(policy)
     size = max(1, AT_ONCE // samples)
     for begin in range(0, len(tasks), size):
         some, attempts = tasks[begin : begin + size], Attempts()

@@ -17,7 +17,7 @@ from operant.data.sources import SOURCES
 from operant.engines import ENGINES
 from operant.envs import ENVS, own_games
 from operant.envs.functions import maker
-from operant.envs.isolated import FORMS, isolated_maker
+from operant.envs.isolated import FORMS, isolated_maker, without_form
 from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
@@ -116,10 +116,10 @@ def replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, li
     """The options in `below` of the parts that `above` replaces by others, by kind. A part in another process, such as
     `workers:rooms` for `rooms`, is no other part: it has the same options."""
 
-    def bare(value: Any) -> Any:
-        return value.partition(":")[2] if isinstance(value, str) and value.partition(":")[0] in FORMS else value
+    def same(kind: str) -> bool:
+        return without_form(above[kind]) == without_form(below.get(kind))
 
-    others = [kind for kind in KINDS if above.get(kind) is not None and bare(above[kind]) != bare(below.get(kind))]
+    others = [kind for kind in KINDS if above.get(kind) is not None and not same(kind)]
     return {kind: options for kind in others if (options := options_of(below, kind))}
 
 

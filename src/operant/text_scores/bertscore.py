@@ -49,6 +49,8 @@ class BertScore(Score):
     """
 
     __name__ = "bertscore"
+    reads_start = True
+    """As a metric of a run, `model` is by default the one that the run begins from."""
 
     def __init__(
         self,

@@ -21,6 +21,9 @@ class Perplexity:
     Raises: OperantError without a model.
     """
 
+    reads_start = True
+    """As a metric of a run, `model` is by default the one that the run begins from."""
+
     def __init__(self, model: str | None = None, *, batch: int = 16, device: str | None = None):
         if not model:
             raise OperantError(
