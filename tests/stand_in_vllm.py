@@ -65,6 +65,7 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves a folder. `fault`: what it does wrong; `seen`: the bodies of all requests for completions."""
 
     daemon_threads = True
+    request_queue_size = 128  # with 5, a busy machine resets connections that come at the same time
 
     def __init__(self, folder, port=0, raw=False, fault=None):
         super().__init__(("127.0.0.1", port), Handler)

@@ -193,7 +193,7 @@ def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
         ({"ahead": 1, "algorithm": "sft", "reward": None}, "algorithm=sft: it plays no rollouts"),
         ({"ahead": 1, "algorithm": "nlpo", "sampling.top_p": 0.9}, "its mask follows the policy"),
         ({"ahead": 1, "algorithm": "trpo"}, "switches the kernels of attention; use engine=ray"),
-        ({"ahead": 1, "reward_chunks": 2}, "reward_chunks=2: rewards are beside generation"),
+        ({"ahead": 1, "reward_chunks": 2}, "reward_chunks=2: rewards judge whole steps"),
         ({"ahead": 2, "learner.max_staleness": 1}, "learner.max_staleness=1: rollouts would be too old"),
         ({"ahead": 1, "learner.rescore": False}, "leave rescore out"),
     ],

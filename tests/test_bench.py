@@ -48,6 +48,7 @@ def work(tmp_path, monkeypatch):
     return Work("W0", "a miniature", "mini", 6, 1, 3, (peer,), query=3, new=9, lengths=(1, 9))
 
 
+@pytest.mark.slow
 def test_sides_take_turns_and_the_limit_replays_our_products(work, tmp_path):
     ours, limit = driver.run(work, 1)
     assert ours["did"]["tokens"] == sum(work.spec()["lengths"]), "replies have the lengths that were drawn"

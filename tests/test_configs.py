@@ -417,6 +417,7 @@ PLAIN = settings(
 )
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(PLAIN, max_examples=40)
 def test_forty_configurations_run_or_are_refused(case):

@@ -242,7 +242,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("latin.txt", "is not UTF-8"),
         ("cut.jsonl.gz", r"cut\.jsonl\.gz cannot be read"),
         ("no.parquet", "is not a readable Parquet file"),
-        ("a.xlsx", r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv"),
+        ("a.xlsx", r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv .*, or two parallel files with a comma"),
         ("", "is a folder"),
     ]:
         with pytest.raises(OperantError, match=message):

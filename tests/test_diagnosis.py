@@ -12,6 +12,7 @@ from operant.diagnosis import RULES, History, diagnose, read_history, verdict
 from operant.diagnosis.sampling import SETTINGS
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.training.learner import Learner
+from operant.types import OUTCOMES
 
 ROOT = Path(__file__).parents[1]
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2}
@@ -54,6 +55,24 @@ def test_a_line_search_that_accepts_nothing_is_reported_at_its_first_step():
     (finding,) = diagnose(History(steps))
     assert finding.name == "no_step" and "in 1 of 1 training steps" in finding.message
     assert diagnose(History([*steps, steps[0] | {"step": 2, "trust/accepted": 1.0}])) == []
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "expected"),  # shares of compile error, runtime error, failed test, passed; tokens
+    [
+        ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 20), "with a runtime error went from 80 % to 30 %, but wrong"),
+        ((0.4, 0.4, 0.1, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "a compile error or a runtime error went from 80 % to 50"),
+        ((0.6, 0.1, 0.2, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "with a compile error went from 60 % to 30 %"),
+        ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 39), None),  # not shorter
+        ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.1, 0.6, 20), None),  # right
+        ((0.0, 0.2, 0.7, 0.1, 40), (0.0, 0.7, 0.2, 0.1, 20), None),  # more errors
+    ],
+)
+def test_short_wrong_programs_are_seen_where_any_error_becomes_rarer(begin, end, expected):
+    names = [f"outcome/{name}" for name in OUTCOMES] + ["rollout/reply_tokens"]
+    steps = [dict(zip(names, begin))] * 9 + [dict(zip(names, end))] * 9
+    found = [finding.message for finding in diagnose(History(steps)) if finding.name == "short_programs"]
+    assert len(found) == (expected is not None) and all(expected in message for message in found)
 
 
 def negative(**more) -> History:

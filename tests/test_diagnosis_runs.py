@@ -244,7 +244,7 @@ def ladder(trained: TrainedLearner) -> tuple[str, ...]:
     first, last = (average(part) for part in (lengths(trained)[:5], lengths(trained)[-5:]))
     errors, wrong, passed = ((percent(a), percent(b)) for a, b in shares.values())
     return (
-        f"compile went from {errors[0]} to {errors[1]}, but wrong ones from {wrong[0]} to {wrong[1]}",
+        f"compile error went from {errors[0]} to {errors[1]}, but wrong ones from {wrong[0]} to {wrong[1]}",
         f"{passed[1]} pass ({passed[0]} before)",
         f"from {first:.1f} to {last:.1f} tokens",
     )

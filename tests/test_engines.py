@@ -141,6 +141,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_first_tokens_and_pairs_have_the_policys_distribution(known, shape):
     """Chi-square against the exact softmax, enumerated with the plain forward pass."""
@@ -226,8 +227,11 @@ def test_what_an_engine_cannot_express_is_refused_by_its_name(known):
         "continuous": {"banned": (3,), "top_k": 3, "keep_stops": True, "top_p_least": 2, "guidance": 1.0},
         "openai": {"banned": (3,), "keep_stops": True, "temperature": 0.001, "top_p_least": 2, "min_p": 0.1},
     }
-    for option, value in refused["openai" if name == "vllm" else name].items():
-        also = {"top_k": {"truncation": "stored"}, "min_p": {"top_p": 0.5}}.get(option, {})
+    options = refused["openai" if name == "vllm" else name]
+    for option, value in (options | ({"only_text": True} if "banned" in options else {})).items():
+        also = {"top_k": {"truncation": "stored"}, "min_p": {"top_p": 0.5}, "only_text": {"banned": (3,)}}.get(
+            option, {}
+        )
         with pytest.raises(OperantError, match=rf"sampling\.({option}|truncation)="):
             engine.generate([[3]], replace(RAGGED, **{option: value}, **also), [1])
 
@@ -345,8 +349,11 @@ def test_a_busy_server_is_asked_again_and_one_that_is_not_there_is_named(tmp_pat
     with serving(policy, tmp_path / "m", fault="busy") as server:
         engine = OpenAIEngine(policy, url=server.url, model="policy", sync="none", at_once=4)
         checked(policy, PROMPTS, engine.generate(PROMPTS, RAGGED, KEYS))
-    with pytest.raises(OperantError, match=r"127.0.0.1:\d+/v1/completions cannot be reached.*does the server run"):
+    named = rf" cannot be reached: .*; does the server run, and is engine.url={server.url} its address\?"
+    with pytest.raises(OperantError, match=rf"{server.url}/completions{named}"):
         engine.generate(PROMPTS, RAGGED, KEYS)
+    with pytest.raises(OperantError, match=f"/collective_rpc{named}"):
+        OpenAIEngine(policy, url=server.url, model="policy", folder=tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -479,6 +486,7 @@ def test_a_run_with_generate_is_the_native_run(tiny):
     assert [m["loss/total"] for m in resumed] == [m["loss/total"] for m in other]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_resumption_with_a_server(tiny, venv, capsys):
     with serving(policy_of(vocab=len(letters())), tiny / "served") as server:
         asked = ["--engine", "openai", "--engine.url", server.url, "--engine.model", "policy", "--engine.folder", "new"]

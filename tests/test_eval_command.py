@@ -241,6 +241,7 @@ def test_wrong_input_is_a_sentence(inside, words, message, capsys):
     assert message in error and error.startswith("operant: ") and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     """In the order of the page, with fewer steps, tasks and tokens."""
     monkeypatch.chdir(tmp_path)

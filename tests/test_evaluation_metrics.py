@@ -139,7 +139,9 @@ def own(tmp_path, monkeypatch) -> Path:
     ("metrics", "reason"),
     [
         ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bertscore, bleu, chrf, cider, consistency"),
-        ("bleu:2", r"'bleu:2': only a reward has its argument behind the name; .* \{bleu: \{option: 2\}\}"),
+        ("bleu:2", r"'bleu:2': only a reward has its argument behind the name; .* \{bleu: \{max_n: 2\}\}"),
+        ("bertscore:./roberta", r"a mapping, such as \{bertscore: \{model: ./roberta\}\}"),
+        ("distinct:3", r"a mapping, such as \{distinct: \{n: 3\}\}"),
         ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
         ("no_module:f", "no module 'no_module'"),
         ("own_metrics:number", "is of type int; name a function or a class"),
@@ -267,6 +269,7 @@ def test_supervised_training_generates_for_a_metric():
     assert made.loss is not None and len(made.rollouts) == 2
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
     page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     file, code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -62,6 +62,7 @@ def rows(run: Path) -> list[dict]:
     return [{k: x for k, x in row.items() if not k.startswith("checkpoint/")} for row in steady]
 
 
+@pytest.mark.slow
 def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(installed, as_user, capsys, tmp_path):
     """The whole run is a process of its own, the halves are in this one."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -163,6 +164,7 @@ def test_an_algorithm_that_is_no_text_is_a_sentence():
         find({"name": "ppo"})  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_the_commands_and_the_snippet_of_the_page_run(as_user, monkeypatch, capsys):
     Forked.instead(monkeypatch)
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)

@@ -64,6 +64,10 @@ DOUBLE = "def f(x): return x * 2"
         ("x = bytearray(1 << 30)", ["f()"], "runtime", "MemoryError (line 1)"),
         (DOUBLE, ["assert f(2) =="], "failed", "test 1 itself does not compile: invalid syntax (<test>, line 1)"),
         (DOUBLE, ["import math\nassert f(x := 2) == x + math.sqrt(4)"], "passed", ""),
+        ("def copy(x): return 2 * x", ["assert copy(2) == 4", "from copy import deepcopy as d\nassert copy(d(3)) == 6"],
+         "passed passed", ""),
+        ("def math(x): return x\nmath.floor = math", ["assert math.floor(1.5) == 1", "assert math(1) == 1"],
+         "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
         (DOUBLE, [], "", ""),
     ],
@@ -351,6 +355,7 @@ def test_time_is_that_of_the_processor_over_all_tests(jail: Jail) -> None:
     [
         ({"seconds": 0.0}, "seconds is 0.0: no program ends in that"),
         ({"seconds": float("nan")}, "seconds is nan"),
+        ({"seconds": 1e-4}, "seconds is 0.0001: .* used more than 0.0001 s of processor time; use 4.0"),
         ({"patience": -1.0}, "patience is -1.0"),
         ({"memory": 1 << 20}, "memory is 1,048,576 bytes, and an interpreter alone needs 67,108,864"),
         ({"at_once": 0}, "at_once is 0: use 1 or more"),
@@ -360,7 +365,7 @@ def test_time_is_that_of_the_processor_over_all_tests(jail: Jail) -> None:
 )
 def test_impossible_limits_are_refused(options: dict, sentence: str) -> None:
     with pytest.raises(OperantError, match=f"^{sentence}"):
-        JailOptions(**options)
+        Jail(JailOptions(**options))
 
 
 def test_without_bubblewrap_a_weaker_level_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +420,7 @@ def test_the_container_level_with_a_stand_in(monkeypatch: pytest.MonkeyPatch, tm
     ):
         assert word in asked
     names = [line.split("--name ")[1].split()[0] for line in asked.splitlines() if "--name" in line]
-    assert f"kill {names[-1]}" in asked and len(set(names)) == 3
+    assert f"kill {names[-1]}" in asked and len(set(names)) == 4
 
 
 def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

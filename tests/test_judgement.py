@@ -100,6 +100,7 @@ def test_a_judgement_that_is_not_allowed_names_reward_sample_and_remedy(answer, 
     assert len(message) < 420
 
 
+@pytest.mark.slow
 def test_it_crosses_the_border_of_a_process_unchanged():
     count = len(ALLOWED + REFUSED)
     reward = isolated(tests, each=True)

@@ -231,6 +231,7 @@ def test_a_half_finished_ranking_survives_a_reload(browser, served):
         assert page.get_by_label("Comment", exact=True).input_value() == "hm"
 
 
+@pytest.mark.slow
 def test_a_label_survives_a_server_that_is_killed(browser, tmp_path):
     path = write(tmp_path / "replies.jsonl", *({"prompt": f"Question {i}", "replies": ["a", "b"]} for i in range(3)))
     context = browser.new_context()

@@ -286,6 +286,7 @@ def label_until_killed(url, name, stored):
             return
 
 
+@pytest.mark.slow
 def test_every_acknowledged_label_survives_kills_of_the_server(tmp_path):
     database, stored, addresses = tmp_path / "l.sqlite", dict[int, str](), set[str]()
     with Store(database) as store:

@@ -187,6 +187,7 @@ def test_12_the_reference_is_the_adapter_as_it_was(folders):
     assert torch.equal(scores(learner.reference.policy), held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_13_a_thousand_syncs_leave_the_base_to_the_bit(precision):
     learner = Learner(lm("gpt2"), **LORA, **{"model.precision": precision})

@@ -98,6 +98,14 @@ def test_what_an_interrupted_player_has_played_is_recorded(tmp_path, monkeypatch
     assert "4 turns recorded" in capsys.readouterr().out
 
 
+def test_a_record_of_unseen_games_is_named_as_such(tmp_path, capsys):
+    """What a model learns from them is no longer measured on games that it never saw."""
+    for split, said in {"test": True, "train": False}.items():
+        words = ["--player", "walkthrough", "--games", 1, "--split", split, "--record", tmp_path / f"{split}.jsonl"]
+        play("rooms", *words)
+        assert ("games of split test are recorded" in capsys.readouterr().err) is said
+
+
 def test_fewer_games_than_asked_for_are_named(capsys):
     play("rooms", "--player", "random", "--games", 3, "--env.test-games", 0, "--env.train-games", 2)
     assert "rooms: 2 games of split train are played; it has no more" in capsys.readouterr().err
@@ -190,6 +198,23 @@ def test_a_run_plays_as_in_its_evaluation(trained, capsys):
     judged = json.loads((trained / "run" / "evaluation.json").read_text(encoding="utf-8"))["after"]["replies"]
     assert said == [turn["command"] for reply in judged for turn in reply["game"]["turns"]]
     assert len(said) > 20 and len(set(said)) > 3
+
+
+def test_a_run_in_worker_processes_plays_with_its_own_options(trained, tmp_path, capsys):
+    """A run of `workers:rooms` is one of `rooms`; the number of its workers is no option of a world."""
+    own = {"env.rooms": 4, "env.memory": 1, "env.max_turns": 3, "env.workers": 1, "max_tokens": 6, "probes": 0}
+    given = {"policy": str(trained / "model"), "env": "workers:rooms", "steps": 1, "batch": 2, "env.test_games": 2}
+    for _ in runs(tmp_path / "run", **given, **own):
+        pass
+    assert f"operant play rooms --player {tmp_path / 'run'}" in capsys.readouterr().out
+    assert main(["eval", str(tmp_path / "run")]) == 2
+    assert f"operant play rooms --player {tmp_path / 'run'}" in capsys.readouterr().err
+    for world in ("rooms", "workers:rooms"):
+        capsys.readouterr()
+        play(world, "--player", tmp_path / "run", "--player", "random", "--env.max_turns", 5, "--games", 2)
+        assert [row["turns"] for row in table(capsys).values()] == ["5 ± 0", "5 ± 0"]
+        play(world, "--player", tmp_path / "run", "--games", 2)
+        assert table(capsys)[str(tmp_path / "run")]["turns"] == "3 ± 0"
 
 
 def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):

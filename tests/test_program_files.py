@@ -157,6 +157,7 @@ def test_wrong_options_get_a_sentence(words, told, place, capsys, monkeypatch):
     assert told in error and "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_the_summary_counts_all_draws_and_submissions(place, capsys):
     """pass@1, pass@k and n@k of the samples, again from the texts; the chosen are the most frequent that pass."""
     out = place / "chosen.jsonl"
@@ -307,6 +308,7 @@ def test_wrong_metrics_get_a_sentence(words, told, place, capsys, monkeypatch):
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatch, capsys):
     """With a model that writes sums for `runs/code`, fewer samples and a single step."""
     monkeypatch.chdir(tmp_path)

@@ -139,6 +139,7 @@ def test_mbpp_is_read_and_its_programs_pass(file, count):
     assert [(task.id, v.outcome) for task, v in zip(some, verdicts) if v.outcome != "passed"] == []
 
 
+@pytest.mark.slow
 def test_verdicts_on_samples_of_coderl_are_its_own():
     """Its labels came from a judge that stops at other places, so errors may be named otherwise; passes may not."""
     if not (path := SHARED / "code_apps_sample/apps_coderl_sample.jsonl.gz").is_file():

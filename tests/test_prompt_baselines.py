@@ -9,6 +9,7 @@ import torch
 from test_task_models import byte_tokenizer, word_tokenizer
 from toys import lm
 
+from operant.models.policy import Policy
 from operant.prompts import measures
 from operant.prompts.baselines import (
     NAMES,
@@ -28,6 +29,7 @@ from operant.prompts.examples import Examples
 from operant.prompts.task_models import BlackBox, TaskModel, task_model
 from operant.prompts.templates import PromptTemplate
 from operant.sampling import counter, uniforms
+from operant.training.learner import Learner
 from operant.types import OperantError
 
 WORDS = ("bad", "good")
@@ -283,6 +285,27 @@ def test_a_vocabulary_leaves_out_what_is_no_text():
     drawn = made.draw(5, 3, 0, "x")
     assert drawn == made.draw(5, 3, 0, "x") != made.draw(5, 3, 1, "x")
     assert all(len(ids) == 3 and set(ids) <= set(made.ids) for ids in drawn)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_policy_that_writes_only_text_draws_what_searches_draw(stops):
+    """Most pieces of one byte are no character. Stop tokens remain where a reply may stop."""
+    policy = Policy(lm("gpt2", 420), tokenizer := byte_tokenizer())  # with 20 rows or so that no token has
+    how = {"max_tokens": 12, "stop_tokens": (2,), "fixed_length": not stops, "min_p": 0.5, "truncation": "stored"}
+    learner = Learner(policy, algorithm="grpo", banned=(400,), only_text=True, **how)
+    allowed = {*range(420)} - {*learner.sampling.banned}
+    assert allowed == {*Vocabulary(tokenizer).ids} | ({2} if stops else set())
+    replies = learner.generate([[5, 6]] * 64)
+    assert all({*rollout.ids} <= allowed and rollout.reply.isprintable() for rollout in replies)
+    odd = [i for i in range(len(tokenizer)) if i not in allowed]
+    assert {"\ufffd", "\n", "\x1b", " ", "<s>"} <= {tokenizer.decode([i]) for i in odd}
+
+
+def test_only_text_is_refused_where_it_would_do_nothing():
+    with pytest.raises(OperantError, match="only_text needs a tokenizer"):
+        Learner(lm("gpt2", 20), algorithm="grpo", only_text=True)
+    with pytest.raises(OperantError, match=r"for a whole run: --sampling\.only-text True"):
+        Learner(Policy(lm("gpt2", 400), byte_tokenizer()), algorithm="grpo").generate([[5]], only_text=True)
 
 
 def test_bias_of_none_is_zero():

@@ -69,6 +69,7 @@ def opinions(tmp_path):
     return paths
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_best_prompts_beside_baselines_and_changes_the_mlp_alone(opinions, tmp_path, capsys):
     """The accuracy of the printed prompt is counted again with transformers, one text at a time."""
     out, (some, held_out) = tmp_path / "run", opinions
@@ -140,6 +141,9 @@ TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "b
         (["prompt", "transfer", "x"], "needs the models to try"),
         (["train", "prompt", "--reward.words", "terrible,wonderfullest"], "'wonderfullest' is not one token"),
         (["train", "prompt", "--template", "{prompt}"], "{sentence}"),
+        (["train", "prompt", "--tasks", "none.tsv", "--words", "bad,good"], "none.tsv has a header"),
+        (["train", "prompt", "--tasks", "none.csv", "--words", "bad,good"], "tasks of none: it has no rows"),
+        (["train", "prompt", "--reward.keep", "0"], "keep=0: it must be at least 1"),
         (["train", "prompt", "--reward.measure", "luck"], "measure='luck'"),
         (["train", "prompt", "--task-model", "nothing-here"], "nothing-here"),
         (["train", "prompt", "--data.limit", "1", "--reward.prompt-tokens", "400"], "too long for"),
@@ -168,6 +172,8 @@ def test_what_cannot_be_is_a_sentence_and_leaves_nothing(words, message, tmp_pat
     asked = "def fails(texts):\n    return {}['answer']\ndef other(texts):\n    return ['positive'] * len(texts)\n"
     (tmp_path / "asked.py").write_text(asked, encoding="utf-8")
     (tmp_path / "two.tsv").write_text("sentence\tlabel\ndull\t0\na joy\t1\n", encoding="utf-8")
+    (tmp_path / "none.tsv").write_text("sentence\tlabel\n", encoding="utf-8")
+    (tmp_path / "none.csv").touch()
     (tmp_path / "three.tsv").write_text("sentence\tlabel\ndull\t0\na joy\t1\nso\t2\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main([*words, *(["--steps", "1"] if words[0] == "train" else [])]) == 2

@@ -16,9 +16,10 @@ from toys import letters, lm
 from operant import Learner, OperantError, Policy, Sampling, steps, train
 from operant.cli import main
 from operant.engines.native.engine import NativeEngine
-from operant.engines.ray import RayEngine, as_arrays, await_all, begin, deal, moving
+from operant.engines.ray import RayEngine, as_arrays, deal, moving
 from operant.models.value_head import ValueOptions
 from operant.runs.config import configure
+from operant.sandbox.ray import ENGINE, RaySession, answers
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("the package ray is not installed: pip install 'operant[ray]'", allow_module_level=True)
@@ -35,12 +36,13 @@ def policy(seed=0, value=True):
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray of two processors for all tests."""
-    assert begin(None, 2)
+    """One Ray for all tests."""
+    session = RaySession(ENGINE)
+    session.begin()
     import ray
 
     yield ray
-    ray.shutdown()
+    session.end()
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,14 @@ def test_replies_are_those_of_the_native_engine_however_many_actors_there_are(en
     same(engine, policy(), exact=count == 1)
     engine.parts = 3 * count  # as they come
     same(engine, policy())
+
+
+def test_replies_that_have_begun_go_on(engine):
+    begun, more = [[3], [], [4, 5], [], [6] * 4, [7], []], [1, 2, 3, 4, 3, 2, 1]
+    expected, found = (e.generate_more(PROMPTS, begun, more, SAMPLING, KEYS) for e in (NativeEngine(policy()), engine))
+    for a, b, most in zip(expected, found, more, strict=True):
+        assert (a.action, a.end) == (b.action, b.end) and len(b.action) <= most
+        assert b.logprobs == pytest.approx(a.logprobs, abs=2e-5)
 
 
 def test_truncated_sampling_has_its_tables(engine):
@@ -185,6 +195,7 @@ def options(**more):
     return {"tokenizer": letters(), "engine": "ray", "engine.actors": 1, "engine.cpus": 0.25, **SMALL, **more}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
     """With one actor each batch is the same, so every number is, with the reference's probes and evaluations."""
@@ -231,11 +242,14 @@ def closed_port():
         ({"cpus": float("nan")}, r"engine\.cpus=nan: it must be at least 0"),
         ({"inner": "ray"}, "an actor needs an engine of another kind"),
         ({"inner": "nativ"}, "did you mean 'native'"),
+        ({"actors": 9}, r"engine\.actors=9: this machine has 2 cores, .* at most 4 for each core, or a cluster"),
         ({"inner_options": {"bach": 3}}, r"engine\.inner_options=.*do not fit the engine 'native': .*'bach'"),
     ],
 )
 def test_wrong_options_are_refused_before_ray_starts(given, message, monkeypatch):
-    monkeypatch.setattr("operant.engines.ray.begin", lambda *given: pytest.fail("Ray was started"))
+    monkeypatch.setattr("operant.sandbox.ray.cores", lambda: 2)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(RaySession, "begin", lambda self: pytest.fail("Ray was started"))
     with pytest.raises(OperantError, match=message):
         RayEngine(policy(), **given)
 
@@ -243,17 +257,17 @@ def test_wrong_options_are_refused_before_ray_starts(given, message, monkeypatch
 def test_an_address_without_ray_is_a_sentence(monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(OperantError, match=r"engine\.address='127\.0\.0\.1:\d+': no Ray answers there"):
-        RayEngine(policy(), address=f"127.0.0.1:{closed_port()}")
+        RayEngine(policy(), address=f"127.0.0.1:{closed_port()}", actors=400)
 
 
 def test_more_actors_than_processors_are_refused(ray):
-    with pytest.raises(OperantError, match=r"engine\.actors=3 with 1 CPU each: Ray has 2; use fewer"):
-        RayEngine(policy(), actors=3)
+    with pytest.raises(OperantError, match=r"engine\.actors=3 with 3000 CPU each: Ray has 4096; use fewer"):
+        RayEngine(policy(), actors=3, cpus=3000)
     assert ray.is_initialized()
 
 
 def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_path):
-    monkeypatch.setattr("operant.engines.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("operant.sandbox.ray.find_spec", lambda name: None)
     monkeypatch.setattr("operant.training.learner.load_trained_policy", lambda *given: pytest.fail("a model loads"))
     with pytest.raises(OperantError, match=r"pip install 'operant\[ray\]'"):
         train(model(), TASKS, count_a, out=tmp_path / "run", engine="ray", **SMALL)
@@ -265,11 +279,11 @@ def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
     """Its commands, with few steps and a share of a processor for each actor, and its snippet."""
     page = (Path(__file__).parents[1] / "docs/ahead.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    short = {"steps": 2, "batch": 8, "probes": 2, "sampling.max-tokens": 12, "evaluate": "none"}
+    short = {"steps": 2, "batch": 8, "probes": 2, "sampling.max-tokens": 24, "evaluate": "none"}
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^    operant (train .*)$", page, re.M)]
-    assert len(commands) == 3
+    assert len(commands) == 6
     for number, words in enumerate(commands):
-        more = short | {"out": number} | ({"engine.cpus": 0.25} if "ray" in words else {})
+        more = short | {"out": number} | ({"engine.cpus": 0.25} if "--engine" in words else {})
         assert main([*words, *(word for name, value in more.items() for word in (f"--{name}", str(value)))]) == 0
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.S)
     made = {"__name__": "__main__"}
@@ -286,4 +300,4 @@ def test_an_actor_that_dies_before_it_is_ready_ends_the_run_with_a_remedy(ray):
             pass
 
     with pytest.raises(OperantError, match=r"died before it was ready.*fewer engine.actors"):
-        await_all([ray.remote(num_cpus=0.1)(Doomed).remote()])
+        answers([ray.remote(num_cpus=0.1)(Doomed).remote().ready.remote()], ENGINE)

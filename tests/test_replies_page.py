@@ -350,6 +350,7 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
             settled(page, "All 8 replies")  # or the next wait would be content with what stands there already
             page.get_by_placeholder("Search queries and replies").fill("indexerror")
             settled(page, "1 found")
+            page.wait_for_selector(".replies mark")
             assert texts(page, ".replies mark") == ["IndexError"]
             assert "runtime error" in page.locator("#chart-outcomes").inner_text()
 

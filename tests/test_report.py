@@ -516,6 +516,7 @@ SAVED = """() => {
 """Presses all buttons that save a figure; returns the files by name. Chromium itself refuses so many at once."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_every_figure_is_saved_as_a_picture_that_stands_alone_and_as_a_table(browser, run, url, size):
     with visit(browser, url, size) as page:

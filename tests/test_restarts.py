@@ -91,6 +91,7 @@ def launch(port: int, number: int, minutes: float) -> subprocess.Popen:
     return subprocess.Popen(command, env=ENVIRONMENT | place, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others_within_the_time_that_was_given():
     port = free_port()
     first, second = launch(port, 0, 3 / 60), launch(port, 1, 3 / 60)

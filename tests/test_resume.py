@@ -186,6 +186,7 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
 # --- what is cut back -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_came_after_the_checkpoint_is_cut_to_the_byte(tmp_path):
     """A longer log, a torn one, and one with garbage: the run that follows is the one that never stopped."""
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(probes=2, probe_every=1))
@@ -326,6 +327,7 @@ class Grumpy:
         self.asked = state["asked"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"grumpy": (r, 2.0)}], ids=["alone", "in a sum"])
 def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
     from operant.rewards import weighted

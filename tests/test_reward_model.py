@@ -103,6 +103,7 @@ def test_the_head_is_drawn_as_in_the_paper(tmp_path):
     assert float(drawn.std()) == pytest.approx(33**-0.5, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "steps"), [("ranking", 40), ("rating", 60)])
 def test_it_learns_what_is_preferred_and_nothing_from_shuffled_labels(kind, steps, tmp_path):
     trunk, found = save(tmp_path / "trunk", "gpt2"), {}

@@ -96,6 +96,7 @@ RUN = {
     "benchmarks/contexts.py": ["--upto", "0"],
     "benchmarks/turns.py": ["--quick", "--only", "built", "--threads", "1"],
     "benchmarks/prompt_calls.py": ["--texts", "4", "--prompts", "2", "--rounds", "1"],
+    "benchmarks/carried.py": "--batch 2 --tokens 12 --steps 1 --warm 1".split(),
     "benchmarks/ahead.py": "--steps 3 --batch 2 --tokens 2 --rounds 1".split(),
     "benchmarks/cluster.py": [],
     "benchmarks/engines.py": ["--rounds", "1", "--replies", "2"],
@@ -107,7 +108,7 @@ ALONE = {
     f"benchmarks/{name}.py"
     for name in (
         *("road", "preference_frontier", "process_rewards", "rooms", "overlap", "extract"),
-        *("ahead", "cluster", "engines", "sharding"),
+        *("ahead", "carried", "cluster", "engines", "sharding"),
     )
 }
 """Scripts that need no files of others, so that another worker can run them."""

@@ -221,6 +221,7 @@ def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
 # --- what it learns ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_bandit_becomes_proportional_to_exp_reward():
     """Two tokens of eight letters: the optimum is p(x, y) = exp(r(x, y)) / Z, and old replies of anyone teach it."""
     chance = torch.Generator().manual_seed(3)

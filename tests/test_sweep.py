@@ -297,6 +297,7 @@ def wait_for_steps(process, folder, count):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_an_interrupt_ends_the_step_and_says_how_to_go_on(place):
     process = started(place, "--seed", "1,2")

@@ -347,6 +347,7 @@ def test_features_are_what_the_head_reads(kind):
     torch.testing.assert_close(found, logits.log_softmax(-1)[:, columns].double(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_replacements_follow_the_gradient(kind):
     """The loss changes along the embedding of each token as its first-order estimate says (finite differences)."""

@@ -192,5 +192,7 @@ def test_a_source_that_is_too_long_names_the_option(tmp_path):
     with pytest.raises(OperantError, match=rf"'tasks/0': its prompt of 312 tokens .*context of 256; {remedy}"):
         train("./gpt2", rows, **given)
     train("./gpt2", rows, steps=1, batch=1, probes=0, **given, **{"data.prompt_tokens": 100})
-    with pytest.raises(OperantError, match=rf"its prompt of 311 tokens and 0 new ones .*context of 64; {remedy}"):
+    # A reply takes no space in an encoder's context, so there is nothing to lower.
+    alone = r"its prompt of 311 tokens is more than the model's context of 64; shorten it \([^)]*\)$"
+    with pytest.raises(OperantError, match=alone):
         train(lm("bart", vocab=37), rows, tokenizer=letters(), **given)

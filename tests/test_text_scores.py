@@ -24,8 +24,10 @@ from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.storage.hub import find_model
 from operant.text_scores import OF_ALL, SCORES, prepare
+from operant.text_scores.bertscore import BertScore
 from operant.text_scores.concepts import inflected
 from operant.text_scores.parent import parent, table_values
+from operant.text_scores.perplexity import Perplexity
 from operant.text_scores.words import ngrams, sentences, spaces, tokenizer
 from operant.types import Judgement, OperantError, Rollout, Task, Turn
 
@@ -722,8 +724,8 @@ SMALL = {"steps": 2, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_
         (ROWS, {"reward": "parent", "data.reference_field": "good"}, "'parent': task .* has the target None"),
         (
             ROWS,
-            {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": "perplexity"},
-            r"perplexity\.model is missing",
+            {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": "consistency"},
+            r"consistency\.model is missing",
         ),
         (
             ROWS,
@@ -780,6 +782,21 @@ def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
     assert more <= found.keys()
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert {f"evaluate/{name}_before" for name in more} <= last.keys()
+
+
+@pytest.mark.parametrize("name", ["bertscore", "perplexity"])
+def test_a_metric_of_a_run_reads_with_the_model_that_it_begins_from(name, tmp_path):
+    """Not with the policy, which is another one after training: its numbers are those of the folder."""
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
+    for part in (lm(vocab=len(letters())), letters()):
+        part.save_pretrained(tmp_path / "start")
+    rows = str(tmp_path / "rows.jsonl")
+    given = {"data.reference_field": "good", "evaluate": rows, "metrics": name, "lr": 0.1, **SMALL}
+    run = train(str(tmp_path / "start"), rows, "length:3", out=tmp_path / "run", **given)
+    of_start = {"bertscore": BertScore, "perplexity": Perplexity}[name](str(tmp_path / "start"))
+    measured = getattr(of_start, "measured", of_start)(run.after.rollouts)
+    key, own = ("bertscore/f", "f") if name == "bertscore" else ("perplexity/of_replies", "of_replies")
+    assert run.after.measured.of_replies[key] == pytest.approx(measured[own], rel=1e-5)
 
 
 def each_letter(text: str) -> list[str]:

@@ -45,6 +45,7 @@ def game_file(**options) -> str:
 # --- the game ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_textworld
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_game_agrees_with_textworlds_own_environment(kind, cached):
@@ -175,6 +176,7 @@ def test_the_commands_of_the_page_train(cached, tmp_path, monkeypatch, capsys):
     assert len(commands) == 3
 
 
+@pytest.mark.slow
 @needs_textworld
 def test_processes_that_make_the_same_game_at_once_leave_one_whole_game(cached, tmp_path):
     request = {"path": str(tmp_path / "1.json"), "kind": TextWorld(game="custom").kind(False), "seed": 1}
@@ -282,6 +284,40 @@ def test_a_game_file_that_was_cut_is_refused(cached, tmp_path):
     (tmp_path / "a.json").write_bytes(whole.with_suffix(".json").read_bytes())
     with pytest.raises(OperantError, match=r"a.z8 is damaged: it has 150,000 byte"):
         TextWorld().reset({0: Task("a", "", target={"file": str(tmp_path / "a.z8")})})
+
+
+@needs_textworld
+def test_given_files_are_looked_at_before_a_model_is_loaded(cached, tmp_path):
+    """Not in the step that first plays the bad one of many."""
+    whole = Path(game_file(**KINDS[0]))
+    for name, content in {"good": whole.read_bytes(), "text": b"no game", "cut": whole.read_bytes()[:150_000]}.items():
+        (tmp_path / f"{name}.z8").write_bytes(content)
+        (tmp_path / f"{name}.json").write_bytes(whole.with_suffix(".json").read_bytes())
+    (tmp_path / "alone.z8").write_bytes(whole.read_bytes())
+    for name, words in {"text": "no Z-machine game", "cut": "is damaged", "alone": r"has no alone\.json"}.items():
+        files = tuple(str(tmp_path / f"{one}.z8") for one in ("good", name))
+        for split, given in {"train": {"files": files}, "test": {"files": files[:1], "test_files": files}}.items():
+            with pytest.raises(OperantError, match=words):
+                TextWorld(**given).games(split)
+    with pytest.raises(OperantError, match="no Z-machine game"):
+        Jericho(files=(str(tmp_path / "text.z8"),)).games("train")
+
+
+@needs_textworld
+def test_files_of_one_name_in_two_folders_are_two_games(cached, tmp_path):
+    whole, files = Path(game_file(**KINDS[0])), []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for source in (whole, whole.with_suffix(".json")):
+            (tmp_path / folder / f"game{source.suffix}").write_bytes(source.read_bytes())
+        files.append(str(tmp_path / folder / "game.z8"))
+    for world in (TextWorld, Jericho):
+        kind = world.__name__.lower()
+        assert [task.id for task in world(files=(*files, files[0])).games("train")] == [
+            f"{kind}/a/game",
+            f"{kind}/b/game",
+        ]
+        assert [task.id for task in world(files=(files[0],)).games("train")] == [f"{kind}/game"]
 
 
 def test_without_the_extra_a_sentence_says_what_to_install():

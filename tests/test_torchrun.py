@@ -11,6 +11,8 @@ import pytest
 from safetensors.torch import load_file
 from toys import letters, lm
 
+from operant.cli import main
+
 TASKS = ["ab", "cde", "fg", "h", "ijk", "lm", "no"]
 OPTIONS = """
 steps: 3
@@ -63,6 +65,20 @@ def told(run: Path) -> list[dict]:
     lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     apart = ("time/", "tokens/", "memory/")
     return [{k: v for k, v in x.items() if not k.startswith(apart)} for x in lines]
+
+
+@pytest.mark.slow
+def test_an_error_of_all_ranks_is_printed_once_and_that_of_one_rank_is_not_lost(tmp_path, monkeypatch, capsys):
+    wrong = started(tmp_path, "run", 2, "letters", "--lrr", "3")
+    assert wrong.returncode != 0 and "option 'lrr' is unknown" in wrong.stderr
+    # The other rank names itself: on a busy machine it may speak, too, or alone.
+    assert wrong.stderr.count("operant: option 'lrr'") <= 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("operant.cli.ALONE", 0.0)
+    for met, said in ((False, "operant: rank 1: option 'lrr' is"), (True, "operant: option 'lrr' is")):
+        monkeypatch.setattr("operant.distributed.met", met)
+        assert main(["train", "letters", "--lrr", "3"]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -253,6 +253,7 @@ def test_wandb_offline_makes_no_connection(tmp_path, monkeypatch, listener):
     assert connections == []
 
 
+@pytest.mark.slow
 def test_wandb_goes_offline_if_the_server_does_not_answer(tmp_path, monkeypatch, listener, capfd):
     address, connections = listener
     monkeypatch.setenv("WANDB_BASE_URL", address)
@@ -433,6 +434,7 @@ def interrupted(out, names):
     )
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_run_after_the_step_with_all_trackers(tmp_path):
     done = interrupted(tmp_path / "x", "tensorboard,wandb,trackio")
     assert (done.returncode, done.stdout) == (0, "") and done.stderr.strip().startswith("signal SIGINT: the run ends")

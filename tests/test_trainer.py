@@ -169,7 +169,7 @@ class Watching(Observer):
 
 
 @pytest.mark.parametrize("way", [train, lambda *given, **more: list(steps(*given, **more))])
-def test_a_users_observers_are_called_and_one_that_raises_is_logged(tmp_path, way):
+def test_a_users_observers_are_called_and_one_that_raises_is_logged_and_told_once(tmp_path, way, capsys):
     watching = [Watching("broken one", broken=True), Watching("sound one")]
     options = {"tokenizer": letters(), **SMALL, "steps": 2}
     way(model(), TASKS, count_a, out=tmp_path / "run", observers=watching, **options)
@@ -178,6 +178,8 @@ def test_a_users_observers_are_called_and_one_that_raises_is_logged(tmp_path, wa
     for call in watching[0].calls:
         assert f"the broken one failed: ValueError: no {call}" in log
     assert "sound one" not in log
+    told_of = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    assert told_of == ["operant: the broken one failed: ValueError: no step 1 (later failures are in log.txt alone)"]
 
 
 @pytest.mark.parametrize("observers", [Observer(), [Observer], [print], None])

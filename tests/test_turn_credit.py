@@ -359,6 +359,7 @@ CHANCE = 1 / 64 + 3 * 3 / 256 + 6 * 9 / 1024
 """Three right letters of at most five: with none, one or two wrong ones before the last. It is 0.10."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_opens_the_lock(name):
     won = opened(name, 12, shuffle=False)
@@ -370,6 +371,7 @@ STEADY = ("ppo", "rejection, turns")
 """Methods that a leak shows in most: where every third game gets its own pay, 0.50 and 0.73 of the games are won."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in STEADY else pytest.mark.slow) for n in METHODS])
 def test_pay_for_another_game_opens_nothing(name):
     won = [x for seed in range(2) for x in opened(name, 12, shuffle=True, seed=seed)[-4:]]

@@ -68,7 +68,7 @@ TASKS = [
     ("a.txt", bytes(range(256)), "is not UTF-8"),
     ("a.txt", b"", "has no rows"),
     ("a.csv", b"", "has no rows"),
-    ("a.csv", b"text,label\n", "has no rows"),
+    ("a.csv", b"text,label\n", "a.csv has a header (['text', 'label']), and has no rows below it"),
     ("a.csv", b"text,label\n,1\n,2\n", "the field 'text' is empty everywhere"),
     ("a.csv", b"text,label\na,1\nb,c,2\n", "line 3: 3 cells and 2 columns; put a cell that holds ',' in quotes"),
     ("a.csv", b"label,text\n1,a\n2\n", "row 1: there is no field 'text'"),

@@ -273,6 +273,7 @@ PAGE = re.findall(
 )
 
 
+@pytest.mark.slow
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "guess.py").write_text(PAGE[0], encoding="utf-8")
