@@ -14,14 +14,15 @@ are continued once, with the method's own mask:
   the start's, its distinct-2 is below half of the start's, or it did not finish.
 
 A finished row is not repeated, and `--keep` takes the committed ones. Writes
-`benchmarks/results/policy-gradients.json`; `make docs` writes the tables of docs/rl4lms.md. A run takes one to five
-minutes of processor time.
+`benchmarks/results/policy-gradients.json` and `docs/figures/policy-gradients.svg`; `make docs` writes the tables of
+docs/rl4lms.md. A run takes one to eight minutes of processor time. `--only start` after a first time only draws.
 """
 
 import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from operant.training.scoring import forward_batch
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-policy-gradients", ROOT / "benchmarks/results/policy-gradients.json"
+FIGURE = ROOT / "docs/figures/policy-gradients.svg"
 START, SHUFFLED = "builtin:reviews-lm", str(ROOT / "benchmarks/shuffled.py:shuffled")
 RATES: dict[str, tuple[str, tuple[float, float, float]]] = {
     "ppo": ("optimizer.lr", (1e-4, 3e-4, 1e-3)),
@@ -96,6 +98,7 @@ def one(method: str, kind: str, rate: int, seed: int, quick: bool) -> None:
         options |= {"kl.coef": 0.0} if kind == "no kl" else {}
         options |= {"reward": SHUFFLED} if kind == "shuffled" else {}
         options |= {"steps": 1, "batch": 8} if quick else {}
+        shutil.rmtree(place(row).parent, ignore_errors=True)  # a run that goes on has the curve of its second half only
         begin = time.process_time()
         run = train(out=place(row).parent / "run", **options)
         row |= {"seconds": time.process_time() - begin, "value": values[rate]}
@@ -121,6 +124,56 @@ def jobs(seeds: list[int]) -> list[dict[str, Any]]:
 def summary() -> dict[str, Any]:
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*/row.json"))]
     return {"command": "python -m benchmarks.policy_gradients", "rows": rows}
+
+
+COLOURS = {"ppo": "#4477aa", "nlpo": "#228833", "a2c": "#ccaa00", "reinforce": "#ee6677", "trpo": "#aa3377"}
+
+
+def figure(rows: list[dict[str, Any]]) -> str:
+    """As SVG: the reward of each step, mean over seeds at the middle rate; and each run's reward against perplexity."""
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 330" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="900" height="330" fill="white"/>')
+    far = max(row["perplexity"] for row in rows)
+    least = min(row["perplexity"] for row in rows)
+
+    def height(reward: float) -> float:
+        return 270 - 230 * (reward - 0.4) / 0.6
+
+    def across(perplexity: float) -> float:
+        return 500 + 380 * math.log(perplexity / (0.9 * least)) / math.log(far / (0.8 * least))
+
+    for left, title in ((45, "reward of each step (band: all seeds)"), (500, "held-out reward of each run")):
+        parts.append(f'<text x="{left}" y="20" font-weight="bold">{title}</text>')
+        for tenth in range(4, 11, 2):
+            y = height(tenth / 10)
+            parts.append(f'<line x1="{left}" x2="{left + 380}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{tenth / 10}</text>')
+    for i, (method, colour) in enumerate(COLOURS.items()):
+        own = [row for row in rows if row["method"] == method]
+        curves = [row["curve"]["reward/mean"] for row in own if (row["kind"], row["rate"]) == ("kl", 1)]
+        steps = list(zip(*curves, strict=True))
+        at = [45 + 380 * step / (len(steps) - 1) for step in range(len(steps))]
+        lines = [
+            [f"{x:.1f},{height(number(values)):.1f}" for x, values in zip(at, steps, strict=True)]
+            for number in (statistics.mean, max, min)
+        ]
+        band = " ".join([*lines[1], *reversed(lines[2])])
+        parts.append(f'<polygon points="{band}" fill="{colour}" fill-opacity="0.12"/>')
+        parts.append(f'<polyline points="{" ".join(lines[0])}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        for row in (row for row in own if row["kind"] != "shuffled"):
+            place = f'cx="{across(row["perplexity"]):.1f}" cy="{height(row["reward"]):.1f}" r="4"'
+            filled = colour if row["kind"] == "kl" else "white"
+            parts.append(f'<circle {place} fill="{filled}" fill-opacity="0.75" stroke="{colour}"/>')
+        parts.append(f'<text x="{45 + 75 * i}" y="318" fill="{colour}">{method}</text>')
+    start = next(row for row in rows if row["method"] == "start")
+    x, y = across(start["perplexity"]), height(start["reward"])
+    parts.append(f'<path d="M{x - 5:.1f} {y:.1f}h10m-5 -5v10" stroke="black" stroke-width="1.6"/>')
+    for value in (value for value in (30, 100, 300, 1000, 3000) if least <= value <= far):
+        parts.append(f'<text x="{across(value):.1f}" y="290" text-anchor="middle" fill="#555">{value:,}</text>')
+    parts.append('<text x="45" y="290" fill="#555">step 1</text>')
+    parts.append('<text x="425" y="290" text-anchor="end" fill="#555">24</text>')
+    parts.append('<text x="500" y="318" fill="#555">perplexity under the start (+); hollow: without KL</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def main() -> None:
@@ -150,7 +203,9 @@ def main() -> None:
     RUNS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(given.at_once) as pool:
         list(pool.map(run, jobs([int(seed) for seed in given.seeds.split(",")])))
-    RESULTS.write_text(json.dumps(summary(), indent=1) + "\n", encoding="utf-8")
+    found = summary()
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    FIGURE.write_text(figure(found["rows"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -386,6 +386,16 @@ def policy_gradients() -> str:
             second += f"| `{method}` | {value:g} | {len(some)} | {' | '.join(cells)} |\n"
     note = "Mean ± deviation over seeds, 256 held-out openings; the standard error of a single reward is "
     note += f"{start['error']:.3f}. Seconds are of processor time, one thread."
+    note += "\n\n![Reward of five methods over steps, and against perplexity](figures/policy-gradients.svg)"
+    steps = [
+        (kl / row["value"], accepted)
+        for row in rows
+        if row["method"] == "trpo"
+        for kl, accepted in zip(row["curve"]["trust/kl"], row["curve"]["trust/accepted"], strict=True)
+    ]
+    taken = [share for share, accepted in steps if accepted]
+    second += f"\nTRPO: {len(taken)} of {len(steps)} steps were accepted; their KL was {statistics.mean(taken):.0%} "
+    second += f"of the bound on average, and {max(taken):.0%} at most.\n"
     return f"{table}\n{note}\n\n{second}\nMade by `{results['command']}`.\n"
 
 
