@@ -49,7 +49,7 @@ def side(carry: int, given: argparse.Namespace) -> dict[str, Any]:
             learner.progress.step = step
             if carry:
                 begun = [*begun, *begun_by(step, indices)]
-                rollouts, begun = learner.go_on(begun, given.batch, carry, lambda some: [tasks[i] for i in some])
+                rollouts, _, begun = learner.go_on(begun, given.batch, carry, lambda some: [tasks[i] for i in some])
             else:
                 rollouts = learner.play([tasks[i] for i in indices])
             seconds, tokens = time.process_time() - begin, sum(len(rollout.ids) for rollout in rollouts)
