@@ -42,7 +42,7 @@ class Record:
         self.below: list[tuple[Tensor, Tensor, Tensor]] = []
         """With a trunk: one entry per step: the replies, the positions of the tokens that were fed, their states."""
 
-    def go_on(self, begun: Sequence[list[int]], more: Sequence[int], *, fed: bool) -> None:
+    def continue_from(self, begun: Sequence[Sequence[int]], more: Sequence[int], *, fed: bool) -> None:
         """Let each reply begin with the tokens `begun`, and get at most `more` new ones.
 
         fed: whether these tokens are fed one by one; otherwise they are part of the prompts.
