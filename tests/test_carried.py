@@ -233,7 +233,7 @@ def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
 
 
 class Whole(NativeEngine):
-    """An engine that cannot go on with a reply."""
+    """An engine that cannot continue a reply."""
 
     generate_more = property()
 
@@ -255,7 +255,7 @@ class Pays:
         ({"learner.max_staleness": 0}, "the longest replies are 1 steps old, and would be left out"),
         ({"reward_chunks": 2}, "carry=3 with reward_chunks=2: rewards judge whole steps"),
         ({"max_tokens": 3}, "carry=3 with sampling.max_tokens=3: no reply would be carried over"),
-        ({"engine": Whole}, "carry=3 with the engine Whole: it cannot go on with a reply; use native"),
+        ({"engine": Whole}, "carry=3 with the engine Whole: it cannot continue a reply; use native"),
         ({"env": Pays()}, "carry=3 with the world Pays: it plays more than one reply"),
     ],
 )

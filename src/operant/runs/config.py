@@ -67,7 +67,7 @@ class TrainOptions:
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old, and
     `learner.importance` is then token unless it is given. 0: each step generates its own."""
     carry: int = 0
-    """Most tokens of a reply in a step: the next one goes on with replies that have not ended, with its weights, and
+    """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any = None
     """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the tasks are
