@@ -3,6 +3,7 @@ the weights that drew each token."""
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -255,6 +256,29 @@ class Pays:
         ({"learner.max_staleness": 0}, "the longest replies are 1 steps old, and would be left out"),
         ({"reward_chunks": 2}, "carry=3 with reward_chunks=2: rewards judge whole steps"),
         ({"max_tokens": 3}, "carry=3 with sampling.max_tokens=3: no reply would be carried over"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_a_model_loads(given, message):
+    with pytest.raises(OperantError, match=message):
+        configure({"policy": "no/such/model", "tasks": TASKS, "reward": count_a, **SMALL, **GIVEN, **given})
+
+
+def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
+    def launched(minutes):
+        for name, found in {"world": lambda: 2, "rank": lambda: 0, "gathered": lambda thing: [thing] * 2}.items():
+            monkeypatch.setattr(f"operant.distributed.{name}", found)
+        return nullcontext()
+
+    monkeypatch.setattr("operant.distributed.launched", launched)
+    monkeypatch.setattr("operant.runs.build.Learner", None)
+    with pytest.raises(OperantError, match="carry=3 with 2 ranks: their steps would end unequally; use engine=ray"):
+        train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
         ({"engine": Whole}, "carry=3 with the engine Whole: it cannot continue a reply; use native"),
         ({"env": Pays()}, "carry=3 with the world Pays: it plays more than one reply"),
     ],

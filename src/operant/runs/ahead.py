@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from operant import distributed
 from operant.data import Order
 from operant.envs.single_turn import SingleTurn
 from operant.machine import Clock
@@ -266,22 +265,13 @@ class InTurn:
 
 
 def check_carry(learner: Learner, carry: int) -> None:
-    """Refuse what cannot be carried over. Raises: OperantError."""
-    engine, most = type(learner.engine).__name__, learner.sampling.max_tokens
-    reasons = [
-        (
-            not isinstance(learner.env, SingleTurn),
-            f"the world {type(learner.env).__name__}: it plays more than one reply",
-        ),
-        (
-            not hasattr(learner.engine, "generate_more"),
-            f"the engine {engine}: it cannot continue a reply; use native",
-        ),
-        (carry >= most, f"sampling.max_tokens={most}: no reply would be carried over; lower carry, or leave it out"),
-        (distributed.world() > 1, f"{distributed.world()} ranks: their steps would end unequally; use engine=ray"),
-    ]
-    if why := next((why for holds, why in reasons if holds), None):
-        raise OperantError(f"carry={carry} with {why}")
+    """Refuse a world or engine whose replies cannot be carried over. Raises: OperantError."""
+    env, engine = learner.env, learner.engine
+    if not isinstance(env, SingleTurn):
+        raise OperantError(f"carry={carry} with the world {type(env).__name__}: it plays more than one reply")
+    if not hasattr(engine, "generate_more"):
+        name = type(engine).__name__
+        raise OperantError(f"carry={carry} with the engine {name}: it cannot continue a reply; use native")
 
 
 def check(learner: Learner, n: int, *, own_weights: bool) -> None:

@@ -333,7 +333,7 @@ def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
 
 
 def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
-    """Refuse rollouts of at most so many tokens that cannot be generated ahead, or carried over to a later step."""
+    """Refuse rollouts, of at most `tokens` tokens, that cannot be generated ahead or carried over to a later step."""
     algorithm, stale = find(train.algorithm), own.max_staleness
     apart = named_parts.has_own_weights(train.engine)
     switches = algorithm.update == "trust-region" and not apart
@@ -351,7 +351,8 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     ]
     age = train.ahead + (-(-tokens // train.carry) - 1 if train.carry else 0)
     long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"
-    carry = [(stale is not None and stale < age, long)]
+    whole = f"sampling.max_tokens={tokens}: no reply would be carried over; lower carry, or leave it out"
+    carry = [(stale is not None and stale < age, long), (train.carry >= tokens, whole)]
     for name, number, reasons in (("ahead", train.ahead, either + ahead), ("carry", train.carry, either + carry)):
         if why := next((why for holds, why in reasons if number and holds), None):
             raise OperantError(f"{name}={number} with {why}")
