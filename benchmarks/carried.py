@@ -23,7 +23,7 @@ from operant import Learner
 from operant.data import Order, load_tasks
 from operant.engines.native import engine as native
 from operant.machine import about
-from operant.rollouts.carried import begun_by
+from operant.rollouts.carried import new_groups
 
 RESULTS = Path(__file__).parent / "results/carried.json"
 
@@ -48,8 +48,9 @@ def side(carry: int, given: argparse.Namespace) -> dict[str, Any]:
             indices, begin = order.take(given.batch * (2 if carry and not step else 1)), time.process_time()
             learner.progress.step = step
             if carry:
-                begun = [*begun, *begun_by(step, indices)]
-                rollouts, begun = learner.go_on(begun, given.batch, carry, lambda some: [tasks[i] for i in some])
+                groups = [*begun, *new_groups(step, indices)]
+                asked = (groups, given.batch, carry, lambda some: [tasks[i] for i in some])
+                rollouts, _, begun = learner.continue_replies(*asked)
             else:
                 rollouts = learner.play([tasks[i] for i in indices])
             seconds, tokens = time.process_time() - begin, sum(len(rollout.ids) for rollout in rollouts)

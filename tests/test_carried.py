@@ -3,6 +3,7 @@ the weights that drew each token."""
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,11 +15,13 @@ from test_learning import CHANCE, NOISE, PROMPTS, learner, score, shuffled
 from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
-from operant import OperantError, Sampling, Task, steps, train
+from operant import Learner, OperantError, Sampling, Task, steps, train
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
+from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
 from operant.runs.config import configure
 from operant.runs.scored_rollouts import demonstration_rollouts
+from operant.types import Completion
 
 ROOT = Path(__file__).parents[1]
 GIVEN = {"carry": 3, "steps": 6}
@@ -31,8 +34,9 @@ GIVEN = {"carry": 3, "steps": 6}
         {"stop_tokens": (2,), "min_tokens": 5},
         {"stop_tokens": (2,), "top_k": 4, "truncation": "stored"},
         {"stop_strings": ("ab", "e")},
+        {"stop_strings": tuple("aeiou"), "min_tokens": 4},
     ],
-    ids=["least", "top-k", "strings"],
+    ids=["least", "top-k", "strings", "least-strings"],
 )
 def test_pieces_of_any_lengths_make_the_reply_of_generate(kind, more):
     """Also where another piece has begun a stop string, or has not reached the least length."""
@@ -56,6 +60,22 @@ def test_pieces_of_any_lengths_make_the_reply_of_generate(kind, more):
     for i, reply in enumerate(whole):
         assert ids[i] == reply.action and logprobs[i] == pytest.approx(reply.logprobs, abs=2e-5)
         assert allowed[i] == [list(kept) for kept in reply.allowed or ()]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "bart"])
+def test_a_piece_follows_the_tokens_that_it_is_given_whoever_has_drawn_them(kind):
+    """Its log-probs are those of transformers' own forward pass behind these tokens."""
+    policy, prompts, begun = Policy(lm(kind, len(letters())), letters()), [[5, 6, 7], [8, 9]], [[7, 8, 9], [10]]
+    pieces = NativeEngine(policy).generate_more(prompts, begun, [4, 9], Sampling(max_tokens=9), [1, 2])
+    for prompt, ids, piece in zip(prompts, begun, pieces, strict=True):
+        action = ids + piece.action
+        given = {"input_ids": torch.tensor([prompt + action[:-1]])}
+        if policy.encoder_decoder:
+            read = [policy.model.config.decoder_start_token_id, *action[:-1]]
+            given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([read])}
+        with torch.no_grad():
+            logprobs = policy.model(**given).logits[0].log_softmax(-1)[-len(piece.action) :]
+        assert piece.logprobs == pytest.approx(logprobs[range(len(piece.action)), piece.action].tolist(), abs=2e-5)
 
 
 class Recorded(NativeEngine):
@@ -95,6 +115,54 @@ def test_each_token_has_the_log_prob_of_the_weights_that_drew_it(tmp_path, monke
         assert gaps.min(0).values.max() < 1e-5 and best == sorted(best) and best[0] == turn.version
         changed += best[0] != best[-1]
     assert changed >= 4  # several replies have tokens of several versions
+
+
+class Script:
+    """An engine whose replies to the prompt [n] have n tokens: their places. Each call is a version."""
+
+    def __init__(self):
+        self.keys = []
+
+    def generate_more(self, prompts, begun, more, sampling, keys):
+        version, pieces = len(self.keys), []
+        self.keys.append(keys)
+        for (n,), ids, most in zip(prompts, begun, more, strict=True):
+            at = range(len(ids), min(len(ids) + most, n, sampling.max_tokens))
+            numbers = [version + place / 10 for place in at]
+            end = "stop" if at.stop == n else "length"
+            pieces.append(Completion([*at], numbers, numbers, end, version, [[place, n] for place in at]))
+        return pieces
+
+
+def test_groups_that_were_begun_first_end_first_with_all_that_each_piece_has_told():
+    """Three steps of three tokens, with the state of a checkpoint between them; some tasks are begun twice."""
+    engine, sampling = Script(), Sampling(max_tokens=7, stop_tokens=(2,))
+    lengths, told, groups = [2, 7, 1, 3, 9], [], []
+
+    def attempts(tasks):
+        return [Task(f"t/{i}", [lengths[i]]) for i in tasks for _ in range(2)]
+
+    for step, (begun, count) in enumerate([([0, 1, 2, 3, 4], 2), ([2, 0, 2], 2), ([], 4)]):
+        groups += new_groups(step, begun)
+        known = {"attempts": attempts, "engine": engine, "tokenizer": None, "sampling": sampling, "seed": 0}
+        rollouts, done, groups = continue_replies(groups, count, 3, **known)
+        told.append([(group.task, group.step, group.first) for group in done])
+        assert [(r.task.id, r.group, r.place) for r in rollouts] == [
+            (f"t/{done[place // 2].task}", place // 2, place) for place in range(2 * count)
+        ]
+        for rollout, group in zip(rollouts, [group for group in done for _ in range(2)], strict=True):
+            (turn,), n = rollout.turns, min(lengths[group.task], 7)
+            numbers = [group.step + place // 3 + place / 10 for place in range(n)]
+            assert (turn.action, turn.logprobs, turn.values) == ([*range(n)], numbers, numbers)
+            assert turn.allowed == [[place, lengths[group.task]] for place in range(n)] and turn.version == group.step
+        kept = [PartialGroup.of(group.state_dict()) for group in groups]
+        assert kept == groups
+        groups = kept
+    assert told == [[(0, 0, 0), (2, 0, 0)], [(3, 0, 0), (2, 1, 0)], [(1, 0, 0), (4, 0, 0), (0, 1, 0), (2, 1, 1)]]
+    assert not groups
+    assert [len(keys) for keys in engine.keys] == [10, 10, 4]  # nothing is asked of replies that have ended
+    first, second, third = engine.keys
+    assert len({*first, *second}) == 16 and second[:4] == third == first[2:4] + first[8:]
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -160,17 +228,23 @@ def stopped(out, after, **given):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("batch", [2, 16])
-def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path):
-    """It ends also where steps were planned for the smaller batch, and then begins as many tasks as are lacking."""
+def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
+    """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
     stopped(tmp_path / "run", 2, **GIVEN, ahead=ahead)
-    counts = []
+    counts, sizes, continued = [], [], Learner.continue_replies
 
     def judge(rollouts):
         counts.append(len(rollouts))
         return count_a(rollouts)
 
+    def recorded(learner, groups, *args):
+        sizes.append(len(groups))
+        assert [group.step for group in groups] == sorted(group.step for group in groups)  # the oldest first
+        return continued(learner, groups, *args)
+
+    monkeypatch.setattr(Learner, "continue_replies", recorded)
     again = train(model(), TASKS, judge, out=tmp_path / "run", resume=True, tokenizer=letters(), batch=batch, carry=4)
-    assert counts[ahead:] == [batch] * (4 - ahead)
+    assert counts[ahead:] == [batch] * (4 - ahead) and sizes[-1] == 2 * batch
     assert told(again)[-1]["rollout/carried"] > 0
 
 
@@ -233,7 +307,7 @@ def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
 
 
 class Whole(NativeEngine):
-    """An engine that cannot go on with a reply."""
+    """An engine that cannot continue a reply."""
 
     generate_more = property()
 
@@ -255,7 +329,30 @@ class Pays:
         ({"learner.max_staleness": 0}, "the longest replies are 1 steps old, and would be left out"),
         ({"reward_chunks": 2}, "carry=3 with reward_chunks=2: rewards judge whole steps"),
         ({"max_tokens": 3}, "carry=3 with sampling.max_tokens=3: no reply would be carried over"),
-        ({"engine": Whole}, "carry=3 with the engine Whole: it cannot go on with a reply; use native"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_a_model_loads(given, message):
+    with pytest.raises(OperantError, match=message):
+        configure({"policy": "no/such/model", "tasks": TASKS, "reward": count_a, **SMALL, **GIVEN, **given})
+
+
+def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
+    def launched(minutes):
+        for name, found in {"world": lambda: 2, "rank": lambda: 0, "gathered": lambda thing: [thing] * 2}.items():
+            monkeypatch.setattr(f"operant.distributed.{name}", found)
+        return nullcontext()
+
+    monkeypatch.setattr("operant.distributed.launched", launched)
+    monkeypatch.setattr("operant.runs.build.Learner", None)
+    with pytest.raises(OperantError, match="carry=3 with 2 ranks: their steps would end unequally; use engine=ray"):
+        train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"engine": Whole}, "carry=3 with the engine Whole: it cannot continue a reply; use native"),
         ({"env": Pays()}, "carry=3 with the world Pays: it plays more than one reply"),
     ],
 )

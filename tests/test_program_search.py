@@ -93,15 +93,14 @@ def test_a_reply_that_goes_on_with_its_own_numbers_is_the_same_reply(kind):
     prompts, keys = [[5, 6, 7], [8, 9], [5, 6, 7], [11]], [1, 2, 3, 4]
     whole = engine.generate(prompts, sampling, keys)
     begun = [c.action[: len(c.action) // 2] for c in whole]
-    again = engine.continued(prompts, begun, sampling, keys)
-    for first, second in zip(whole, again, strict=True):
-        assert (first.action, first.end) == (second.action, second.end)
-        assert second.logprobs == pytest.approx(first.logprobs, abs=2e-6)
-    other = engine.continued(prompts, begun, sampling, [7, 8, 9, 10])
-    assert all(c.action[: len(ids)] == ids for c, ids in zip(other, begun, strict=True))
-    assert [c.action for c in other] != [c.action for c in whole]
-    with pytest.raises(OperantError, match="12 tokens of a reply are given"):
-        engine.continued([[5]], [[6] * 12], sampling, [1])
+    rest = engine.generate_more(prompts, begun, [12] * 4, sampling, keys)
+    for first, ids, second in zip(whole, begun, rest, strict=True):
+        assert (first.action, first.end) == (ids + second.action, second.end)
+        assert second.logprobs == pytest.approx(first.logprobs[len(ids) :], abs=2e-5)
+    other = engine.generate_more(prompts, begun, [12] * 4, sampling, [7, 8, 9, 10])
+    assert [c.action for c in other] != [c.action for c in rest]
+    with pytest.raises(OperantError, match=r"has 12 tokens, and sampling.max_tokens=12 leaves no room: raise"):
+        engine.generate_more([[5]], [[6] * 12], [1], sampling, [1])
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------
@@ -127,13 +126,13 @@ class Script:
     asked: list = field(default_factory=list)
 
     def generate(self, prompts, sampling, keys):
-        return self.continued(prompts, [()] * len(prompts), sampling, keys)
+        return self.generate_more(prompts, [()] * len(prompts), None, sampling, keys)
 
-    def continued(self, prompts, begun, sampling, keys):
+    def generate_more(self, prompts, begun, more, sampling, keys):
         made = []
         for prompt, ids, key in zip(prompts, begun, keys, strict=True):
             self.asked.append((tuple(prompt), tuple(ids), key))
-            made.append(Completion([*ids, *ids_of(self.lines.pop(0))], [], None, "stop", 0))
+            made.append(Completion([*ids_of(self.lines.pop(0))], [], None, "stop", 0))
         return made
 
 

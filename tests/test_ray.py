@@ -98,7 +98,7 @@ def test_replies_are_those_of_the_native_engine_however_many_actors_there_are(en
     same(engine, policy())
 
 
-def test_replies_that_have_begun_go_on(engine):
+def test_replies_that_have_begun_are_continued(engine):
     begun, more = [[3], [], [4, 5], [], [6] * 4, [7], []], [1, 2, 3, 4, 3, 2, 1]
     expected, found = (e.generate_more(PROMPTS, begun, more, SAMPLING, KEYS) for e in (NativeEngine(policy()), engine))
     for a, b, most in zip(expected, found, more, strict=True):

@@ -778,9 +778,8 @@ class TrainArguments(LearnerArguments, total=False):
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old,
     and `learner.importance` is then token unless it is given. 0: each step generates its own."""
     carry: int
-    """Most tokens of a reply in a step: the next one goes on with replies that have not ended, with its
-    weights, and `learner.importance` is then token unless it is given. 0: each step generates its replies to
-    their ends."""
+    """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
+    `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any
     """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the
     tasks are the environment's own, those that it keeps for tests."""

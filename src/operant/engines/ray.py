@@ -115,7 +115,7 @@ class RayEngine:
     def generate_more(
         self,
         prompts: Sequence[list[int]],
-        begun: Sequence[list[int]],
+        begun: Sequence[Sequence[int]],
         more: Sequence[int],
         sampling: Sampling,
         keys: Sequence[int],

@@ -143,10 +143,10 @@ class Search:
             raise OperantError("programs are cut where a critic says, and none is given")
         self.writers = [policy, repairer or policy]
         for writer in self.writers if options.refine else ():
-            if not hasattr(writer.engine, "continued"):
+            if not hasattr(writer.engine, "generate_more"):
                 raise OperantError(
                     f"engine {type(writer.engine).__name__} cannot continue a program that was begun (it has no method "
-                    "`continued`), so nothing can be refined: use the native engine"
+                    "`generate_more`), so nothing can be refined: use the native engine"
                 )
         self.options, self.verdicts, self.critic = options, verdicts, critic
         self.seed, self.template = seed, template
@@ -232,10 +232,11 @@ class Search:
             named = [(tasks[drafts[i].place].id, drafts[i].sample) for i in own]
             keys = [task_key(self.seed, "probe", 0, task, sample, number) for task, sample in named]
             if any(begun):
-                made = writer.engine.continued(prompts, begun, writer.sampling, keys)  # type: ignore[attr-defined]
+                most = [writer.sampling.max_tokens] * len(own)
+                made = writer.engine.generate_more(prompts, begun, most, writer.sampling, keys)  # type: ignore[attr-defined]
             else:
                 made = writer.engine.generate(prompts, writer.sampling, keys) if own else []
-            written |= {i: tuple(completion.action) for i, completion in zip(own, made, strict=True)}
+            written |= {i: (*drafts[i].begun, *completion.action) for i, completion in zip(own, made, strict=True)}
         texts = [_text(self.writers[d.writer], d.prompt, written[i]) for i, d in enumerate(drafts)]
         programs = [
             problem_of(tasks[d.place]).program(text, examples=True) for d, text in zip(drafts, texts, strict=True)

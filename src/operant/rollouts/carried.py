@@ -1,6 +1,6 @@
-"""Replies that are carried over: a step draws so many tokens of each, and the next one goes on with its own weights.
+"""Partial rollouts: a step draws so many tokens of each reply, and the next one continues it with its own weights.
 
-So one long reply does not hold up a step (partial rollouts: Kimi k1.5, arXiv:2501.12599, section 2.6.2). A reply keeps
+So one long reply does not hold up a step (Kimi k1.5, arXiv:2501.12599, section 2.6.2). A reply keeps
 the log-probs of the weights that drew each of its tokens, and the version of the oldest.
 """
 
@@ -15,11 +15,11 @@ from operant.rollouts.play import Episode
 from operant.sampling import Sampling, reply_text, task_key
 from operant.types import Completion, Rollout, Step, Task
 
-__all__ = ["BegunGroup", "go_on"]
+__all__ = ["PartialGroup", "continue_replies"]
 
 
 @dataclass
-class BegunGroup:
+class PartialGroup:
     """The replies to one task that one step has begun."""
 
     task: int
@@ -41,7 +41,7 @@ class BegunGroup:
         return {"task": self.task, "step": self.step, "first": self.first, "replies": replies}
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> "BegunGroup":
+    def of(cls, state: dict[str, Any]) -> "PartialGroup":
         """The group of a `state_dict`."""
         replies = []
         for kept in state["replies"]:
@@ -51,17 +51,17 @@ class BegunGroup:
         return cls(**state | {"replies": replies})
 
 
-def begun_by(step: int, tasks: Sequence[int]) -> list[BegunGroup]:
+def new_groups(step: int, tasks: Sequence[int]) -> list[PartialGroup]:
     """The groups of a step that begins the tasks with these indices."""
-    seen, groups = Counter[int](), list[BegunGroup]()
+    seen, groups = Counter[int](), list[PartialGroup]()
     for task in tasks:
-        groups.append(BegunGroup(task, step, seen[task]))
+        groups.append(PartialGroup(task, step, seen[task]))
         seen[task] += 1
     return groups
 
 
-def go_on(
-    groups: Sequence[BegunGroup],
+def continue_replies(
+    groups: Sequence[PartialGroup],
     count: int,
     tokens: int,
     *,
@@ -70,7 +70,7 @@ def go_on(
     tokenizer: Any,
     sampling: Sampling,
     seed: int,
-) -> tuple[list[Rollout], list[BegunGroup], list[BegunGroup]]:
+) -> tuple[list[Rollout], list[PartialGroup], list[PartialGroup]]:
     """Draw at most `tokens` more of each reply, again and again until `count` groups have ended.
 
     groups: in the order in which they were begun. attempts: from indices of tasks to what is attempted, as often as a
@@ -80,7 +80,7 @@ def go_on(
     """
     replies = [
         [
-            BegunReply(Episode(task, 0, 0, group.first * len(tasks) + i, sampling, tokenizer), group, i, seed)
+            PartialReply(Episode(task, 0, 0, group.first * len(tasks) + i, sampling, tokenizer), group, i, seed)
             for i, task in enumerate(tasks)
         ]
         for group, tasks in ((group, attempts([group.task])) for group in groups)
@@ -103,10 +103,10 @@ def go_on(
     return [replace(rollout, place=place) for place, rollout in enumerate(rollouts)], [groups[g] for g in done], rest
 
 
-class BegunReply:
-    """One reply while a step goes on with it."""
+class PartialReply:
+    """One reply while a step continues it."""
 
-    def __init__(self, episode: Episode, group: BegunGroup, number: int, seed: int):
+    def __init__(self, episode: Episode, group: PartialGroup, number: int, seed: int):
         self.episode, self.drawn = episode, group.replies[number] if group.replies else None
         episode.start(Step(fresh=True))
         self.key = task_key(seed, "train", group.step, episode.task.id, episode.sample, 0)

@@ -7,7 +7,7 @@ own in place. There are n + 1 copies: those of the step that is judged and of th
 
 Steps that are planned are part of the run's state, as their tasks and weights: a resumed run plays them again.
 
-With `carry=k`, a step draws at most k tokens of each reply, and the next one goes on with those that have not ended
+With `carry=k`, a step draws at most k tokens of each reply, and the next one continues those that have not ended
 (`rollouts.carried`). The first step begins twice as many tasks as a step trains on, so that each later one has enough
 replies which end; so does one after the batch has grown. With `ahead=0` nothing is played ahead: a step is planned
 when it begins, and played here.
@@ -22,12 +22,11 @@ from typing import Any
 
 import torch
 
-from operant import distributed
 from operant.data import Order
 from operant.envs.single_turn import SingleTurn
 from operant.machine import Clock
 from operant.models.reference import PolicyCopy
-from operant.rollouts.carried import BegunGroup, begun_by
+from operant.rollouts.carried import PartialGroup, new_groups
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
 from operant.sampling import Sampling
 from operant.training.learner import Learner
@@ -48,7 +47,7 @@ class PlannedStep:
     """The indices of its tasks, over all ranks, each once."""
     future: Future[tuple[Played, float]] | None = None
     """Its rollouts, and the seconds that they took; None: they have not been asked for."""
-    trained: list[BegunGroup] = field(default_factory=list)
+    trained: list[PartialGroup] = field(default_factory=list)
     """With `carry`, once it has been played: the replies that it trains on, in order."""
 
 
@@ -86,7 +85,7 @@ class Ahead:
     n: number of steps. carry: tokens of a reply in a step; 0: all. per_step: tasks of a step. tasks_of: from the
     indices of tasks to what is attempted.
     Raises: OperantError for a world or an engine with a state, and for bfloat16 on a CPU; with `carry`, for a world of
-    more than one reply, and for an engine that cannot go on with a reply.
+    more than one reply, and for an engine that cannot continue a reply.
     """
 
     def __init__(
@@ -102,8 +101,8 @@ class Ahead:
         self.learner, self.order, self.reward = learner, order, reward
         self.n, self.carry, self.per_step, self.tasks_of = n, carry, per_step, tasks_of
         self.planned = deque[PlannedStep]()
-        self.begun = dict[int, list[BegunGroup]]()
-        """By step, the replies that it goes on with."""
+        self.begun = dict[int, list[PartialGroup]]()
+        """By step, the groups that it continues."""
         self.weights: Any = None
         """What `InTurn` has given the engine, until the thread uses it."""
         self.kept = KeptWeights(learner.policy, n + 1 if n else 0)
@@ -191,12 +190,13 @@ class Ahead:
         return {"rollout/carried": sum(g.step < first.step for g in first.trained) / max(len(first.trained), 1)}
 
     def _play(self, player: Learner, planned: PlannedStep) -> Played:
-        """Play a step. What it goes on with is what the step before it has left."""
+        """Play a step. It continues what the step before it has left, and begins its own tasks."""
         if not self.carry:
             return play_part(player, self.tasks_of(planned.tasks), self.reward)
-        groups = [*self.begun.get(planned.step, []), *begun_by(planned.step, planned.tasks)]
+        groups = [*self.begun.get(planned.step, []), *new_groups(planned.step, planned.tasks)]
         count = min(self.per_step, len(groups))  # the batch may have grown since the step was planned
-        played, planned.trained, self.begun[planned.step + 1] = player.go_on(groups, count, self.carry, self.tasks_of)
+        played, planned.trained, rest = player.continue_replies(groups, count, self.carry, self.tasks_of)
+        self.begun[planned.step + 1] = rest
         tasks = [rollout.task for rollout in played]
         return played, greedy_replies(player, tasks, self.reward, range(len(tasks)))
 
@@ -212,7 +212,7 @@ class Ahead:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The planned steps, and what the first of them goes on with; `kept` has the weights that play them."""
+        """The planned steps, and the groups that the first of them continues; `kept` has the weights that play them."""
         planned = [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]
         if not self.carry:
             return {"planned": planned}
@@ -224,7 +224,7 @@ class Ahead:
         """Plan the same steps, to be played again."""
         self.planned = deque(PlannedStep(**planned) for planned in state["planned"])
         if self.carry:
-            self.begun = {state["first"]: [BegunGroup.of(group) for group in state["begun"]]}
+            self.begun = {state["first"]: [PartialGroup.of(group) for group in state["begun"]]}
 
 
 class InTurn:
@@ -265,22 +265,13 @@ class InTurn:
 
 
 def check_carry(learner: Learner, carry: int) -> None:
-    """Refuse what cannot be carried over. Raises: OperantError."""
-    engine, most = type(learner.engine).__name__, learner.sampling.max_tokens
-    reasons = [
-        (
-            not isinstance(learner.env, SingleTurn),
-            f"the world {type(learner.env).__name__}: it plays more than one reply",
-        ),
-        (
-            not hasattr(learner.engine, "generate_more"),
-            f"the engine {engine}: it cannot go on with a reply; use native",
-        ),
-        (carry >= most, f"sampling.max_tokens={most}: no reply would be carried over; lower carry, or leave it out"),
-        (distributed.world() > 1, f"{distributed.world()} ranks: their steps would end unequally; use engine=ray"),
-    ]
-    if why := next((why for holds, why in reasons if holds), None):
-        raise OperantError(f"carry={carry} with {why}")
+    """Refuse a world or engine whose replies cannot be carried over. Raises: OperantError."""
+    env, engine = learner.env, learner.engine
+    if not isinstance(env, SingleTurn):
+        raise OperantError(f"carry={carry} with the world {type(env).__name__}: it plays more than one reply")
+    if not hasattr(engine, "generate_more"):
+        name = type(engine).__name__
+        raise OperantError(f"carry={carry} with the engine {name}: it cannot continue a reply; use native")
 
 
 def check(learner: Learner, n: int, *, own_weights: bool) -> None:

@@ -67,7 +67,7 @@ class TrainOptions:
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old, and
     `learner.importance` is then token unless it is given. 0: each step generates its own."""
     carry: int = 0
-    """Most tokens of a reply in a step: the next one goes on with replies that have not ended, with its weights, and
+    """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any = None
     """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the tasks are
@@ -333,7 +333,7 @@ def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
 
 
 def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
-    """Refuse rollouts of at most so many tokens that cannot be generated ahead, or carried over to a later step."""
+    """Refuse rollouts, of at most `tokens` tokens, that cannot be generated ahead or carried over to a later step."""
     algorithm, stale = find(train.algorithm), own.max_staleness
     apart = named_parts.has_own_weights(train.engine)
     switches = algorithm.update == "trust-region" and not apart
@@ -351,7 +351,8 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     ]
     age = train.ahead + (-(-tokens // train.carry) - 1 if train.carry else 0)
     long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"
-    carry = [(stale is not None and stale < age, long)]
+    whole = f"sampling.max_tokens={tokens}: no reply would be carried over; lower carry, or leave it out"
+    carry = [(stale is not None and stale < age, long), (train.carry >= tokens, whole)]
     for name, number, reasons in (("ahead", train.ahead, either + ahead), ("carry", train.carry, either + carry)):
         if why := next((why for holds, why in reasons if number and holds), None):
             raise OperantError(f"{name}={number} with {why}")

@@ -164,28 +164,27 @@ class Run:
         return metrics
 
     def _play_and_score(self) -> tuple[list[Rollout], Judged]:
-        """Sample the tasks of a step; play and score this rank's part. An error on one rank is raised on all.
+        """Play and score this rank's part of a step's tasks. An error on one rank is raised on all.
 
-        Demonstrations follow behind the played replies, and are not judged.
+        Demonstrations of the tasks follow behind the played replies, and are not judged.
         """
-        train, parts, ahead = self.config.train, self.parts, self.parts.ahead
-        taken = parts.order.take(train.batch // train.samples) if ahead is None else []
-        demonstrations, source = parts.demonstrations, self.learner.algorithm.source
+        train, parts, learner, ahead = self.config.train, self.parts, self.learner, self.parts.ahead
+        rollouts, judged = list[Rollout](), Judged([])
         if ahead is not None:
             ahead.begin()
-
-        def scored() -> tuple[list[Rollout], Judged]:
-            if ahead is not None:
-                return score(self.learner, parts.reward, ahead.played())
-            chunks = {"chunks": train.reward_chunks, "samples": train.samples}
-            return play_and_score(self.learner, parts.attempts(taken, train.samples), parts.reward, **chunks)
-
-        played, judged = (list[Rollout](), Judged([])) if source == "data" else distributed.together(scored)
-        if demonstrations is None:
-            return played, judged
-        sampled = [parts.tasks[i] for i in (taken if ahead is None else ahead.tasks())]
-        given = distributed.together(lambda: demonstration_rollouts(demonstrations, sampled))
-        return (played + given[0], judged) if source != "data" else given
+            rollouts, judged = distributed.together(lambda: score(learner, parts.reward, ahead.played()))
+            taken = ahead.tasks()
+        else:
+            taken, samples = parts.order.take(train.batch // train.samples), train.samples
+            if learner.algorithm.source != "data":
+                sizes = {"chunks": train.reward_chunks, "samples": samples}
+                rollouts, judged = distributed.together(
+                    lambda: play_and_score(learner, parts.attempts(taken, samples), parts.reward, **sizes)
+                )
+        if (demonstrations := parts.demonstrations) is not None:
+            tasks = [parts.tasks[i] for i in taken]
+            rollouts = rollouts + distributed.together(lambda: demonstration_rollouts(demonstrations, tasks))
+        return rollouts, judged
 
     def _log_rollouts(self, step: int, rollouts: list[Rollout], judged: Judged) -> None:
         """Log the replies of all ranks, and the histograms of the step."""

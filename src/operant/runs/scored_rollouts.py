@@ -82,11 +82,10 @@ def judge_beside(reward: RewardFn | None, rollouts: list[Rollout], greedy: list[
     return judge(reward, rollouts, pays=pays)
 
 
-def demonstration_rollouts(demonstrations: Demonstrations, tasks: Sequence[Task]) -> tuple[list[Rollout], Judged]:
-    """The demonstrated replies to this rank's part of the tasks, without scores."""
+def demonstration_rollouts(demonstrations: Demonstrations, tasks: Sequence[Task]) -> list[Rollout]:
+    """The demonstrated replies to this rank's part of the tasks."""
     mine = distributed.deal([task.id for task in tasks])
-    rollouts = demonstrations.rollouts([tasks[i] for i in mine], mine)
-    return rollouts, judge(None, rollouts)
+    return demonstrations.rollouts([tasks[i] for i in mine], mine)
 
 
 def chunk_slices(count: int, chunks: int, samples: int) -> Iterator[slice]:

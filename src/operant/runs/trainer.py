@@ -103,20 +103,23 @@ def runs(
 
 
 def _check_ranks(config: Config, out: Path, resume: bool) -> None:
-    """Raise OperantError on all ranks if they differ in their options or versions, or are too many for a step."""
+    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step or `carry`."""
     versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
     start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
     distributed.check_equal("options or versions", start | flat(as_mapping(config)))
-    replies, have = config.train.batch // distributed.world(), machine.size_gb()
+    train, ranks = config.train, distributed.world()
+    replies, have = train.batch // ranks, machine.size_gb()
     error = None
     if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
         error = OperantError(
-            f"batch={config.train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
+            f"batch={train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
             f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
         )
-    prompts = config.train.batch // config.train.samples
-    if prompts < distributed.world():
-        error = OperantError(f"{prompts} prompts a step for {distributed.world()} ranks: each needs one; raise batch")
+    prompts = train.batch // train.samples
+    if prompts < ranks:
+        error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
+    if train.carry and ranks > 1:
+        error = OperantError(f"carry={train.carry} with {ranks} ranks: their steps would end unequally; use engine=ray")
     distributed.agree(error)
 
 

@@ -36,7 +36,7 @@ from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import RunningMoments, as_seen
-from operant.rollouts.carried import BegunGroup, go_on
+from operant.rollouts.carried import PartialGroup, continue_replies
 from operant.rollouts.collate import collate, cut, nothing, played, spread_over, units
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
 from operant.rollouts.play import Attempts, play
@@ -251,16 +251,16 @@ class Learner(Saveable):
                 opening=self.wanted.opening(self.policy.tokenizer, training=stream == "train") if self.wanted else None,
             )
 
-    def go_on(
-        self, groups: Sequence[BegunGroup], count: int, tokens: int, attempts: Callable[[Sequence[int]], list[Task]]
-    ) -> tuple[list[Rollout], list[BegunGroup], list[BegunGroup]]:
-        """Draw at most `tokens` more of each reply that has begun, until `count` groups have ended.
+    def continue_replies(
+        self, groups: Sequence[PartialGroup], count: int, tokens: int, attempts: Callable[[Sequence[int]], list[Task]]
+    ) -> tuple[list[Rollout], list[PartialGroup], list[PartialGroup]]:
+        """Draw at most `tokens` more of each reply, again and again until `count` groups have ended.
 
-        Returns the rollouts of these groups, these groups, and the others, as `rollouts.carried.go_on`.
+        Returns the rollouts of these groups, these groups, and the others, as `rollouts.carried.continue_replies`.
         """
         with self.timing("generate"), self._threads(len(groups)):
             known = {"engine": self.engine, "tokenizer": self.policy.tokenizer, "sampling": self.sampling}
-            return go_on(groups, count, tokens, attempts=attempts, seed=self.own.seed, **known)
+            return continue_replies(groups, count, tokens, attempts=attempts, seed=self.own.seed, **known)
 
     # --- learn --------------------------------------------------------------------------------------------------------
 

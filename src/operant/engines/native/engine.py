@@ -79,28 +79,11 @@ class NativeEngine:
 
         Raises: OperantError for an empty prompt, or one that leaves no room for `max_tokens` in the model's context.
         """
-        return self.continued(prompts, [], sampling, keys)
-
-    @torch.no_grad()
-    def continued(
-        self, prompts: Sequence[list[int]], begun: Sequence[Sequence[int]], sampling: Sampling, keys: Sequence[int]
-    ) -> list[Completion]:
-        """As `generate`, of replies whose first tokens are given; each completion has them in front, with log-probs.
-
-        begun: [N] the first tokens of each reply, none of which ends it; empty: all replies begin anew. A given token
-        takes the place of the one that is drawn there, so limits, masks and random numbers are those of a whole reply.
-        Raises: OperantError as `generate`, and for as many given tokens as a reply may have.
-        """
         check_prompts(self.policy, prompts, sampling)
-        longest = max(map(len, begun), default=0)
-        if longest >= sampling.max_tokens:
-            raise OperantError(f"{longest} tokens of a reply are given, and sampling.max_tokens={sampling.max_tokens}")
         if not prompts:
             return []
         record = Record(self.policy, prompts, sampling, self.version)
-        call = _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept)
-        call.feed(begun)
-        for _ in call.steps():
+        for _ in _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept).steps():
             pass
         completions = record.completions()
         if self.kept is not None and record.read:
@@ -112,29 +95,32 @@ class NativeEngine:
     def generate_more(
         self,
         prompts: Sequence[list[int]],
-        begun: Sequence[list[int]],
+        begun: Sequence[Sequence[int]],
         more: Sequence[int],
         sampling: Sampling,
         keys: Sequence[int],
     ) -> list[Completion]:
-        """At most `more[i]` further tokens of each reply whose first tokens `begun[i]` earlier calls have drawn.
+        """At most `more[i]` further tokens of each reply that begins with the tokens `begun[i]`, none of which ends it.
 
         A completion has the new tokens alone. Limits, masks and random numbers go by the place of a token in its whole
         reply, so that pieces by the same weights are the reply of `generate`. A piece with the end `length` goes on,
         unless the reply then has `sampling.max_tokens`.
-        Raises: OperantError as `generate`.
+        Raises: OperantError as `generate`, and for a reply that begins with `sampling.max_tokens` tokens or more.
         """
         check_prompts(self.policy, prompts, sampling)
+        if (longest := max(map(len, begun), default=0)) >= (most := sampling.max_tokens):
+            raise OperantError(
+                f"a reply to be continued has {longest} tokens, and sampling.max_tokens={most} leaves no room: "
+                "raise it, or keep fewer tokens"
+            )
         if not prompts:
             return []
         # What an encoder-decoder has written is no part of its prompt: it is fed again, token by token.
         again = self.policy.encoder_decoder
         read = prompts if again else [[*prompt, *ids] for prompt, ids in zip(prompts, begun, strict=True)]
         record = Record(self.policy, read, sampling, self.version)
-        record.go_on(begun, more, fed=again)
-        call = _GenerateCall(self, read, sampling, keys, record)
-        call.feed(begun if again else [])
-        for _ in call.steps():
+        record.continue_from(begun, more, fed=again)
+        for _ in _GenerateCall(self, read, sampling, keys, record).steps():
             pass
         return record.completions()
 
@@ -209,19 +195,13 @@ class _GenerateCall:
         self.kept = kept if kept is not None and continues(self.policy) else None
         self.decodings[0].kept = self.kept
         self.waiting = reading_order(prompts)
-        self.given: Tensor | None = None
-        """[N, L] the first tokens of each reply, if they are not drawn; -1 behind them."""
         device = self.policy.device
+        self.fed = record.begun.to(device) if bool((record.begun > record.first).any()) else None
+        """[N] number of the first tokens of each reply that are not drawn but fed, if there are any."""
         self.work = torch.empty(self.rows, self.policy.vocabulary, dtype=self.policy.numbers, device=device)
         self.ahead_by = check_every(device)
         self.check_every = 1 if record.table is not None else self.ahead_by
         self._set_rows(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-    def feed(self, begun: Sequence[Sequence[int]]) -> None:
-        """Let the first tokens of the replies be these instead of those that are drawn."""
-        if longest := max(map(len, begun), default=0):
-            given = [[*ids, *[-1] * (longest - len(ids))] for ids in begun]
-            self.given = torch.tensor(given, device=self.policy.device)
 
     def steps(self) -> Iterator[None]:
         """Generate until every reply has ended; yields after each token of the live rows."""
@@ -270,11 +250,8 @@ class _GenerateCall:
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
         ids, logprobs = sampling.draw(scores, self._next_uniforms(), self.work[: len(scores)])
-        if self.given is not None:
-            own = self.given[live, places.clamp(max=self.given.shape[1] - 1)]
-            instead = (own >= 0) & (places < self.given.shape[1])
-            ids = torch.where(instead, own, ids)
-            logprobs = torch.where(instead, scores.log_softmax(-1).gather(1, ids[:, None])[:, 0], logprobs)
+        if self.fed is not None:
+            ids = torch.where(places < self.fed[live], self.record.tokens[live, places], ids)
         values = policy.value_head(states) if policy.value_head is not None else None
         self.record.write(live, places, ids, logprobs, values, allowed)
         return ids

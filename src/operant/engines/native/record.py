@@ -23,9 +23,9 @@ class Record:
         self.logprobs = torch.zeros(shape, dtype=policy.numbers, device=device)
         self.values = torch.zeros_like(self.logprobs) if policy.value_head is not None else None
         self.first = torch.zeros(shape[0], dtype=torch.long)
-        """Place of the first token of each reply that is drawn or fed."""
+        """[N] place in each reply of the first token that is drawn or fed; those before it are part of the prompt."""
         self.begun = self.first
-        """[N] tokens of each reply that are not part of its completion."""
+        """[N] number of the first tokens of each reply that earlier calls have drawn: its completion has the others."""
         self.limits = torch.full(shape[:1], sampling.max_tokens)
         self.lengths = self.limits.to(device, copy=True)
         self.ended = torch.zeros(shape[0], dtype=torch.bool, device=device)
@@ -42,7 +42,7 @@ class Record:
         self.below: list[tuple[Tensor, Tensor, Tensor]] = []
         """With a trunk: one entry per step: the replies, the positions of the tokens that were fed, their states."""
 
-    def go_on(self, begun: Sequence[list[int]], more: Sequence[int], *, fed: bool) -> None:
+    def continue_from(self, begun: Sequence[Sequence[int]], more: Sequence[int], *, fed: bool) -> None:
         """Let each reply begin with the tokens `begun`, and get at most `more` new ones.
 
         fed: whether these tokens are fed one by one; otherwise they are part of the prompts.
