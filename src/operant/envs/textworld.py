@@ -692,7 +692,7 @@ def found(names: Iterable[str], pattern: str = r"\.z8$") -> list[Path]:
 
 
 def short_names(paths: list[Path]) -> list[str]:
-    """The name of each file without its ending, with as many of its folders as tell it from the others."""
+    """The name of each file without its ending, with as many of its folders as make the names differ."""
     for parts in range(1, 4):
         names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):
