@@ -783,9 +783,8 @@ class Checker:
                         called.add(getattr(fields["func"], "id", ""))
                     case "Attribute", fields:
                         modules.add(getattr(fields["value"], "id", ""))
-                    case "alias", fields:
-                        modules.add(fields["asname"] or fields["name"])
-        # What tests call, and neither import nor look into, is a function of that name, such as `copy` or `statistics`.
+        # What tests call and do not look into is a function of that name, such as `copy` or `statistics`. A test that
+        # imports one binds the name itself.
         wanted |= called & MODULES - modules
         # A builtin means itself, and so does `same`, unless nothing else can be what is tested: a program must not
         # redefine `abs` or `set`.
