@@ -3,6 +3,9 @@
 Each command is planned for each number of ranks, then run by as many processes over gloo, which this program starts as
 torchrun would. A rank's peak is the largest resident set of its process, imports included (`ru_maxrss`). Ways to divide
 a run that this operant has no option for are left out. Writes results/rank-memory.json; rows of earlier times stay.
+
+Settings of the C library's allocator (`MALLOC_...`) reach the ranks, and a row's command names them. The row `30M,
+returned` is made with `MALLOC_MMAP_THRESHOLD_=65536`.
 """
 
 import argparse
@@ -71,7 +74,9 @@ def compared(words: str, ranks: int, kind: str, folder: Path) -> dict[str, Any] 
     if peaks is None:
         return None
     plan = float(python("-m", "benchmarks.rank_memory", "--plan", words, str(ranks), kind).splitlines()[-1]) / 1e9
-    row = {"command": f"operant train {words.replace(str(folder), '.')}", "ranks": ranks, "planned_gb": round(plan, 3)}
+    allocator = "".join(f"{name}={value} " for name, value in os.environ.items() if name.startswith("MALLOC_"))
+    row = {"command": f"{allocator}operant train {words.replace(str(folder), '.')}", "ranks": ranks}
+    row["planned_gb"] = round(plan, 3)
     return row | {"measured_gb": peaks, "error": round(plan / max(peaks) - 1, 3)}
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import statistics
 
 import pyarrow as pa
@@ -287,6 +288,8 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
         ("letters:a", ["b"]),
     ]
     assert data["metrics"] == ["distinct"] and data["groups"][2]["held_out"]["distinct"]["after"]["mean"] == 0.7
+    head, *rows = (re.split(" {2,}", line) for line in table(data).splitlines()[:4])
+    assert [row[head.index("distinct")] for row in rows] == ["0.5", "0.6", "0.7"]
 
 
 def test_a_damaged_file_of_replies_is_left_out(tmp_path):

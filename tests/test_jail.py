@@ -66,8 +66,11 @@ DOUBLE = "def f(x): return x * 2"
         (DOUBLE, ["import math\nassert f(x := 2) == x + math.sqrt(4)"], "passed", ""),
         ("def copy(x): return 2 * x", ["assert copy(2) == 4", "from copy import deepcopy as d\nassert copy(d(3)) == 6"],
          "passed passed", ""),
+        ("def copy(x): return 2 * x", ["assert copy(2) == 4", "from copy import copy\nassert copy([1]) == [1]"],
+         "passed passed", ""),
         ("def math(x): return x\nmath.floor = math", ["assert math.floor(1.5) == 1", "assert math(1) == 1"],
          "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
+        ("def f(): return 1\ndef g(): return 2", ["assert f() == 1", "assert g() == 2"], "passed passed", ""),
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
         (DOUBLE, [], "", ""),
     ],
@@ -348,6 +351,13 @@ def test_time_is_that_of_the_processor_over_all_tests(jail: Jail) -> None:
     [verdict] = jail.run([Program(spin, [Code("assert f(0.7) == 1")] * 4)])
     assert verdict.results == ("passed", "passed", "runtime error", "runtime error")
     assert 2.0 <= verdict.seconds < 2.2
+
+
+def test_time_is_counted_over_the_processes_of_tests_that_are_a_standard_input(jail: Jail) -> None:
+    source = "from time import process_time as now\nlong = input() == 'long'\nwhile long or now() < 1.2: pass"
+    [verdict] = jail.run([Program(source, [Stdin("short", ""), Stdin("long", ""), Stdin("long", "")])])
+    assert verdict.results == ("passed", "runtime error", "runtime error")
+    assert 2.0 <= verdict.seconds < 2.4, "and no process is started after the deadline"
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,11 @@ def test_a_run_in_worker_processes_plays_with_its_own_options(trained, tmp_path,
         capsys.readouterr()
         play(world, "--player", tmp_path / "run", "--player", "random", "--env.max_turns", 5, "--games", 2)
         assert [row["turns"] for row in table(capsys).values()] == ["5 ± 0", "5 ± 0"]
-        play(world, "--player", tmp_path / "run", "--games", 2)
-        assert table(capsys)[str(tmp_path / "run")]["turns"] == "3 ± 0"
+        play(world, "--player", "random", "--player", tmp_path / "run", "--games", 2)
+        assert [row["turns"] for row in table(capsys).values()] == ["3 ± 0", "3 ± 0"], "the limit of the run"
+    three = [word for player in (tmp_path / "run", trained / "run", trained / "model") for word in ("--player", player)]
+    play("rooms", *three, "--games", 2)
+    assert [row["turns"] for row in table(capsys).values()] == ["8 ± 0"] * 3, "the larger one of two runs"
 
 
 def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):

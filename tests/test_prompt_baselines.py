@@ -292,13 +292,15 @@ def test_a_policy_that_writes_only_text_draws_what_searches_draw(stops):
     """Most pieces of one byte are no character. Stop tokens remain where a reply may stop."""
     policy = Policy(lm("gpt2", 420), tokenizer := byte_tokenizer())  # with 20 rows or so that no token has
     how = {"max_tokens": 12, "stop_tokens": (2,), "fixed_length": not stops, "min_p": 0.5, "truncation": "stored"}
-    learner = Learner(policy, algorithm="grpo", banned=(400,), only_text=True, **how)
+    own = tokenizer.convert_tokens_to_ids("z")
+    learner = Learner(policy, algorithm="grpo", banned=(own,), only_text=True, **how)
     allowed = {*range(420)} - {*learner.sampling.banned}
-    assert allowed == {*Vocabulary(tokenizer).ids} | ({2} if stops else set())
+    assert allowed == {*Vocabulary(tokenizer).ids} - {own} | ({2} if stops else set())
+    assert {"a", "7", "!", "Film", " film", " the"} <= {tokenizer.decode([i]) for i in allowed}
     replies = learner.generate([[5, 6]] * 64)
     assert all({*rollout.ids} <= allowed and rollout.reply.isprintable() for rollout in replies)
     odd = [i for i in range(len(tokenizer)) if i not in allowed]
-    assert {"\ufffd", "\n", "\x1b", " ", "<s>"} <= {tokenizer.decode([i]) for i in odd}
+    assert {"\ufffd", "\n", "\x1b", " ", "<s>", "z"} <= {tokenizer.decode([i]) for i in odd}
 
 
 def test_only_text_is_refused_where_it_would_do_nothing():

@@ -129,6 +129,20 @@ def test_an_actor_that_is_killed_ends_its_episodes_and_is_started_again(ray):
     assert gone(before)
 
 
+def test_an_actor_that_does_not_answer_is_given_up(ray, monkeypatch):
+    monkeypatch.setattr(on_ray, "GRACE", 0.2)
+    env = RayEnv(f"{HERE}:Letters", workers=1)
+    first = env.reset({0: SIX[0]})
+    [pool] = env._pools
+    stopped = pid(ray, pool._actor)
+    os.kill(stopped, signal.SIGSTOP)
+    [found] = pool.run([None], until=time.monotonic() + 0.2)
+    assert (found.outcome, pool._actor) == ("timeout", None)
+    os.kill(stopped, signal.SIGKILL)
+    assert env.reset({0: SIX[0]}) == first
+    env.close()
+
+
 def test_a_world_without_room_and_another_address_are_refused(ray):
     with pytest.raises(OperantError, match=r"env\.workers=2 with 3000 CPU each: Ray has 4096; .* lower env\.cpus"):
         RayEnv(f"{HERE}:Letters", workers=2, cpus=3000).check()

@@ -285,6 +285,23 @@ def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, mon
     assert sorted(p.name for p in (place / "sweep").iterdir() if p.is_dir()) == sorted([broken.name, fine.name, "logs"])
 
 
+@pytest.mark.parametrize(
+    ("tasks", "begun"),
+    [
+        ("none.txt", 2),  # whatever the other values are
+        ("none.txt,tasks.txt", 4),  # the last combination is not refused
+        ("none.txt,nil.txt", 4),  # refused with another sentence
+    ],
+)
+def test_a_sweep_whose_runs_are_all_refused_alike_stops_after_the_second(tasks, begun, place, monkeypatch, capfd):
+    Forked.instead(monkeypatch)
+    more = {} if "," in tasks else {"kl.coef": "0,0.1"}
+    assert sweep({"tasks": tasks, "seed": "1,2", "steps": "1", **more}, "tiny.yaml", SweepOptions(out="sweep")) == 1
+    printed = capfd.readouterr().out
+    assert len([*place.glob("sweep/logs/*.txt")]) == begun
+    assert ("so the other 2 were not started" in printed) is (begun == 2), printed
+
+
 def started(place, *more):
     words = [sys.executable, "-m", "operant", "sweep", "tiny.yaml", "--steps", "400", "--out", "sweep", *more]
     return subprocess.Popen(words, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

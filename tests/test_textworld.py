@@ -271,10 +271,17 @@ def test_a_file_that_is_no_game_of_textworld_is_refused(content, words, cached, 
 
 
 @needs_textworld
-def test_given_files_are_evaluated_on_others_or_not_at_all(cached):
+def test_given_files_are_evaluated_on_others_or_not_at_all(cached, tmp_path):
     file = game_file(**KINDS[0])
     assert [len(TextWorld(files=(file,)).games(split)) for split in ("train", "test")] == [1, 0]
-    assert [len(TextWorld(files=(file,), test_files=(file,)).games(split)) for split in ("train", "test")] == [1, 1]
+    link = tmp_path / "other.z8"
+    link.symlink_to(file)
+    link.with_suffix(".json").symlink_to(Path(file).with_suffix(".json"))
+    for world in (TextWorld, Jericho):
+        both = world(files=(file,), test_files=(str(link),))
+        assert len(both.games("train")) == 1
+        with pytest.warns(UserWarning, match=r"1 of the 1 games in env\.test_files are also in env\.files"):
+            assert len(both.games("test")) == 1
 
 
 @needs_textworld
@@ -296,7 +303,7 @@ def test_given_files_are_looked_at_before_a_model_is_loaded(cached, tmp_path):
     (tmp_path / "alone.z8").write_bytes(whole.read_bytes())
     for name, words in {"text": "no Z-machine game", "cut": "is damaged", "alone": r"has no alone\.json"}.items():
         files = tuple(str(tmp_path / f"{one}.z8") for one in ("good", name))
-        for split, given in {"train": {"files": files}, "test": {"files": files[:1], "test_files": files}}.items():
+        for split, given in {"train": {"files": files}, "test": {"files": files[:1], "test_files": files[1:]}}.items():
             with pytest.raises(OperantError, match=words):
                 TextWorld(**given).games(split)
     with pytest.raises(OperantError, match="no Z-machine game"):

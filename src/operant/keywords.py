@@ -316,7 +316,8 @@ class UpdateKeywords(TypedDict, total=False):
     damping: float
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
-    """The share of the replies that the Fisher matrix is computed from, at least one."""
+    """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
+    fewer."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
@@ -636,7 +637,8 @@ class LearnerArguments(
     damping: float
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
-    """The share of the replies that the Fisher matrix is computed from, at least one."""
+    """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
+    fewer."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float

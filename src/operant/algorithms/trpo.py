@@ -16,7 +16,7 @@ $$\theta' = \theta + \alpha\,\sqrt{\frac{2\delta}{x^\top F x}}\,x, \qquad (F + c
   `optimizer.*`. Its gradient stops at the language model: the policy only moves along $x$. Which parameters belong to
   the critic is known from where they are (the value head, or the critic network), not from their names.
 - `update.fisher_share` takes the Fisher matrix from a share of the replies, because a product costs about two passes of
-  PPO over them. Few replies underestimate it, which the line search corrects.
+  PPO over them; four replies are the least. Few replies underestimate it, which the line search corrects.
 - `trust/kl`, `trust/improvement`, `trust/predicted` and `trust/backtracks` say what a step did.
 """
 

@@ -145,7 +145,7 @@ def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
     source = run.get("evaluate")
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):
-            raise OperantError(f"{name} learnt to play {world}: `operant play {world} --player {name}` tells how well")
+            raise OperantError(f"{name} learnt to play {world}: measure it with `operant play {world} --player {name}`")
         why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
         raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
     return source

@@ -15,7 +15,7 @@ from operant.options import convert
 from operant.report.summary import game_row
 from operant.runs.games import (
     Recorded,
-    game_world,
+    game_worlds,
     model_sampling,
     play_by_model,
     play_by_player,
@@ -102,7 +102,7 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
     asked = _asked(options)
     makers = {name: Human if name == HUMAN else simple_player(name) for name in asked.players}
     runs = {name: run_options(name) if makers[name] is None else {} for name in asked.players}
-    worlds = {name: game_world(words[0], options, runs[name]) for name in asked.players}
+    worlds = game_worlds(words[0], options, runs)
     models = {name: load(name) for name, maker in makers.items() if maker is None}
     world = next(iter(worlds.values()))
     tasks, split = world.games(asked.split)[: asked.count], asked.split

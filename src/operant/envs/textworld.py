@@ -579,7 +579,7 @@ class TextWorld(TextGames):
         and tw-cooking, other food; none has the walkthrough of a training game. `dropped` counts what was left out.
         """
         if self.files:
-            given = found(self.test_files if split == "test" else self.files)
+            given = files_of(self, split)
             if bare := next((path for path in given if not path.with_suffix(".json").is_file()), None):
                 raise OperantError(
                     f"{bare} has no {bare.with_suffix('.json').name} beside it, which TextWorld made with the game: "
@@ -653,8 +653,7 @@ class Jericho(TextGames):
     def games(self, split: Split) -> list[Task]:
         if not self.files:
             raise OperantError("env.files is missing: Jericho brings no games; name your own, as env.files=zork1.z5")
-        files = self.test_files if split == "test" else self.files
-        paths = found(files, r"\.z[1-8]$")
+        paths = files_of(self, split, r"\.z[1-8]$")
         named = zip(short_names(paths), paths)
         return [Task(f"jericho/{n}", f"{n}, a classic", target={"file": str(path)}) for n, path in named]
 
@@ -691,8 +690,22 @@ def found(names: Iterable[str], pattern: str = r"\.z8$") -> list[Path]:
     return paths
 
 
+def files_of(world: TextWorld | Jericho, split: Split, pattern: str = r"\.z8$") -> list[Path]:
+    """The game files of a split, as `found` returns them. Warns of files for evaluation that are also trained on."""
+    if split == "train" or not world.test_files:
+        return found(world.files if split == "train" else (), pattern)
+    paths = found(world.test_files, pattern)
+    if both := len({*paths} & {*found(world.files, pattern)}):
+        warnings.warn(
+            f"{both} of the {len(paths)} games in env.test_files are also in env.files: what is won there is no result "
+            "on unseen games; name other files",
+            stacklevel=3,
+        )
+    return paths
+
+
 def short_names(paths: list[Path]) -> list[str]:
-    """The name of each file without its ending, with as many of its folders as tell it from the others."""
+    """The name of each file without its ending, with as many of its folders as make the names differ."""
     for parts in range(1, 4):
         names = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
         if len(set(names)) == len(names):

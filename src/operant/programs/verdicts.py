@@ -22,11 +22,14 @@ class Verdicts:
     its limit of time may end otherwise the next time.
     """
 
-    def __init__(self, options: JailOptions | None = None, most: int = 20_000):
-        """most: programs that are remembered, the newest ones."""
-        self.options, self.most = options or JailOptions(), most
-        self.make: Callable[[JailOptions], Any] = Jail
-        """What makes the jail, such as one on Ray."""
+    def __init__(
+        self,
+        options: JailOptions | None = None,
+        most: int = 20_000,
+        make: Callable[[JailOptions], Any] = Jail,
+    ):
+        """most: programs that are remembered, the newest ones. make: what makes the jail, such as one on Ray."""
+        self.options, self.most, self.make = options or JailOptions(), most, make
         self._known: dict[str, Verdict] = {}
         self._journal: Any = None
 

@@ -231,9 +231,13 @@ def _plus_minus(found: Interval | None, percent: bool = False) -> str:
 
 
 def table(data: Mapping[str, Any]) -> str:
-    """Format a comparison as lines of text: a row for each group, the options that differ, and the verdicts."""
+    """Format a comparison as lines of text: a row for each group, the options that differ, and the verdicts.
+
+    A row also has the runs' own metrics of the held-out tasks, after training.
+    """
     measures = sorted({group["measure"] for group in data["groups"]})
-    lines = [["", "runs", "before", " or ".join(measures), "KL", "empty", "collapsed", "seconds", "findings"]]
+    head = ["", "runs", "before", " or ".join(measures), "KL", "empty", *data["metrics"]]
+    lines = [[*head, "collapsed", "seconds", "findings"]]
     for group in data["groups"]:
         where = group["held_out" if data["rewards"][group["reward"]]["held_out"] else "training"]
         ends = {
@@ -244,6 +248,8 @@ def table(data: Mapping[str, Any]) -> str:
         cells = [ends["reward", "before"], ends["reward", "after"], ends["kl", "after"]]
         findings = ", ".join(f"{f['name']} ({f['runs']})" for f in group["findings"] if f["level"] != "note")
         numbers = [*map(_plus_minus, cells), _plus_minus(ends["empty", "after"], percent=True)]
+        own = [group["held_out"].get(name, {}).get("after") for name in data["metrics"]]
+        numbers += [_plus_minus(Interval(**found) if found else None) for found in own]
         ended = [f"{group['collapsed']} of {group['n']}", f"{group['seconds']:.3g}"]
         lines.append([group["name"], str(group["n"]), *numbers, *ended, findings or "none"])
     widths = [max(map(len, column)) for column in zip(*lines)]

@@ -44,9 +44,8 @@ class PromptReward:
     step, equally for all prompts; None: all. seed: of these draws. prompt_tokens: tokens of the task model that the
     longest text must leave for the prompt, with which lengths are checked before training. batch_tokens, share,
     cache_gb: as in `prompts.task_models.task_model`; sentences that are kept over steps make scores a quarter quicker,
-    and a resumed run different in the last bits. keep: best prompts that are remembered,
-    of which a run ends with ten.
-    compare: baselines (`prompts.baselines`) that a run ends with, searches at as many calls as training took.
+    and a resumed run different in the last bits. keep: the best prompts that are remembered; a run lists ten of them at
+    its end. compare: baselines (`prompts.baselines`) that a run ends with, searches at as many calls as training took.
     Raises: OperantError for an unknown measure, calibration or kind, and for numbers out of range.
     """
 

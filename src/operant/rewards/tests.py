@@ -82,10 +82,11 @@ class UnitTests:
                 "judges programs in this process, without an address"
             )
         limits = JailOptions(level, seconds, memory, at_once, compare)
-        self.verdicts = Verdicts(limits)
         if ray:
             session = RaySession(PROGRAMS, address=ray_address, count=ray, cpus=float(at_once or 1))
-            self.verdicts.make = partial(RayJail, session)
+            self.verdicts = Verdicts(limits, make=partial(RayJail, session))
+        else:
+            self.verdicts = Verdicts(limits)
         self.notes: list[str] = []
         """Sentences for the log of a run: the level of the jail, and bad references."""
         self.bad: list[BadReference] = []

@@ -96,6 +96,21 @@ def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) ->
     return world
 
 
+def game_worlds(name: str, options: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> dict[str, TextGames]:
+    """The world of each player, with one limit of turns for all: the user's, or the largest of the runs trained there.
+
+    runs: the options of each player's run by the player's name, empty for one that is no run.
+    Raises: OperantError as `game_world`.
+    """
+    worlds = {player: game_world(name, options, run) for player, run in runs.items()}
+    there = [player for player, run in runs.items() if without_form(run.get("env")) == without_form(name)]
+    if there and not {"max_turns", "env.max_turns"} & options.keys():
+        limit = max(worlds[player].max_turns for player in there)
+        for world in worlds.values():
+            world.max_turns = limit
+    return worlds
+
+
 def playable(env: Any) -> str | None:
     """The name by which `operant play` knows the world that a run names; None: it has no text games, or no name."""
     name, made = without_form(env), None

@@ -703,6 +703,8 @@ class Checker:
         self.run: Running | None = None
         self.peer: Peer | None = None
         self.names: dict = {}
+        self.compiled: dict = {}
+        """The code object of each test that compiles, by its text."""
         self.stopped: Ended | None = None
 
     def judge(self) -> None:
@@ -732,7 +734,7 @@ class Checker:
     def code(self, index: int, code: str) -> tuple[str, str]:
         try:
             try:
-                test = compile(code, TEST, "exec", dont_inherit=True)
+                test = self.compile(code)
             except Exception as error:
                 return FAILED, f"test {index + 1} itself does not compile: {error}"
             self.start()
@@ -750,6 +752,11 @@ class Checker:
                 raise
             return CRASHED, getattr(error, MESSAGE, None) or message_of(type(error).__name__, str(error)[:1000], None)
 
+    def compile(self, code: str):
+        if code not in self.compiled:
+            self.compiled[code] = compile(code, TEST, "exec", dont_inherit=True)
+        return self.compiled[code]
+
     def start(self) -> None:
         """A running program that serves calls, and the names for tests."""
         if self.run:
@@ -762,22 +769,22 @@ class Checker:
         wanted, shadows, called, modules = set(), set(), set(), set()
         for code in [self.setup, *(test[0] for test in self.tests if len(test) == 1)]:
             try:
-                found = set(named(compile(code, TEST, "exec", dont_inherit=True)))
-                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True)
+                found = set(named(self.compile(code)))
+                # To walk a syntax tree takes longer than all the rest of this loop.
+                tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True) if found & MODULES else None
             except Exception:  # the test itself fails with it, where it is run
                 continue
             wanted |= found - vars(builtins).keys() - MODULES
             shadows |= found & vars(builtins).keys()
             self.names.update({name: __import__(name) for name in found & MODULES})
-            for node in nodes(tree):
+            for node in nodes(tree) if tree else ():
                 match type(node).__name__, vars(node):
                     case "Call", fields:
                         called.add(getattr(fields["func"], "id", ""))
                     case "Attribute", fields:
                         modules.add(getattr(fields["value"], "id", ""))
-                    case "alias", fields:
-                        modules.add(fields["asname"] or fields["name"])
-        # What tests call, and neither import nor look into, is a function of that name, such as `copy` or `statistics`.
+        # What tests call and do not look into is a function of that name, such as `copy` or `statistics`. A test that
+        # imports one binds the name itself.
         wanted |= called & MODULES - modules
         # A builtin means itself, and so does `same`, unless nothing else can be what is tested: a program must not
         # redefine `abs` or `set`.
@@ -785,7 +792,7 @@ class Checker:
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
                 self.names[name] = self.peer.unpack(value)
-        exec(compile(self.setup, TEST, "exec", dont_inherit=True), self.names)
+        exec(self.compile(self.setup), self.names)
 
     def failure(self, error: AssertionError, code: str) -> str:
         line, reason = line_of(error, TEST), str(error)

@@ -175,8 +175,9 @@ class Jail:
             usual = replace(self.options, level=self.level, seconds=4.0, at_once=1, compare="strict")
             reason = _trial(usual)
             if not reason:
-                if short := _trial(replace(usual, seconds=min(self.options.seconds, 4.0))):
-                    raise OperantError(f"seconds is {self.options.seconds:g}: {short}; use 4.0, for instance")
+                seconds = self.options.seconds
+                if seconds < usual.seconds and (short := _trial(replace(usual, seconds=seconds))):
+                    raise OperantError(f"seconds is {seconds:g}: {short}; use 4.0, for instance")
                 return
             self.weaker.append(f"{self.level}: {reason}")
         raise OperantError(f"no program can be isolated here: {'; '.join(self.weaker)}; another level may work")

@@ -411,7 +411,7 @@ class JailActor:
 
     @cached_property
     def jail(self) -> Jail:
-        """Made by the first call, which raises what is wrong; an error of `__init__` would be told as a death."""
+        """Made by the first call, whose errors reach the caller; Ray reports an error of `__init__` as a dead actor."""
         return Jail(self.options)
 
     def described(self) -> tuple[str, str]:

@@ -46,6 +46,9 @@ class SweepOptions:
 def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: SweepOptions | None = None) -> int:
     """Make every run that is missing, then compare all runs; returns 1 if a run failed, else 0.
 
+    The first and the last combination run first: in a grid they share no swept value. If both are refused before they
+    begin, and with the same sentence, no other run is started.
+
     run_options: options of the runs as text, several values separated by commas.
     Raises: OperantError, before any run starts, for options that a run would refuse.
     """
@@ -55,6 +58,7 @@ def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: Sw
     remember(folder, plan)
     states = {point.name: progress(folder / point.name) for point in plan.points}
     unfinished = [point for point in plan.points if states[point.name] != "done"]
+    unfinished = [*unfinished[:1], *unfinished[1:][-1:], *unfinished[1:-1]]
     commands = [_run_command(folder, plan, point, states[point.name] == "begun") for point in unfinished]
     printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands))
     print(_headline(folder, Counter(states.values()), options.at_once), flush=True)
@@ -69,6 +73,8 @@ def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: Sw
     if failed:
         names = "; ".join(failed[:5])
         print(f"{len(failed)} of {printer.total} runs failed: {names}; the same command tries them again")
+    if left := len(commands) - len(ended):
+        print(f"the first two were refused with the same sentence, so the other {left} were not started")
     return 1 if failed else 0
 
 
@@ -97,9 +103,11 @@ class ProgressPrinter:
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
         self._status_at, self._shown = 0.0, False
+        self._refusals: list[str | None] = []
+        """Why each run that has ended was refused before it began; None: it was not."""
 
-    def ended(self, command: RunCommand, end: Exit, interrupted: bool) -> None:
-        """Print how a run ended: its result, or its last step, or why it failed."""
+    def ended(self, command: RunCommand, end: Exit, interrupted: bool) -> bool:
+        """Print how a run ended: its result, or its last step, or why it failed; returns whether others may start."""
         finished = end.code == 0 and progress(command.folder) == "done"
         self.done += finished
         if finished:
@@ -111,6 +119,9 @@ class ProgressPrinter:
             lines = "\n".join(f"    {line}" for line in end.last_lines or ["(no output)"])
             text = f"{command.name} failed: {reason}; its last lines:\n{lines}"
         print(f"\r\x1b[K{text}" if self._shown else text, flush=True)
+        self._refusals.append(None if (command.folder / "config.yaml").is_file() else end.sentence)
+        two = self._refusals[:2]
+        return len(two) < 2 or two[0] is None or two[0] != two[1]
 
     def waiting(self, running: Sequence[RunCommand]) -> None:
         """Update the status line of a terminal, at most once a second."""

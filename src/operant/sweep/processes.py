@@ -22,6 +22,8 @@ from pathlib import Path
 
 from operant.storage import atomic_io
 
+REFUSED = 2
+"""Exit code of `operant train` for an error that it has a sentence for."""
 _POLL = 0.1
 _LAST_LINES = 5
 
@@ -44,6 +46,11 @@ class Exit:
     seconds: float
     last_lines: list[str]
     """The end of its output, without empty lines."""
+
+    @property
+    def sentence(self) -> str | None:
+        """Why `operant train` refused the run or ended it, if it said so."""
+        return self.last_lines[-1] if self.code == REFUSED and self.last_lines else None
 
     @property
     def reason(self) -> str:
@@ -86,12 +93,12 @@ def run_all(
     commands: Sequence[RunCommand],
     at_once: int,
     logs: Path,
-    on_exit: Callable[[RunCommand, Exit, bool], None],
+    on_exit: Callable[[RunCommand, Exit, bool], bool],
     on_wait: Callable[[Sequence[RunCommand]], None],
 ) -> tuple[list[str], bool]:
     """Run the commands, `at_once` in parallel; returns the names of those that ended, and whether Ctrl-C was pressed.
 
-    on_exit: called with each run that ends, and with whether that was after Ctrl-C.
+    on_exit: called with each run that ends, and with whether that was after Ctrl-C; returns whether others may start.
     on_wait: called several times a second with the runs in progress.
     """
     waiting, running, ended = deque(commands), list[RunProcess](), list[str]()
@@ -108,7 +115,8 @@ def run_all(
                     if (end := run.poll(len(interrupts))) is not None:
                         running.remove(run)
                         ended.append(run.command.name)
-                        on_exit(run.command, end, bool(interrupts))
+                        if not on_exit(run.command, end, bool(interrupts)):
+                            waiting.clear()
                 on_wait([run.command for run in running])
         finally:
             for run in running:

@@ -30,6 +30,8 @@ from operant.training.update_rules import GradientUpdate
 from operant.types import Batch, OperantError, Outputs
 
 vector = nn.utils.parameters_to_vector
+LEAST = 4
+"""Replies that the Fisher matrix is computed from, whatever share is asked for: that of one reply knows it alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class TrustRegionOptions(MicroBatchOptions):
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float = 0.2
-    """The share of the replies that the Fisher matrix is computed from, at least one."""
+    """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of fewer."""
     backtracks: int = 10
     """Lengths that the line search tries."""
     shrink: float = 0.8
@@ -159,7 +161,7 @@ class TrustRegion(GradientUpdate):
         options: TrustRegionOptions = self.options["update"]
         gradient = vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.moved])
         episodes = units(whole)
-        first = episodes[: math.ceil(options.fisher_share * len(episodes))]
+        first = episodes[: max(math.ceil(options.fisher_share * len(episodes)), LEAST)]
         share = weighted(whole, [row for rows in first for row in rows], replace(objective, whiten=None))
         fisher = self.fisher(share, sampling, budget)
         direction, residual = conjugate_gradients(
