@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from unittest.mock import MagicMock
@@ -238,6 +240,24 @@ def test_too_many_deaths_are_a_sentence(ray, monkeypatch):
     with pytest.raises(OperantError, match=r"1 actors of programs on Ray died in one call, .*; resume the run, with"):
         jail.run([Program("x = 1", (Code("assert x == 1"),))])
     jail.close()
+
+
+NODE_DIES = """
+import os, psutil, signal
+from operant.sandbox.jail import Code, JailOptions, Program
+from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
+
+jail = RayJail(RaySession(PROGRAMS), JailOptions())
+[raylet] = [p for p in psutil.Process().children(recursive=True) if p.name() == "raylet"]
+raylet.kill()
+jail.run([Program("for x in range(10_000_000): pass", (Code("assert x"),))] * 200)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_whose_node_is_killed_is_a_sentence_and_no_wait():
+    done = subprocess.run([sys.executable, "-c", NODE_DIES], capture_output=True, text=True, timeout=240, check=False)
+    assert "OperantError: programs on Ray: Ray has no node left" in done.stderr, done
 
 
 @pytest.mark.slow

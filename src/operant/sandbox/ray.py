@@ -41,6 +41,8 @@ PLENTY = 4096
 """Processors of a Ray that is started here. They are only numbers there, and no actor is to wait for another's."""
 GRACE = 10.0
 """Seconds that an answer may take on its way, beside the time that its work has."""
+LOOK = 3.0
+"""Seconds between two looks at whether Ray has a node left, while an answer is awaited."""
 DEATHS = 3
 """Actors that may die while they judge the programs of one call."""
 
@@ -189,12 +191,16 @@ def answers(asked: Sequence[Any], names: Names, seconds: float = 0.0) -> list[An
     """
     from ray import exceptions, get
 
+    waiting, until = list(asked), time.monotonic() + START + seconds
     try:
-        return get(list(asked), timeout=START + seconds)
-    except exceptions.GetTimeoutError as error:
-        raise OperantError(
-            f"Ray has not started {len(asked)} actors within {START:.0f} s: others may use its processors"
-        ) from error
+        while waiting:
+            ready, waiting = some_ready(waiting, names)
+            get(ready)  # an error of one does not wait for the others
+            if waiting and time.monotonic() > until:
+                raise OperantError(
+                    f"Ray has not started {len(asked)} actors within {START:.0f} s: others may use its processors"
+                )
+        return get(list(asked))
     except exceptions.RayTaskError as error:
         raise explained(error.cause, names) from error
     except exceptions.RayActorError as error:
@@ -221,7 +227,7 @@ def ask_all(
     ask: sends a part to an actor. start: makes an actor in place of one that has died, whose part is then asked again.
     Raises: OperantError of an actor, or with `remedy` if more than `deaths` of them die.
     """
-    from ray import exceptions, get, wait
+    from ray import exceptions, get
 
     found: list[Any] = [None] * len(parts)
     waiting, free, died = deque(range(len(parts))), deque(range(len(actors))), 0
@@ -230,7 +236,9 @@ def ask_all(
         while waiting and free:
             actor, part = free.popleft(), waiting.popleft()
             asked[ask(actors[actor], parts[part])] = actor, part
-        (done,), _ = wait(list(asked), num_returns=1)
+        while not (ready := some_ready(list(asked), names)[0]):
+            pass
+        done = ready[0]
         actor, part = asked.pop(done)
         try:
             found[part] = get(done)
@@ -247,6 +255,22 @@ def ask_all(
             raise explained(error.cause, names) from error
         free.append(actor)
     return found
+
+
+def some_ready(asked: list[Any], names: Names) -> tuple[list[Any], list[Any]]:
+    """Those of the answers that are ready within `LOOK` seconds, one at most, and the others.
+
+    Raises: OperantError if Ray has no node left: then an actor that is to be started would be awaited for ever.
+    """
+    from ray import nodes, wait
+
+    ready, waiting = wait(asked, num_returns=1, timeout=LOOK)
+    if not ready and not any(node["Alive"] for node in nodes()):
+        raise OperantError(
+            f"{names.part}: Ray has no node left, because its processes were killed or their machine is gone; "
+            "start the run again with --resume"
+        )
+    return ready, waiting
 
 
 def explained(error: BaseException, names: Names) -> OperantError:
