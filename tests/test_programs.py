@@ -108,6 +108,7 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
     [task] = tasks_of([row], form, **options)
     assert (task.prompt, task.references, task.target) == (prompt, references, target)
     assert len(problem_of(task).tests) == len(target["tests"])
+    assert task.id.endswith(f"/{row.get('task_id', 0)}")
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
         raise OperantError(f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
     if options:
         raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt {command} has no such option")
+    if not Path(words[0]).is_dir():
+        raise OperantError(f"{words[0]}: there is no such run; operant runs lists those below runs/")
     found = kept.read(Path(words[0]))
     if found is None:
         raise OperantError(

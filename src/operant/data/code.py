@@ -33,7 +33,7 @@ def code(row: Row) -> Any:
     if "tests" in row:
         target = {name: row[name] for name in ("examples", "setup", "before", "verified") if row.get(name)}
         asked = {"prompt": found_in(row, ("prompt", "text")), "references": texts_in(row, ("completion", "solutions"))}
-        return asked | {"target": {"tests": _some(row["tests"], "tests")} | target}
+        return asked | _named(row) | {"target": {"tests": _some(row["tests"], "tests")} | target}
     for field, form in (("test_list", mbpp), ("entry_point", humaneval), ("input_output", apps)):
         if field in row:
             return form(row)
@@ -71,6 +71,7 @@ def mbpp(
         "prompt": asked + (between + "\n".join(examples) if examples else ""),
         "cue": cue,
         "references": [_clean(reference) for reference in texts_in(row, ("code",))],
+        **_named(row),
         "target": {
             "tests": deciding + (_some(row.get("challenge_test_list") or [], "", least=0) if challenge else []),
             "examples": examples,
@@ -95,6 +96,7 @@ def humaneval(row: Row) -> Any:
     return {
         "prompt": prompt,
         "references": texts_in(row, ("canonical_solution",)),
+        **_named(row),
         "target": {"tests": tests, "setup": setup, "before": prompt},
     }
 
@@ -144,6 +146,7 @@ def apps(
         "prompt": question + (f"\n{starter}" if starter else "") + form.removesuffix("\n" if cue[:1] == "\n" else ""),
         "cue": cue,
         "references": [_clean(solution) for solution in solutions],
+        **_named(row),
         "target": {
             "tests": tests[examples:],
             "examples": tests[:examples],
@@ -182,6 +185,12 @@ def split_check(test: str, name: str) -> tuple[str, list[str]]:
 
     module.body.remove(check)
     return ast.unparse(module), [ast.unparse(Named().visit(node)) for node in plain]
+
+
+def _named(row: Row) -> dict[str, str]:
+    """What the data set calls the row, if it does: `task_id`, or APPS's `problem_id`."""
+    name = row.get("task_id", row.get("problem_id"))
+    return {} if name is None else {"id": str(name)}
 
 
 def _some(given: Any, what: str, least: int = 1) -> list[Any]:

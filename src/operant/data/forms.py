@@ -63,6 +63,8 @@ class FormedRow:
     cue: str = ""
     references: tuple[str, ...] = ()
     target: Any = None
+    id: str = ""
+    """What the data set calls the row; empty: its number is its name."""
     published: Row = field(default_factory=dict)
     """The row as the data set publishes it."""
 
@@ -130,7 +132,7 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
     references = made.get("references") or ()
     references = (references,) if isinstance(references, str) else tuple(references)
     messages = isinstance(made["prompt"], list) and all(isinstance(part, Mapping) for part in made["prompt"])
-    texts = [*references, made.get("before", ""), made.get("cue", ""), "" if messages else made["prompt"]]
+    texts = [*references, made.get("before", ""), made.get("cue", ""), made.get("id") or "", "" if messages else made["prompt"]]
     if odd := [text for text in texts if not isinstance(text, str)]:
         raise OperantError(f"{where}: it returned {shown(odd[0])} where a text must be")
     if messages and (made.get("before") or made.get("cue")):

@@ -201,7 +201,7 @@ def _filtered(
 def _task(row: Any, number: int | str, name: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
     where, of_form = f"{name}, row {number}", row if isinstance(row, FormedRow) else None
     fields = row if isinstance(row, Mapping) else {options.text_field: row} if of_form is None else of_form.published
-    task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{number}")
+    task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{of_form.id if of_form is not None and of_form.id else number}")
     target = None
     if options.target_field:
         wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
@@ -353,7 +353,7 @@ def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int
 
 def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     if not passed["read"]:
-        return f"tasks of {name}: it has no rows, so there is nothing to train on"
+        return f"tasks of {name}: it has no rows"
     if passed["no label"] == passed["read"]:
         return (
             f"tasks of {name}: none of {passed['read']} rows has a label; those that are all bad or skipped say nothing"

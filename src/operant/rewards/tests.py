@@ -123,7 +123,7 @@ class UnitTests:
         """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
         if not self.notes:
             jail = self.verdicts.jail
-            self.notes.append(f"programs run at level {jail.level}: {jail.describe()}")
+            self.notes.append(f"programs run at level {jail.describe()}")
 
     def check_task(self, task: Task) -> None:
         """Raises: OperantError for a task without tests."""
@@ -155,7 +155,9 @@ class UnitTests:
             f"{len(self.bad)} of {len(solved)} reference solutions do not pass their own tests "
             f"({', '.join(f'{counts[name]} {name}' for name in OUTCOMES if counts[name])}): {listed}"
         )
-        if self.references == "refuse" or (self.references == "drop" and len(self.bad) == len(tasks)):
+        if len(self.bad) == len(tasks) and self.references in ("refuse", "drop"):
+            raise OperantError(f"{text}. Repair them: no task would be left to train on")
+        if self.references == "refuse":
             raise OperantError(f"{text}. Repair these rows, or leave them out: --reward.references drop")
         dropped = "; these tasks are left out" if self.references == "drop" else ""
         self.notes.append(text + dropped)

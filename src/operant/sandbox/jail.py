@@ -149,7 +149,7 @@ class JailOptions:
                 raise OperantError(f"{name} is {getattr(self, name)}: no program ends in that; use 4.0, for instance")
         if self.memory < LEAST_MEMORY:
             raise OperantError(
-                f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use 512 << 20"
+                f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use {512 << 20}"
             )
         if self.at_once is not None and self.at_once < 1:
             raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
