@@ -359,7 +359,7 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
     """Of this test's tokenizer every program is a compile error or worse; what is counted are the gold programs."""
     monkeypatch.chdir(tmp_path)
     (canary := tmp_path / "canary").write_text("sings", encoding="utf-8")
-    rows = [MBPP | {"text": f"Double {i}.", "code": code} for i, code in enumerate(gold(canary))]
+    rows = [MBPP | {"text": f"Double {i}.", "code": code, "task_id": 11 + i} for i, code in enumerate(gold(canary))]
     Path("mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     tiny(kind, Path("tiny"))
     short = "--steps 2 --batch 16 --samples 4 --max-tokens 6 --update.minibatch 16 --probes 0 --reward.seconds 1"
@@ -370,7 +370,7 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
     assert "4 of 8 reference solutions do not pass their own tests" in log
     assert "(1 compile error, 2 runtime error, 1 failed test)" in log
     for number, outcome in enumerate(["runtime error", "runtime error", "compile error", "failed test"]):
-        assert f"task 'mbpp/{number}': {outcome}" in log
+        assert f"task 'mbpp/{11 + number}': {outcome}" in log
     metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     for step in metrics:
         assert sum(share for name, share in step.items() if name.startswith("outcome/")) == pytest.approx(1)

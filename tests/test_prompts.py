@@ -134,7 +134,7 @@ TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "b
     "words, message",
     [
         (["prompt"], "say what to do: show RUN"),
-        (["prompt", "show", "nowhere"], "nowhere has no prompts.json"),
+        (["prompt", "show", "nowhere"], "nowhere is not a run folder"),
         (["prompt", "show"], "takes one run"),
         (["prompt", "search", "--tasks", "x.tsv"], "needs --tasks FOLDER and --task-model MODEL"),
         (["prompt", "search", "--tasks", "x.tsv", "--task-model", "builtin:reviews-lm"], "there is no file 'x.tsv'"),

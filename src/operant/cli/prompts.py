@@ -110,10 +110,9 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
         raise OperantError(f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
     if options:
         raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt {command} has no such option")
-    if not Path(words[0]).is_dir():
-        raise OperantError(f"{words[0]}: there is no such run; operant runs lists those below runs/")
     found = kept.read(Path(words[0]))
     if found is None:
+        read_config(words[0])  # refuses what is no run
         raise OperantError(
             f"{words[0]} has no {kept.FILE}, which a complete run with one prompt for all texts writes: go on with one "
             f"that was stopped (operant train --resume {words[0]}); with form.conditioned there is none"

@@ -132,7 +132,8 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
     references = made.get("references") or ()
     references = (references,) if isinstance(references, str) else tuple(references)
     messages = isinstance(made["prompt"], list) and all(isinstance(part, Mapping) for part in made["prompt"])
-    texts = [*references, made.get("before", ""), made.get("cue", ""), made.get("id") or "", "" if messages else made["prompt"]]
+    around = [made.get(name) or "" for name in ("before", "cue", "id")]
+    texts = [*references, *around, "" if messages else made["prompt"]]
     if odd := [text for text in texts if not isinstance(text, str)]:
         raise OperantError(f"{where}: it returned {shown(odd[0])} where a text must be")
     if messages and (made.get("before") or made.get("cue")):

@@ -201,7 +201,9 @@ def _filtered(
 def _task(row: Any, number: int | str, name: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
     where, of_form = f"{name}, row {number}", row if isinstance(row, FormedRow) else None
     fields = row if isinstance(row, Mapping) else {options.text_field: row} if of_form is None else of_form.published
-    task_id = str(_field(fields, options.id_field, where, "id_field") if options.id_field else f"{name}/{of_form.id if of_form is not None and of_form.id else number}")
+    task_id = f"{name}/{(of_form.id if of_form is not None else '') or number}"
+    if options.id_field:
+        task_id = str(_field(fields, options.id_field, where, "id_field"))
     target = None
     if options.target_field:
         wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
