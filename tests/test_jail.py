@@ -442,6 +442,11 @@ def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jails.tempfile, "mkdtemp", full)
     with pytest.raises(OperantError, match=r"No space left on device; programs write in .*, which TMPDIR moves"):
         weak.run([Program("", [])])
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nonexistent"])
+    with pytest.raises(OperantError, match=r"No usable temporary directory found .*; programs write in /tmp, which"):
+        weak.run([Program("", [])])
 
 
 def test_scratch_folders_are_removed(jail: Jail, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ class Prisoner:
                 )
         except OSError as error:
             self._clear()
-            place = f"; programs write in {tempfile.gettempdir()}, which TMPDIR moves" if cell.scratch else ""
+            place = f"; programs write in {tempfile.tempdir or '/tmp'}, which TMPDIR moves" if cell.scratch else ""
             raise OperantError(f"a program cannot be started: {error.strerror}{place}") from None
         self.output = self.process.stdout
         self.text = b""
