@@ -230,9 +230,11 @@ def test_console_and_trackers_show_it():
     table = rows(
         [rollout_of("eel"), rollout_of("x")], [1.0, None], remarks=[Remark(("bad\x1b", "b"), "why\n" * 50), Remark()]
     )
-    console = Console(1, samples_every=1, output=(output := io.StringIO()))
-    console.rollouts(1, table)
-    first, second = output.getvalue().splitlines()
+    named = rows([rollout_of("y")], [0.0], remarks=[Remark(("failed test",), "failed test: 1 of 2").under("tests")])
+    console = Console(1, samples_every=1, samples=3, output=(output := io.StringIO()))
+    console.rollouts(1, [*table, *named])
+    first, second, third = output.getvalue().splitlines()
+    assert third.endswith(" (tests/failed test: 1 of 2)"), "the message has the outcome, too, and it is said once"
     assert "[1.00] (bad , b: why why" in first and first.endswith("...)") and second.endswith("| x")
     shown = [dict(zip(base.COLUMNS, row, strict=True)) for row in base.replies(1, table)]
     assert [(row["outcome"], row["message"]) for row in shown] == [("bad\x1b, b", "why\n" * 50), (None, None)]

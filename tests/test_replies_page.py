@@ -322,11 +322,28 @@ def test_the_live_page_follows_the_run(browser, run):
         assert texts(page, ".probes td.policy .text")[0] == "newest"
 
 
+def test_long_messages_and_numbers_fit_a_phone(browser, tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"steps": 2})
+    folder.rollouts(1, [row | {"outcome": "failed test", "message": "assert f(1) == " * 20} for row in step_rows(1, 4)])
+    for step, entropy in ((1, 0.1963), (2, 0.1704)):
+        folder.log(step, {"reward/mean": -0.0895 * step, "policy/entropy": entropy, "kl/per_reply": 0.179})
+    folder.close()
+    with visit(browser, write_report(folder.path).as_uri(), PHONE) as page:
+        page.evaluate("document.querySelectorAll('details').forEach((it) => (it.open = true))")
+        page.wait_for_selector(".replies .line")
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+
+
 @pytest.mark.parametrize("kind", ["static", "live"])
 def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as_text(browser, tmp_path, kind):
     folder = RunFolder.create(tmp_path / "run", {"steps": 2})
     folder.rollouts(1, step_rows(1, 4))  # of a version without these columns
-    said = [("passed", None), ("runtime error", "<b>IndexError</b>: x\n line 4"), (None, "no class"), (None, None)]
+    said = [
+        ("passed", None),
+        ("runtime error", "runtime error: <b>IndexError</b>: x\n line 4"),
+        (None, "no class"),
+        (None, None),
+    ]
     rows = [row | {"outcome": o, "message": m} for row, (o, m) in zip(step_rows(2, 4), said)]
     folder.rollouts(2, rows)
     for step, share in ((1, 0.0), (2, 0.25)):

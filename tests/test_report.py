@@ -324,13 +324,28 @@ def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_
             ["the reward, mood + length.py, while it stays close to the reference, lm."],
         ),
         (
+            {"algorithm": "coderl", "reward": "critic:r/critic", "reward.returns": "coderl", "samples": 4},
+            {"rollout/count": 1.0},
+            ["CodeRL trains the policy", "writes 1 reply.", "paid the score less that of the greedy reply to the same"],
+        ),
+        (
+            {"algorithm": "coderl", "reward": "critic:r/critic", "reward.returns": "difference", "samples": 4},
+            {},
+            ["Each token is paid the change of the score that the critic expects, and the last"],
+        ),
+        (
+            {"algorithm": "reinforce", "samples": 4},
+            {},
+            ["REINFORCE trains", "The score goes to the tokens: was each better than usual?"],
+        ),
+        (
             {"algorithm": "sft", "policy": "~/lm", "tasks": "pairs.jsonl", "batch": 32},
             {"supervised/loss": 2.5},
             ["teaches lm, a language model, to write replies like those given in pairs.jsonl. There is no reward.",
              "32 given replies", "loss of the last step: 2.5 nats"],
         ),
     ],
-    ids=["ppo", "grpo", "rloo", "sft"],
+    ids=["ppo", "grpo", "rloo", "coderl", "difference", "reinforce", "sft"],
 )  # fmt: skip
 def test_the_page_explains_the_task_with_the_names_and_numbers_of_the_run(tmp_path, config, metrics, phrases):
     folder = RunFolder.create(tmp_path / "x", config)
@@ -341,6 +356,17 @@ def test_the_page_explains_the_task_with_the_names_and_numbers_of_the_run(tmp_pa
     text = "\n".join([cycle["sentence"], *(part["text"] for part in cycle["parts"])])
     assert [words for words in phrases if words not in text] == [], text
     assert cycle["parts"][-1]["seconds"] == 3.0, "the first step warms up, and the median ignores a pause"
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_the_age_of_the_replies_is_drawn_where_some_are_old(browser, tmp_path, carry):
+    folder = RunFolder.create(tmp_path / "x", {})
+    for step in (1, 2):
+        age = {"rollout/staleness": float(carry), "rollout/staleness_max": float(carry)}
+        folder.log(step, {"reward/mean": 0.5} | age | ({"rollout/carried": step - 1.0} if carry else {}))
+    folder.close()
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
+        assert [page.locator(f"#chart-{name}").count() for name in ("staleness", "rollout-carried")] == [carry] * 2
 
 
 def test_metrics_without_a_description_or_without_a_finite_value(tmp_path):
@@ -428,7 +454,8 @@ COLOURS = """() => [...document.querySelectorAll("figure.chart:has(canvas)")].ma
 EXPECTED = """
 reward-mean reward-kl_penalty reward-return heat-reward held-out evaluate-bleu evaluate-chrf evaluate-distinct
 evaluate-exact_match against-kl soft-q soft-v soft-a kl-per_reply heat-kl_per_reply kl-coef logprobs
-heat-logprobs heat-ref_logprobs policy-entropy policy-clip_fraction ratio policy-approx_kl value-explained_variance
+heat-logprobs heat-ref_logprobs policy-entropy policy-clip_fraction ratio policy-approx_kl staleness rollout-carried
+value-explained_variance
 value-loss rollout-reply_tokens heat-reply_tokens ends text-empty text-top_word text-distinct_1 text-distinct_2
 text-repeated text-exclamations text-emojis text-non_letters grad-norm blocks-gradient blocks-update blocks-weight
 reward-taste-mean reward-length-mean phases tokens-per_second memory

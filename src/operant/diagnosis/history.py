@@ -143,6 +143,12 @@ def number(x: float) -> str:
     return f"{x:.3g}" if 1e-3 <= abs(x) < 1e5 or x == 0 else f"{x:.1e}"
 
 
+def counted(n: float, thing: str) -> str:
+    """Format a number of things: `1 reply`, `2 replies`."""
+    things = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{n:.10g} {thing if n == 1 else things}"
+
+
 # --- where a history comes from ---------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,22 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from operant.diagnosis.history import History, number, percent
+from operant.diagnosis.history import History, counted, number, percent
 from operant.report.downsample import short
+
+NAMES = {"coderl": "CodeRL", "gigpo": "GiGPO", "online-dpo": "Online DPO", "rejection": "Rejection sampling"}
+NAMES |= {"decision": "Decision", "distill": "Distill", "soft_q": "Soft Q-learning"}
+"""How the docs write the methods whose names are not in capitals."""
+COMPARE_REPLIES = ("grpo", "rloo", "gigpo", "online-dpo")
+"""The methods that compare the replies to one query."""
+_TIMES = ", times the critic's probability of the outcome at that token"
+PAID = {
+    "coderl": f"the score less that of the greedy reply to the same query{_TIMES}",
+    "group": f"the score less the mean of all replies to the same query{_TIMES}",
+    "difference": "the change of the score that the critic expects, and the last token also the rest of the score",
+    "plain": "the score of its reply",
+}
+"""What `critic:...` pays to each token, by the option `reward.returns`."""
 
 
 def cycle(history: History) -> dict[str, Any]:
@@ -45,19 +59,20 @@ def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
         near = f"The reference rates the same tokens. KL, the distance of the two models, {measured}."
     charged = f", minus {number(coef)} for each nat of KL," if coef and close else ""
     expected = "than the critic expected" if history.values("value/mean") else "than usual"
-    if (others := int(history.option("samples") or 1) - 1) and not history.values("value/mean"):
+    algorithm, others = history.option("algorithm"), int(history.option("samples") or 1) - 1
+    if others and algorithm in COMPARE_REPLIES:
         expected = f"than the other {others} repl{'ies' if others > 1 else 'y'} to the same query"
     score = "normalised score" if history.option("score.normalise") else "score"
-    method = str(history.option("algorithm") or "The run").upper()
+    method = NAMES.get(algorithm, algorithm.upper()) if algorithm else "The run"
     task = f"{method} trains {policy or 'the policy'}, a language model, to answer queries"
     task += f"{f' from {tasks}' if tasks else ''} with replies that score high with {judge}".rstrip(",")
-    written = f"The policy writes {number(count)} replies." if count else "Replies are written."
+    written = f"The policy writes {counted(count, 'reply')}." if count else "Replies are written."
     scored = f"{judge[0].upper()}{judge[1:]} gives each reply a number"
     if history.plays:
         world = _named(history.option("env"))
         task = f"{method} trains {policy or 'the policy'}, a language model, to play the text games"
         task += f" of {world}" if world else ""
-        written = f"The policy plays {number(count)} games, turn by turn." if count else "Games are played."
+        written = f"The policy plays {counted(count, 'game')}, turn by turn." if count else "Games are played."
         scored = "The world pays each turn, and a game has a sum"
     return f"{task}{close}.", [
         _part("Generate", "generate", written),
@@ -65,9 +80,19 @@ def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
             "Score", "reward", scored + (f": {number(mean)} on average in the last step." if mean is not None else ".")
         ),
         _part("Compare", "observe", near),
-        _part("Credit", "advantage", f"The {score}{charged} goes to the tokens: was each better {expected}?"),
+        _part("Credit", "advantage", _credit(history, f"The {score}", charged, expected)),
         _part("Update", "update", "Tokens that were better become likelier, the others less likely."),
     ]
+
+
+def _credit(history: History, score: str, charged: str, expected: str) -> str:
+    """What each token is paid, and what that is compared with: CodeRL compares it with nothing more."""
+    by_critic = str(history.option("reward")).startswith("critic:")
+    pays = PAID.get(history.option("reward.returns", "coderl")) if by_critic else None
+    paid = f"Each token is paid {pays}{charged}" if pays else f"{score}{charged} goes to the tokens"
+    if history.option("algorithm") != "coderl":
+        return f"{paid}: was each better {expected}?"
+    return f"{paid}." + (" Those before it share in it." if history.option("advantage.gamma") else "")
 
 
 def _demonstrated(history: History) -> tuple[str, list[dict[str, Any]]]:
@@ -76,7 +101,11 @@ def _demonstrated(history: History) -> tuple[str, list[dict[str, Any]]]:
     given = f"Supervised training teaches {policy}, a language model, to write replies like those given"
     found = f" The loss of the last step: {number(loss)} nats a token." if loss is not None else ""
     return f"{given}{f' in {tasks}' if tasks else ''}. There is no reward.", [
-        _part("Read", "generate", f"A step reads {number(count)} given replies." if count else "A step reads replies."),
+        _part(
+            "Read",
+            "generate",
+            f"A step reads {counted(count, 'given reply')}." if count else "A step reads replies.",
+        ),
         _part("Predict", "observe", f"The policy predicts each of their tokens.{found}"),
         _part("Update", "update", "The tokens that were given become likelier."),
     ]
@@ -92,7 +121,7 @@ def _labelled(history: History) -> tuple[str, list[dict[str, Any]]]:
         _part(
             "Read",
             "generate",
-            f"A step reads all replies to {number(count)} prompts." if count else "Replies are read.",
+            f"A step reads all replies to {counted(count, 'prompt')}." if count else "Replies are read.",
         ),
         _part("Compare", "observe", f"The model orders the replies to each prompt.{found}"),
         _part("Update", "update", "Its order moves towards that of the labels."),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.diagnosis import diagnose, read_history, verdict
-from operant.diagnosis.history import Finding, percent
+from operant.diagnosis.history import Finding, counted, percent
 from operant.metrics.games import game_of
 from operant.report import parquet, prompts
 from operant.runs.config import describe
@@ -104,8 +104,9 @@ def summary(run: Any) -> str:
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
     rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
     return (
-        f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on {len(run.parts.tasks)} "
-        f"tasks, {train.steps} steps of {train.batch} {rows}; Ctrl-C stops after the current step and saves"
+        f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on "
+        f"{counted(len(run.parts.tasks), 'task')}, {counted(train.steps, 'step')} of {train.batch} {rows}; "
+        "Ctrl-C stops after the current step and saves"
     )
 
 
@@ -116,20 +117,22 @@ def held_out(run: Any) -> list[str]:
         return lines
     if after.loss is not None:
         bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
-        count = len(after.losses)
-        lines += [f"loss on {count} held-out replies: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}"]
+        count = counted(len(after.losses), "held-out reply")
+        lines += [f"loss on {count}: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}"]
     first, last = before.chosen(), after.chosen()
-    count, replies = len(after.rollouts), "replies"
+    count, replies = len(after.rollouts), "reply"
     if after.rollouts:
         kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
         if "game/won" in first and "game/won" in last:
             rates = [percent(chosen.pop("game/won")) for chosen in (first, last)]
-            lines += [f"success rate on {count} held-out games: {' -> '.join(rates)}"]
+            lines += [f"success rate on {counted(count, 'held-out game')}: {' -> '.join(rates)}"]
         if not math.isnan(after.mean):
-            lines += [f"mean reward on {count} held-out tasks: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
+            lines += [f"mean reward on {counted(count, 'held-out task')}: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
     else:  # labelled replies
-        count, replies = len(run.parts.held_out), "tasks"
-    lines += [f"{n} on {count} held-out {replies}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first]
+        count, replies = len(run.parts.held_out), "task"
+    lines += [
+        f"{n} on {counted(count, f'held-out {replies}')}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first
+    ]
     return lines
 
 

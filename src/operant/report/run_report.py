@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.diagnosis import History, diagnose, read_history, verdict
-from operant.diagnosis.history import RECENT
+from operant.diagnosis.history import RECENT, counted
 from operant.diagnosis.progress import progress
 from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.report import games, html, prompt_page
@@ -154,7 +154,7 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     steps = min(RECENT, len(history.metrics))
     last = f"mean of the last {steps} steps" if steps > 1 else "step 1"
     tasks = len({row["task"] for row in (history.evaluation.get("after") or {}).get("replies") or () if "task" in row})
-    known = f"{tasks} tasks, before and after training" if tasks else "before and after training"
+    known = f"{counted(tasks, 'task')}, before and after training" if tasks else "before and after training"
     known = known if label.startswith("Held-out") else f"start, {last}"
     ends = [history.evaluation.get(key) or {} for key in ("before", "after")]
     numbers = [
@@ -168,7 +168,12 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
         {"label": "KL per reply", "note": last, "unit": "nats", "after": history.recent("kl/per_reply")},
         {"label": "KL per held-out reply", "note": "after training", "unit": "nats", "after": ends[1].get("kl")},
         {"label": "Entropy per token", "note": f"step 1, {last}", "unit": "nats", "before": first, "after": entropy},
-        {"label": "Training time", "note": f"{history.step} steps", "unit": "s", "after": seconds or None},
+        {
+            "label": "Training time",
+            "note": counted(history.step, "step"),
+            "unit": "s",
+            "after": seconds or None,
+        },
     ]
     chosen = [end.get("metrics", {}) for end in ends]
     numbers += [

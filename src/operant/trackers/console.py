@@ -90,7 +90,10 @@ class Console:
             return
         for row in rows[: self.samples]:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
-            remark = ": ".join(row[name] for name in ("outcome", "message") if row.get(name))
+            outcome, message = row.get("outcome") or "", row.get("message") or ""
+            # A message may begin with the outcome: `tests: failed test: ...` of `tests/failed test`.
+            message = message.removeprefix(outcome.replace("/", ": ", 1) + ": ")
+            remark = ": ".join(filter(None, (outcome, message)))
             remark = remark if len(remark) <= 100 else remark[:97] + "..."
             given = "" if row.get("logprobs") is not None else "from the data: "  # no reply of the policy
             texts = [x if len(x) <= LONGEST else f"{x[:LONGEST]}..." for x in (row["query"], row["reply"])]

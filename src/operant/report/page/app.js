@@ -184,10 +184,11 @@
     if (!data.samples?.rows.length) return null;
     const { before, after, of, better, queries, rows } = data.samples;
     const scored = rows.some((row) => [row.before, row.after].some((answer) => typeof answer?.reward === "number"));
+    const some = (n, things) => `${n} ${n === 1 ? things.replace(/ies$/, "y").replace(/s$/, "") : things}`;
     const signed = (gain) => (gain > 0 ? "+" : "") + number(gain);
     const picked = better === null
-      ? `the first ${rows.length} of ${of} ${queries}`
-      : `to ${of} ${queries}, ${better} score higher than before; here are the ${rows.map((row) => row.pick).join(", ")} gain`;
+      ? `the first ${rows.length} of ${some(of, queries)}`
+      : `to ${some(of, queries)}, ${better} score${better === 1 ? "s" : ""} higher than before; here ${rows.length === 1 ? "is" : "are"} the ${rows.map((row) => row.pick).join(", ")} gain`;
     const cell = (label, query, answer, pick) =>
       make(
         "td",

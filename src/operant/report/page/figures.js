@@ -384,6 +384,7 @@ const Figures = (() => {
 
   function update() {
     const floor = (curve("value/explained_variance")?.values.findLast((v) => v !== null) ?? 0) < -1 ? undefined : -1;
+    const aged = curve("rollout/staleness")?.values.some(Boolean); // else every reply is of the current policy
     const low = floor !== undefined && curve("value/explained_variance")?.values.some((v) => v < floor);
     return [
       single("policy/entropy", "Indecision (entropy)", { include: [0] }),
@@ -408,6 +409,14 @@ const Figures = (() => {
         },
       ),
       single("policy/approx_kl", "Size of the update"),
+      aged &&
+        lines(
+          "staleness",
+          "Age of the replies",
+          [series("rollout/staleness", "mean", "--blue", { spread: null }), series("rollout/staleness_max", "oldest", "--orange")],
+          { metrics: ["rollout/staleness", "rollout/staleness_max"], include: [0] },
+        ),
+      single("rollout/carried", "Replies that an earlier step began", { include: [0, 1], percent: true }),
       single("value/explained_variance", "Accuracy of the critic", {
         unit: "explained variance",
         floor,

@@ -122,10 +122,10 @@ const Prompts = (() => {
   function sentence({ task_model: model, template, words, set, texts: sizes, calibrate, length, calls }) {
     const error = Math.sqrt(0.25 / sizes.test);
     return make("p", { class: "soft" },
-      `Prompts of ${length} tokens, chosen by their score on ${texts(sizes.train)} of ${set}`,
-      sizes.held_out ? ` and measured on ${count(sizes.test)} others, where an accuracy is sure to about ± ${percent(error)} (one standard error at 50 %). ` : ". ",
+      `Prompts of ${length} token${length === 1 ? "" : "s"}, chosen by their score on ${texts(sizes.train)} of ${set}`,
+      sizes.held_out ? ` and measured on ${count(sizes.test)} ${sizes.test === 1 ? "other" : "others"}, where an accuracy is sure to about ± ${percent(error)} (one standard error at 50 %). ` : ". ",
       `${model} reads `, make("code", { class: "option" }, template), ` and answers ${words.map((word) => word.trim()).join(" or ")}`,
-      calibrate === "none" ? "" : `, with ${calibrate} calibration`, `. Training called it ${count(calls)} times, once for each prompt with a text.`);
+      calibrate === "none" ? "" : `, with ${calibrate} calibration`, `. Training called it ${count(calls)} time${calls === 1 ? "" : "s"}, once for each prompt with a text.`);
   }
 
   /** The lines below a chart of the scores, about the step under the pointer; x: the steps, so: the place of the best so far. */

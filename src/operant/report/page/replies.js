@@ -442,15 +442,21 @@ const Replies = (() => {
       notes.textContent = found.notes.join(" ");
     }
 
-    function line(row, digits) {
+    /** The message without the outcome that it may begin with, which is shown beside it. */
+  function detail({ outcome, message }) {
+    const begin = `${(outcome ?? "").replace("/", ": ")}: `;
+    return message?.startsWith(begin) ? message.slice(begin.length) : (message ?? "");
+  }
+
+  function line(row, digits) {
       return openable([
         cell("n", "Step", String(row.step)), cell("n reward", "Reward", fixed(row.reward, digits)), cell("n", "KL", fixed(row.kl, 2)),
         cell("n", "Tokens", known(row.reply_tokens) ? String(row.reply_tokens) : "–"), cell("end", "End", ENDS[row.end] ?? row.end ?? "–"),
-        cell("outcome", "Outcome", make("b", {}, row.outcome ?? (row.message ? "" : "–")), make("span", { class: "message" }, marked(row.message ?? "", state.search))),
+        cell("outcome", "Outcome", make("b", {}, row.outcome ?? (row.message ? "" : "–")), make("span", { class: "message" }, marked(detail(row), state.search))),
         cell("reply", "", make("span", { class: "text" }, make("i", {}, marked(row.query ?? "", state.search)), marked(row.reply ?? "", state.search))),
       ], 8, `Tokens of the reply to ${row.query}`, async () => {
         const parts = Object.keys(row).filter((name) => name.startsWith("reward/")).map((name) => `${name.slice(7)} ${fixed(row[name])}`);
-        const side = { title: `Step ${row.step}`, query: row.query, reply: row.reply, facts: [...facts(row), ...parts], message: row.message, tokens: await source.tokens(row) };
+        const side = { title: `Step ${row.step}`, query: row.query, reply: row.reply, facts: [...facts(row), ...parts], message: detail(row), tokens: await source.tokens(row) };
         return opened([side], missing(source));
       });
     }
