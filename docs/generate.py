@@ -84,6 +84,7 @@ def pages() -> dict[str, str]:
         "rl4lms.md": {
             "presets": rl4lms_presets(),
             "comparison": measured.policy_gradients(),
+            "words": measured.commongen(),
             "demo": measured.seed_demo(),
             "dialog": measured.dialog(),
         },

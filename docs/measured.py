@@ -589,6 +589,32 @@ def translation() -> str:
     )
 
 
+COMMONGEN = {"start": "the start", "sft": "cross-entropy, continued", "ppo": "PPO", "shuffled": "PPO, scores shuffled"}
+
+
+def commongen() -> str:
+    """One row per player of the task of given words, over its seeds."""
+    results: Any = _read("commongen.json")
+    if not results:
+        return NOTHING
+    table = "| trained by | words that occur, sampled | greedy | copies | BLEU, sampled | greedy | KL, nats | steps |\n"
+    table += "|---" * 8 + "|\n"
+    for name in sorted({row["player"] for row in results["rows"]}, key=[*COMMONGEN].index):
+        rows = [row for row in results["rows"] if row["player"] == name]
+        sampled, greedy = ([row["evaluation"][how] for row in rows] for how in ("sampled", "greedy"))
+        copies = [{"share": abs(found["repeat_penalty"])} for found in sampled]
+        cells = [_each(found, "coverage", 100) for found in (sampled, greedy)] + [_each(copies, "share", 100)]
+        cells += [_each(found, "bleu") for found in (sampled, greedy)]
+        cells += [_each(sampled, "kl"), "" if name == "start" else _each(rows, "steps", digits=0)]
+        table += f"| {COMMONGEN[name]} | {' | '.join(cells)} |\n"
+    replies = results["rows"][0]["evaluation"]["greedy"]["replies"]
+    return (
+        f"{table}\nPercent of the words, and of the replies that copy their prompt; {replies} held-out tasks; seeds are"
+        f" separated by commas. {results['minutes']:g} minutes of processor time each, on one thread. Made by "
+        f"`{results['command']}`.\n"
+    )
+
+
 def seed_demo() -> str:
     """A sentence on the demo at its published size."""
     results: Any = _read("seed-demo.json")
