@@ -271,6 +271,26 @@ def test_eval_compares_models_by_pass_at_k(place, capsys):
     assert "pass@5" in (place / "page.html").read_text() and "pass@5" in capsys.readouterr().out
 
 
+def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
+    """A model's score for a task is that of the program that `operant generate` chooses by the same search."""
+    search = ["--tasks", place / "problems.jsonl", "--tests", "--samples", 24, "--refine", "--repair", "policy"]
+    other, out, found = place / "searched", place / "handed-in.json", []
+    shutil.copytree(place / "model", other)
+    lm("gpt2", len(PIECES), spread=0.3, eos_token_id=1, bos_token_id=1).save_pretrained(other)
+    assert run("eval", place / "model", other, *search, *SAMPLING, "--out", out) == 0
+    printed, told = capsys.readouterr(), json.loads(out.read_text())
+    assert "of 24 programs each, then 1 x 24 refined by line or repaired by the model itself" in printed.out
+    assert "jail: " in printed.err
+    for name in (place / "model", other):
+        assert run("generate", name, *search, *SAMPLING, "--out", place / f"{name.name}-handed-in.jsonl") == 0
+        chosen = {row["prompt"]: row["replies"][0] for row in read(place / f"{name.name}-handed-in.jsonl")}
+        for task in told["tasks"]:
+            [reply] = [reply for reply in task["replies"] if reply["source"] == str(name)]
+            assert reply["reply"] == chosen[task["prompt"]]
+            found.append((reply["scores"]["tests"] == 1, passes(reply["reply"], [2, 5], FACTORS[task["prompt"]])))
+    assert {(True, True), (False, False)} == set(found)
+
+
 def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
     """The numbers of evaluation.json are those of its replies, and `--best` takes one."""
     words = ["--policy", place / "model", "--tasks", place / "problems.jsonl", "--target-field", "target"]
@@ -295,6 +315,11 @@ def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
         (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
         (["eval", "model", "--metrics", "1@1", "--tasks", "bare.jsonl"], "task 'bare/1' has none: ask for pass@1"),
         (["eval", "model", "--metrics", "pass@1", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
+        (["eval", "model", "--refine"], "--refine is about programs that tests judge: give --tests too"),
+        (["eval", "model", "--tests", "--metrics", "pass@1"], "--metrics beside --tests"),
+        (["eval", "model", "--tests", "--beams", 2], "--beams 2 beside --tests"),
+        (["eval", "model", "--tests", "--submit", 2], "submit"),
+        (["eval", "model", "--tests", "--tasks", "bare.jsonl"], "1 of 2 tasks, first 'bare/1', have no example tests"),
         (["train", "--policy", "model", "--reward", "length:3", "--metrics", "pass@2"], "1: --evaluation.samples 2"),
     ],
 )  # fmt: skip
@@ -323,7 +348,7 @@ def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatc
         more = ["--steps", 1, "--batch", 4] if command == "train" else SAMPLING
         assert run(command, *shorter, *more) == 0, capsys.readouterr().err
         done.append(command)
-    assert done == ["eval", "generate", "generate", "generate", "train", "train", "generate"]
+    assert done == ["eval", "generate", "generate", "eval", "generate", "train", "train", "generate"]
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"id"')]
     assert len(printed) == len(read(tmp_path / "better.jsonl")) == 3
     assert all(0 < program["critic"] < 1 for row in printed for program in row["programs"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_commands_of_the_pages import commands
 from toys import letters, lm
 
 import operant
@@ -382,10 +383,7 @@ def test_the_world_of_the_page_is_a_file_of_sixty_lines_that_trains(tmp_path, mo
     names = {"__name__": "ladders"}
     exec(compile(snippet, "ladders.py", "exec", dont_inherit=True), names)
     operant.check_env(names["Ladders"]())
-    [command] = [
-        line for line in page.splitlines() if "ladders.py:Ladders" in line and line.startswith("operant train")
-    ]
-    words = command.split()[1:]
+    [words] = [words for _, *words in commands("docs/text-worlds.md") if "ladders.py:Ladders" in words]
     words[words.index("--steps") + 1], words[words.index("--batch") + 1] = "1", "4"
     assert main([*words, "--out", "run"]) in (0, None)
     metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])

@@ -45,6 +45,35 @@ class Command:
     """Whether it takes the options of a run, too."""
 
 
+OF_SEARCH: dict[str, dict[str, Any]] = {
+    "refine": {
+        "action": "store_true",
+        "help": "with --tests: cut programs that pass, and write their rest anew",
+    },
+    "cut": {
+        "metavar": "WHERE",
+        "help": "where: critic, line or random [critic if there is one, else line]",
+    },
+    "repair": {
+        "metavar": "MODEL",
+        "help": "with --tests: if none passes, rewrite the best failures by this model, or by `policy`",
+    },
+    "repairs": {"metavar": "M", "help": "failures of a round that are repaired [1]"},
+    "repair-template": {
+        "metavar": "TEXT",
+        "help": "what the repair model reads, with {prompt}, {program}, {outcome} and {message}",
+    },
+    "rounds": {"metavar": "N", "help": "rounds of refining and repairing, of --samples programs each [1]"},
+    "budget": {"metavar": "N", "help": "most programs of a task in all rounds [no limit]"},
+    "critic": {
+        "metavar": "MODEL",
+        "help": "with --tests: an outcome critic, which ranks programs and says where they are cut",
+    },
+    "jail": {"metavar": "OPTIONS", "help": "with --tests: limits of the programs, as in {seconds: 2}"},
+}
+"""Options of a search for programs, of `generate` and `eval`."""
+
+
 def run(name: str, words: Sequence[str]) -> int:
     """Run the command `name` on the words after it, or print its help; returns the exit code.
 
@@ -379,31 +408,8 @@ All other options are those of `operant train`. The same command resumes a sweep
                 "help": "the replies are programs: choose those that pass the tasks' example tests (docs/code.md)",
             },
             "submit": {"metavar": "N", "help": "with --tests: programs that are chosen for each task [1]"},
-            "refine": {
-                "action": "store_true",
-                "help": "with --tests: cut programs that pass, and write their rest anew",
-            },
-            "cut": {
-                "metavar": "WHERE",
-                "help": "where: critic, line or random [critic if there is one, else line]",
-            },
-            "repair": {
-                "metavar": "MODEL",
-                "help": "with --tests: if none passes, rewrite the best failures by this model, or by `policy`",
-            },
-            "repairs": {"metavar": "M", "help": "failures of a round that are repaired [1]"},
-            "repair-template": {
-                "metavar": "TEXT",
-                "help": "what the repair model reads, with {prompt}, {program}, {outcome} and {message}",
-            },
-            "rounds": {"metavar": "N", "help": "rounds of refining and repairing, of --samples programs each [1]"},
-            "budget": {"metavar": "N", "help": "most programs of a task in all rounds [no limit]"},
-            "critic": {
-                "metavar": "MODEL",
-                "help": "with --tests: an outcome critic, which ranks programs and says where they are cut",
-            },
+            **OF_SEARCH,
             "all": {"action": "store_true", "help": "with --tests: write every program with its outcome, one a line"},
-            "jail": {"metavar": "OPTIONS", "help": "with --tests: limits of the programs, as in {seconds: 2}"},
             "best-of": {
                 "metavar": "N",
                 "help": "draw N replies and keep the one with the highest reward [1]",
@@ -439,6 +445,8 @@ All other options are those of `operant train`. The same command resumes a sweep
   operant eval runs/x builtin:reviews-lm             by the reward, held-out tasks and sampling of the run
   operant eval runs/a runs/a@120 ./my-model --tasks held-out.jsonl --reward letters:e --reward length:20
   operant eval runs/code runs/code@60 --samples 20 --metrics pass@1,pass@8
+  operant eval runs/code runs/code@60 --samples 8 --tests --refine --repair policy
+                                                     the programs that they hand in after a search
   operant eval runs/a runs/b --tasks held-out.jsonl --report page.html --label judge.jsonl
                                                      replies side by side, and rows for people to judge
 
@@ -455,6 +463,11 @@ first model is the one that the others are compared with.""",
                 "[true]",
             },
             "samples": {"metavar": "N", "help": "replies of each model to each task [1]"},
+            "tests": {
+                "action": "store_true",
+                "help": "the replies are programs: each model hands in one of N, chosen by the tasks' example tests",
+            },
+            **OF_SEARCH,
             "metrics": {
                 "metavar": "NAMES",
                 "help": "of programs with tests: pass@k and n@k, as in pass@1,pass@8,1@8; then rewards only if named",

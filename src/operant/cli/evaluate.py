@@ -11,6 +11,7 @@ from operant import rewards
 from operant.cli.arguments import new_file
 from operant.cli.parser import as_typed
 from operant.cli.play import aligned
+from operant.cli.program_files import OF_SEARCH, SearchAsked, handed_in, parts_of, search_asked, searcher, with_examples
 from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form, with_target
 from operant.data import DataOptions
 from operant.data.forms import Form
@@ -52,6 +53,8 @@ class Plan:
     """Whether the run had a mask policy, which is not exported: each model then truncates its own distribution."""
     search: EvaluationOptions
     """Its beams and length penalty."""
+    programs: SearchAsked | None
+    """Each model hands in one program for a task, after this search; None: its replies are judged as they are drawn."""
     samples: int
     seed: int
     device: str
@@ -94,10 +97,12 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
         named = named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
+    programs = searched_programs(options, samples)
     metrics = metrics_of_tasks(options.pop("metrics", None), samples)
-    if metrics and form is None:
+    if (metrics or programs) and form is None:
         given = with_target(source, given)
-    specs = [as_spec(spec) for spec in options.pop("reward", [not metrics])]
+    paid = "tests" if programs and not run else not metrics
+    specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
     names = [one.name for one in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -105,6 +110,8 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     own = part(run, "evaluation")
     beams = counted(options, "beams", own.get("beams", 1))
     penalty = convert(options.pop("length_penalty", own.get("length_penalty", 1.0)), float, "length_penalty")
+    if programs is not None and beams > 1:
+        raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
     search = EvaluationOptions(samples=samples, beams=beams, length_penalty=penalty)
     sampling = compose({"": Sampling}, {**part(run, "sampling"), **options})[""]
     for one in scorers:
@@ -122,11 +129,27 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         sampling=from_generation_kwargs(sampling, kept),
         masked=part(run, "mask").get("by", "") in ("copy", "model"),
         search=search,
+        programs=programs,
         samples=samples,
         seed=seed,
         device=device,
         files=files,
     )
+
+
+def searched_programs(options: dict[str, Any], samples: int) -> SearchAsked | None:
+    """The search of `--tests`, whose options are taken. Raises: OperantError for one that is not valid or idle."""
+    if not options.pop("tests", False):
+        if odd := next((name for name in OF_SEARCH if name in options), None):
+            raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
+        return None
+    if "metrics" in options:
+        raise OperantError(
+            "--metrics beside --tests: they count replies as they are drawn, and with --tests each model hands in one "
+            "program for a task; leave one of the two out"
+        )
+    options["samples"] = samples
+    return search_asked(options)
 
 
 def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
@@ -158,17 +181,27 @@ def answered(plan: Plan) -> Compared:
     """
     found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
     tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0], form=plan.form)
+    if plan.programs is not None:
+        tasks.tasks, _ = with_examples(tasks.tasks)
+        (critic, verdicts), loaded = parts_of(plan.programs), None
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)
     prepared(plan.metrics, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
     for name in plan.models:
-        policy, engine = load(name) if loaded is None else loaded
-        policy, loaded = policy.to(find_device(plan.device)), None  # one model at a time is in memory
         found.append([])
-        engine = beam_search(policy, plan.search) or engine
-        mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
-        for _, replies in judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers):
+        if plan.programs is not None:
+            search, policy = searcher(plan.programs, name, critic, verdicts, plan.seed, plan.device, plan.sampling)
+            each = handed_in(search, tasks.of(policy, plan.sampling.max_tokens), plan.scorers, plan.sampling)
+        else:
+            policy, engine = load(name) if loaded is None else loaded
+            policy = policy.to(find_device(plan.device))
+            engine = beam_search(policy, plan.search) or engine
+            mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
+            drawn = judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers)
+            each = (replies for _, replies in drawn)
+        loaded = None  # one model at a time is in memory
+        for replies in each:
             found[-1].append(replies)
             progress.add(plan.samples, name)
     listed = [{"id": task.id, "prompt": tasks.text(task)} for task in tasks.tasks]
@@ -190,6 +223,7 @@ def describe(plan: Plan, count: int) -> str:
     sampling += f", beams {plan.search.beams}" if plan.search.beams > 1 else ""
     sampling += ", masked by each model itself, because an export has no mask policy" if plan.masked else ""
     each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
+    each = each if plan.programs is None else plan.programs.describe()
     return f"{count:,} tasks of {plan.source}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 
 

@@ -3,13 +3,14 @@
 {"id": "p/0", "prompt": "Twice x.", "replies": ["def f(x): ..."], "programs": [{"outcome": "passed", ...}]}
 
 With --all every candidate is a row: for a critic of outcomes, and with `--form repair` for a model that repairs.
+`operant eval MODEL ... --tests` compares models by the programs that they hand in after such a search.
 """
 
 import difflib
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -39,8 +40,9 @@ from operant.programs.problems import problem_of
 from operant.programs.repair import TEMPLATE, check_template
 from operant.programs.search import Candidate, Search, SearchOptions, Writer, chosen
 from operant.programs.verdicts import Verdicts
+from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
-from operant.runs.judged_replies import AT_ONCE, Kept
+from operant.runs.judged_replies import AT_ONCE, JudgedReply, Kept, Scorer
 from operant.runs.named_models import load
 from operant.sampling import Sampling
 from operant.sandbox.jail import JailOptions, Verdict
@@ -48,25 +50,38 @@ from operant.storage import atomic_io
 from operant.text_scores.outcome_critic import CriticScore
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OUTCOMES, OperantError, Task, shown
+from operant.types import OUTCOMES, OperantError, Rollout, Task, Turn, shown
 
-OF_TESTS = (
-    "refine",
-    "cut",
-    "repair",
-    "repairs",
-    "repair_template",
-    "rounds",
-    "budget",
-    "critic",
-    "submit",
-    "all",
-    "jail",
-)
-"""Options that only apply to programs with tests."""
+OF_SEARCH = ("refine", "cut", "repair", "repairs", "repair_template", "rounds", "budget", "critic", "jail")
+"""Options of a search for programs."""
+OF_TESTS = (*OF_SEARCH, "submit", "all")
+"""Options of `operant generate` that only apply to programs with tests."""
 OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
 """Options of replies to a file that do not apply to them."""
 CRITICS = Table("critic", "operant.critics", {})
+
+
+@dataclass(frozen=True)
+class SearchAsked:
+    """The search that a command line asks for."""
+
+    options: SearchOptions
+    repairer: str | None
+    """None: the policy itself."""
+    template: str
+    critic: str | None
+    jail: JailOptions
+
+    def describe(self) -> str:
+        """How the program that is handed in was found."""
+        own, ways = self.options, list[str]()
+        if own.refine:
+            ways.append(f"refined by {own.refine}")
+        if own.repair:
+            ways.append(f"repaired by {self.repairer or 'the model itself'}")
+        rounds = f", then {own.rounds} x {own.samples} {' or '.join(ways)}" if ways else ""
+        by = "" if self.critic is None else f" and the critic {self.critic}"
+        return f"of {own.samples} programs each{rounds}, the best by the examples{by}"
 
 
 @dataclass(frozen=True)
@@ -75,13 +90,8 @@ class ProgramsAsked:
 
     model: str
     sampling: Sampling
-    search: SearchOptions
+    search: SearchAsked
     submit: int
-    repairer: str | None
-    """None: the policy itself."""
-    template: str
-    critic: str | None
-    jail: JailOptions
     seed: int
     device: str
     out: Path | None
@@ -90,7 +100,7 @@ class ProgramsAsked:
     def made_by(self, tasks: TaskSet) -> dict[str, Any]:
         """What the candidates depend on."""
         known = {name: x for name, x in asdict(self).items() if name not in ("out", "all", "submit", "device")}
-        stamps = [stamp(name) for name in (self.model, self.repairer, self.critic) if name is not None]
+        stamps = [stamp(name) for name in (self.model, self.search.repairer, self.search.critic) if name is not None]
         return known | {"weights": stamps, "tasks": [[t.id, t.prompt, t.target] for t in tasks.tasks]}
 
 
@@ -106,9 +116,7 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     policy = load(asked.model)[0] if cuts(data) or form is not None else None
     tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
     tasks.tasks, hidden = with_examples(tasks.tasks)
-    critic = None if asked.critic is None else critic_of(asked.critic)
-    verdicts = Verdicts(asked.jail)
-    print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
+    critic, verdicts = parts_of(asked.search)
     kept = None if asked.out is None else Kept(asked.out, asked.made_by(tasks), dict)
     if kept is not None and kept.done:
         print(f"the programs of {len(kept.done)} tasks were made before, and are kept", file=sys.stderr)
@@ -132,6 +140,27 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
         )
     if len(words) > 1:
         raise OperantError(f"--tests takes one model, and {words[1]!r} is a second: `operant eval` compares models")
+    search, submit = search_asked(options), counted(options, "submit", 1)
+    if submit > search.options.samples:
+        raise OperantError(
+            f"--submit {submit} of --samples {search.options.samples}: no more are submitted than are sampled"
+        )
+    device = options.pop("device", "auto")
+    find_device(device)
+    return ProgramsAsked(
+        model=words[0],
+        search=search,
+        submit=submit,
+        seed=convert(options.pop("seed", 0), int, "seed"),
+        device=device,
+        out=new_file("out", options.pop("out", None), (".jsonl",)),
+        all=bool(options.pop("all", False)),
+        sampling=compose({"": Sampling}, options)[""],
+    )
+
+
+def search_asked(options: dict[str, Any]) -> SearchAsked:
+    """Take the options of a search, and the number of samples. Raises: OperantError for one that is not valid."""
     refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
     repairer, critic = options.pop("repair", None), options.pop("critic", None)
     if cut is not None and not refine:
@@ -142,35 +171,30 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
         raise OperantError(f"--{idle.replace('_', '-')} is about repairing: give --repair policy or --repair MODEL too")
     if idle := next((n for n in ("rounds", "budget") if n in options and not refine and repairer is None), None):
         raise OperantError(f"--{idle} counts what is refined and repaired: give --refine or --repair too")
-    search = SearchOptions(
+    own = SearchOptions(
         samples=counted(options, "samples", 1),
         refine=(cut or ("line" if critic is None else "critic")) if refine else None,
         repair=counted(options, "repairs", 1) if repairer is not None else 0,
         rounds=counted(options, "rounds", 1),
         budget=counted(options, "budget", 1) if "budget" in options else None,
     )
-    submit = counted(options, "submit", 1)
-    if submit > search.samples:
-        raise OperantError(f"--submit {submit} of --samples {search.samples}: no more are submitted than are sampled")
-    device = options.pop("device", "auto")
-    find_device(device)
     jail = read_option(options.pop("jail", {}))
     if not isinstance(jail, Mapping):
         raise OperantError(f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
-    return ProgramsAsked(
-        model=words[0],
-        search=search,
-        submit=submit,
+    return SearchAsked(
+        own,
         repairer=None if repairer in (None, "policy") else str(repairer),
         template=check_template(str(options.pop("repair_template", TEMPLATE))),
         critic=critic,
         jail=compose({"jail": JailOptions}, {"jail": jail})["jail"],
-        seed=convert(options.pop("seed", 0), int, "seed"),
-        device=device,
-        out=new_file("out", options.pop("out", None), (".jsonl",)),
-        all=bool(options.pop("all", False)),
-        sampling=compose({"": Sampling}, options)[""],
     )
+
+
+def parts_of(asked: SearchAsked) -> tuple[Any, Verdicts]:
+    """The critic, if one is named, and what runs the programs; says where they run. Raises: OperantError."""
+    critic, verdicts = None if asked.critic is None else critic_of(asked.critic), Verdicts(asked.jail)
+    print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
+    return critic, verdicts
 
 
 def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
@@ -206,15 +230,44 @@ def critic_of(name: str) -> Any:
     return critic
 
 
-def writer_of(name: str, asked: ProgramsAsked) -> tuple[Writer, Any]:
+def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Any]:
     """A model that writes programs, and its policy. Raises: OperantError for a model without a tokenizer."""
     policy, engine = load(name)
     if policy.tokenizer is None:
         raise OperantError(f"{name} has no tokenizer, and programs are texts: save its tokenizer into its folder")
-    policy, sampling = policy.to(find_device(asked.device)), asked.sampling.of(policy)
-    return Writer(
-        policy.tokenizer, engine, sampling, lambda size: policy.misfit(size, sampling.max_tokens) is None
-    ), policy
+    policy, own = policy.to(find_device(device)), sampling.of(policy)
+    return Writer(policy.tokenizer, engine, own, lambda size: policy.misfit(size, own.max_tokens) is None), policy
+
+
+def searcher(
+    asked: SearchAsked, model: str, critic: Any, verdicts: Verdicts, seed: int, device: str, sampling: Sampling
+) -> tuple[Search, Any]:
+    """The search by a model, and its policy. Raises: OperantError as `writer_of`."""
+    writer, policy = writer_of(model, device, sampling)
+    repairer = None if asked.repairer is None else writer_of(asked.repairer, device, sampling)[0]
+    how = {"seed": seed, "critic": critic, "repairer": repairer, "template": asked.template}
+    return Search(asked.options, writer, verdicts, **how), policy
+
+
+def handed_in(
+    search: Search, tasks: Sequence[Task], scorers: Sequence[Scorer], sampling: Sampling
+) -> Iterator[list[JudgedReply]]:
+    """Yield for each task the program that its search hands in, with its scores, as its only reply."""
+    size, tokenizer = max(1, AT_ONCE // search.options.samples), search.writers[0].tokenizer
+    for begin in range(0, len(tasks), size):
+        some = tasks[begin : begin + size]
+        best = [chosen(candidates, 1)[0] for candidates in search(some)]
+        rollouts = []
+        for task, c in zip(some, best, strict=True):
+            prompt = encode_prompt(tokenizer, task.prompt)
+            ids = (
+                tokenizer.encode(c.text, add_special_tokens=False) if c.writer else c.ids
+            )  # in the policy's own tokens
+            query = tokenizer.decode(prompt, skip_special_tokens=True)
+            rollouts.append(Rollout(task, 0, [Turn(prompt, list(ids))], [c.text], query=query))
+        scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
+        for i, (c, rollout) in enumerate(zip(best, rollouts, strict=True)):
+            yield [JudgedReply(c.text, rollout.count, {name: found[i] for name, found in scores.items()})]
 
 
 def search_on(
@@ -229,13 +282,11 @@ def search_on(
     """Add the candidates of each task that is not in `done` as rows."""
     if all(task.id in done for task in tasks.tasks):
         return
-    writer, policy = writer_of(asked.model, asked)
-    repairer = None if asked.repairer is None else writer_of(asked.repairer, asked)[0]
-    how = {"seed": asked.seed, "critic": critic, "repairer": repairer, "template": asked.template}
-    search = Search(asked.search, writer, verdicts, **how)
+    search, policy = searcher(asked.search, asked.model, critic, verdicts, asked.seed, asked.device, asked.sampling)
     rest = [task for task in tasks.of(policy, asked.sampling.max_tokens) if task.id not in done]
     texts = {task.id: tasks.text(task) for task in tasks.tasks}
-    progress, size = ReplyProgress(len(rest) * asked.search.samples), max(1, AT_ONCE // asked.search.samples)
+    samples = asked.search.options.samples
+    progress, size = ReplyProgress(len(rest) * samples), max(1, AT_ONCE // samples)
     for begin in range(0, len(rest), size):
         some = rest[begin : begin + size]
         found = search(some)
@@ -247,7 +298,7 @@ def search_on(
             done[task.id] = rows
             if kept is not None:
                 kept.add(0, task, rows)
-        progress.add(len(some) * asked.search.samples, asked.model)
+        progress.add(len(some) * samples, asked.model)
     if search.unread:
         print(f"{search.unread} failures were too long for the repair model to read, and were passed over")
 
@@ -319,7 +370,7 @@ def summary(
         right = [[row["outcome"] == "passed" for row in some] for some in drawn]
         kept = [[row["examples"] == "passed" for row in some] for some in drawn]
         both = [sum(map(all, zip(*pair, strict=True))) for pair in zip(right, kept, strict=True)]
-        k, n = asked.search.samples, asked.submit
+        k, n = asked.search.options.samples, asked.submit
         passes = {f"pass@{j}": fmean(pass_at_k(k, sum(r), j) for r in right) for j in dict.fromkeys((1, k))}
         passes[f"{n}@{k}"] = fmean(n_at_k(k, sum(m), c, n, k) for m, c in zip(kept, both, strict=True))
         numbers = ", ".join(f"{name} {x:.3f}" for name, x in passes.items())
