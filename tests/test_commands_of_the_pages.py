@@ -40,6 +40,8 @@ PAGES = [
     "docs/ahead.md",
     "docs/prompts.md",
     "docs/scale.md",
+    "docs/resuming.md",
+    "docs/textworld.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 
