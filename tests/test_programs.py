@@ -401,7 +401,7 @@ def test_the_rows_and_the_snippet_of_the_page(capsys):
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rows = [MBPP | {"text": f"Double {i}."} for i in range(8)]
+    rows = [MBPP | {"text": f"Double {i}.", "task_id": i} for i in range(8)]
     Path("mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     tiny("llama", Path("my-code-model"))
     for line in re.findall(r"^    operant (.*)$", PAGE, re.M):
