@@ -60,7 +60,13 @@ def search(words: Sequence[str], options: dict[str, Any]) -> int:
     own["prompts"] = tuple(options.pop("manual", None) or MANUAL)
     out, source = options.pop("out", None), options.pop("vocabulary", None)
     setting = _setting(options)
-    own["vocabulary"] = None if source is None else _vocabulary(source)
+    if source is not None:
+        model = task_model(source)
+        if not isinstance(model, TransformerTaskModel):
+            raise OperantError(
+                f"--vocabulary {source}: a function has no tokens: name a model, as in --vocabulary ./gpt2"
+            )
+        own["vocabulary"] = Vocabulary(model.tokenizer)
     rows = compare(setting, None if names is None else names.split(","), **own)
     cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]
     for row in rows:
@@ -118,14 +124,6 @@ def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[
             f"that was stopped (operant train --resume {words[0]}); with form.conditioned there is none"
         )
     return found
-
-
-def _vocabulary(source: str) -> Vocabulary:
-    """The tokens of a model. Raises: OperantError for a function, which has none."""
-    model = task_model(source)
-    if not isinstance(model, TransformerTaskModel):
-        raise OperantError(f"--vocabulary {source}: a function has no tokens: name a model, as in --vocabulary ./gpt2")
-    return Vocabulary(model.tokenizer)
 
 
 def _examples(source: str) -> Examples:
