@@ -157,10 +157,12 @@ def test_a_person_plays_to_the_end(typed, capsys):
 
 @pytest.mark.parametrize("end", ["quit", EOFError, KeyboardInterrupt])
 def test_leaving_a_game_keeps_what_was_recorded(end, typed, tmp_path, capsys):
-    typed("look", "jump", end)
+    """But no command that the game has refused: nobody should learn it."""
+    typed("go east", "jump", "go west", end)
     play("rooms", "--record", tmp_path / "mine.jsonl")
-    assert [row["completion"] for row in rows(tmp_path / "mine.jsonl")] == [" look", " jump"]
-    assert "2 turns recorded" in capsys.readouterr().out
+    assert [row["completion"] for row in rows(tmp_path / "mine.jsonl")] == [" go east", " go west"]
+    out = capsys.readouterr().out
+    assert "2 turns recorded" in out and "; 1 that the game did not understand were left out" in out
 
 
 def test_texts_of_a_world_move_no_cursor(typed, monkeypatch, capsys):
@@ -222,13 +224,55 @@ def test_a_run_in_worker_processes_plays_with_its_own_options(trained, tmp_path,
 
 def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
     both = ["--player", trained / "model", "--player", trained / "run", "--games", 3]
-    play("rooms", *both, "--env.max_turns", 4, "--sampling.top_k", 1, "--record", tmp_path / "a.jsonl")
-    found = table(capsys)
-    assert [row["turns"] for row in found.values()] == ["4 ± 0", "4 ± 0"]
-    assert len(rows(tmp_path / "a.jsonl")) == 2 * 3 * 4
-    play("rooms", *both, "--env.max_turns", 4, "--sampling.top_k", 1, "--record", tmp_path / "b.jsonl", "--seed", 7)
-    assert rows(tmp_path / "a.jsonl")[:12] == rows(tmp_path / "b.jsonl")[:12]  # greedy: no random numbers
-    assert rows(tmp_path / "a.jsonl")[12:] != rows(tmp_path / "b.jsonl")[12:]  # a choice among commands is drawn
+    both += ["--env.max_turns", 4, "--sampling.top_k", 1, "--transcript", 1]
+    games = {}
+    for seed in (0, 7):
+        play("rooms", *both, "--record", tmp_path / f"{seed}.jsonl", "--seed", seed)
+        captured = capsys.readouterr().out
+        lines = [
+            line for line in captured.splitlines() if line.startswith((str(trained / "model"), str(trained / "run")))
+        ]
+        assert len(lines) == 2 and all("4 ± 0" in line for line in lines)
+        games[seed] = captured.split("--- ")[1:]
+    assert games[0][0] == games[7][0]  # greedy: no random numbers
+    assert games[0][1] != games[7][1]  # a choice among commands is drawn
+    assert len(rows(tmp_path / "0.jsonl")) == 3 * 4  # the run's own; the game has refused what the model wrote
+
+
+# --- a player of one's own --------------------------------------------------------------------------------------------
+
+EASTWARD = """
+class Eastward:
+    def act(self, state, game, chance):
+        return "go east" if "go east" in state.commands else chance.choice(state.commands)
+
+class Broken:
+    def act(self, state, game, chance):
+        return state.commands[99]
+
+class Wordless:
+    def act(self, state, game, chance):
+        return None
+
+class Nothing:
+    pass
+"""
+
+
+def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(EASTWARD, encoding="utf-8")
+    play("rooms", "--player", "mine.py:Eastward", "--games", 2, "--record", "demos.jsonl", "--env.max_turns", 5)
+    assert table(capsys)["mine.py:Eastward"]["games"] == "2"
+    assert " go east" in [row["completion"] for row in rows(tmp_path / "demos.jsonl")]
+    for name, why in {
+        "Broken": "player 'mine.py:Broken' raised IndexError: ",
+        "Wordless": "player 'mine.py:Wordless' returned None; a command is a text",
+        "Nothing": "has no method act(state, game, chance)",
+        "None": "'mine.py' has no 'None'",
+    }.items():
+        play("rooms", "--player", f"mine.py:{name}", "--games", 1, code=2)
+        assert why in capsys.readouterr().err
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------

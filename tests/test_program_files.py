@@ -43,6 +43,9 @@ def place(tmp_path_factory):
         "    def prefixes(self, problem, ids, tokenizer):\n"
         "        return [tokenizer.decode(ids[: n + 1]).count('1') for n in range(len(ids))]\n"
         "class Nothing:\n    pass\n"
+        "class Short:\n    def prefixes(self, problem, ids, tokenizer):\n        return []\n"
+        "class Odd:\n    def prefixes(self, problem, ids, tokenizer):\n        return [float('nan')] * len(ids)\n"
+        "class Broken:\n    def prefixes(self, problem, ids, tokenizer):\n        return 1 / 0\n"
     )
     return folder
 
@@ -130,7 +133,7 @@ def test_candidates_become_pairs_for_a_repair_model(candidates, place):
         (["--tests", "--best-of", 4], "--best-of beside --tests"),
         (["--tests", "--cut", "line"], "--cut line says where programs are cut to be refined: give --refine too"),
         (["--tests", "--refine", "--cut", "critic"], "--cut critic needs a critic"),
-        (["--tests", "--refine", "--cut", "best"], "refine='best'"),
+        (["--tests", "--refine", "--cut", "best"], "--cut best: programs are cut by critic, line, random"),
         (["--tests", "--repairs", 2], "--repairs is about repairing"),
         (["--tests", "--rounds", 2], "--rounds counts what is refined and repaired"),
         (["--tests", "--samples", 8, "--refine", "--budget", 4], "budget=4 is below samples=8"),
@@ -280,7 +283,7 @@ def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
     assert run("eval", place / "model", other, *search, *SAMPLING, "--out", out) == 0
     printed, told = capsys.readouterr(), json.loads(out.read_text())
     assert "of 24 programs each, then 1 x 24 refined by line or repaired by the model itself" in printed.out
-    assert "jail: " in printed.err
+    assert "jail: " in printed.err and told["search"]["options"]["refine"] == "line"
     for name in (place / "model", other):
         assert run("generate", name, *search, *SAMPLING, "--out", place / f"{name.name}-handed-in.jsonl") == 0
         chosen = {row["prompt"]: row["replies"][0] for row in read(place / f"{name.name}-handed-in.jsonl")}
@@ -289,6 +292,57 @@ def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
             assert reply["reply"] == chosen[task["prompt"]]
             found.append((reply["scores"]["tests"] == 1, passes(reply["reply"], [2, 5], FACTORS[task["prompt"]])))
     assert {(True, True), (False, False)} == set(found)
+
+
+def test_rows_with_tests_need_no_form_and_examples_alone_are_named(place, tmp_path, capsys):
+    rows = [{"prompt": "Same:", "tests": ["assert f(2) == 2"], "examples": ["assert f(0) == 0"], "before": BEFORE}]
+    write(tmp_path / "flat.jsonl", rows)
+    for tasks, alone in ((tmp_path / "flat.jsonl", False), (place / "shown.jsonl", True)):
+        for more in (["--tests"], ["--reward", "tests"]):
+            if not alone or more == ["--tests"]:
+                assert run("eval", place / "model", "--tasks", tasks, *more, *SAMPLING) == 0
+                assert ("1 of 1 tasks have no hidden tests" in capsys.readouterr().err) is alone
+
+
+def test_a_search_has_the_limits_of_the_run_and_its_held_out_reward(place, tmp_path, capsys):
+    """What pays relative to the greedy program trains; held-out programs are judged by the reward of which it is."""
+    words = ["--policy", place / "model", "--tasks", place / "problems.jsonl", "--target-field", "target"]
+    words += ["--evaluate", place / "problems.jsonl", "--reward.seconds", 3, "--score.centre", "false"]
+    words += ["--algorithm", "reinforce", "--steps", 1, "--batch", 4, "--samples", 2]
+    assert run("train", *words, "--reward", "minus_greedy:tests", *SAMPLING, "--out", tmp_path / "run") == 0
+    after = json.loads((tmp_path / "run/evaluation.json").read_text())["after"]["mean"]
+    assert run("eval", tmp_path / "run", "--out", tmp_path / "again.json") == 0
+    [score] = json.loads((tmp_path / "again.json").read_text())["scores"]
+    assert score["mean"] == pytest.approx(after)
+    assert run("train", *words, "--reward", "tests", *SAMPLING, "--out", tmp_path / "plain") == 0
+    for more, limit in (([], 3), (["--jail", "{seconds: 5}"], 5)):
+        capsys.readouterr()
+        assert run("eval", tmp_path / "plain", "--tests", "--samples", 2, *more) == 0
+        assert f"{limit} s of processor time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Short", "critic Short, about a program for task 'problems/0': returned ()"),
+        ("Odd", "nan"),
+        ("Broken", "raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_critic_of_ones_own_that_is_wrong(name, told, place, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    words = ["--tasks", "problems.jsonl", "--tests", "--refine", "--critic", f"ones.py:{name}"]
+    for command in ("generate", "eval"):
+        assert run(command, "model", *words, *SAMPLING) == 2
+        error = capsys.readouterr().err
+        assert told in error and "Traceback" not in error
+
+
+def test_every_model_is_looked_for_before_the_first_answers(place, capsys, monkeypatch):
+    monkeypatch.setattr(Jail, "run", lambda self, programs: pytest.fail("a program ran"))
+    words = ["--tasks", place / "problems.jsonl", "--tests", *SAMPLING]
+    assert run("eval", place / "model", "runs/nowhere", *words) == 2
+    assert "runs/nowhere" in capsys.readouterr().err
 
 
 def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
@@ -318,6 +372,7 @@ def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
         (["eval", "model", "--refine"], "--refine is about programs that tests judge: give --tests too"),
         (["eval", "model", "--tests", "--metrics", "pass@1"], "--metrics beside --tests"),
         (["eval", "model", "--tests", "--beams", 2], "--beams 2 beside --tests"),
+        (["eval", "model", "--reward", "false"], "--reward false leaves nothing to compare models by"),
         (["eval", "model", "--tests", "--submit", 2], "submit"),
         (["eval", "model", "--tests", "--tasks", "bare.jsonl"], "1 of 2 tasks, first 'bare/1', have no example tests"),
         (["train", "--policy", "model", "--reward", "length:3", "--metrics", "pass@2"], "1: --evaluation.samples 2"),

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,16 @@ from operant import rewards
 from operant.cli.arguments import new_file
 from operant.cli.parser import as_typed
 from operant.cli.play import aligned
-from operant.cli.program_files import OF_SEARCH, SearchAsked, handed_in, parts_of, search_asked, searcher, with_examples
+from operant.cli.program_files import (
+    OF_SEARCH,
+    SearchAsked,
+    form_of_problems,
+    handed_in,
+    parts_of,
+    search_asked,
+    searcher,
+    with_examples,
+)
 from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form, with_target
 from operant.data import DataOptions
 from operant.data.forms import Form
@@ -25,8 +34,9 @@ from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
 from operant.runs.games import playable
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
-from operant.runs.named_models import load, run_options
+from operant.runs.named_models import check, load, run_options
 from operant.sampling import Sampling
+from operant.sandbox.jail import JailOptions
 from operant.storage import atomic_io
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
@@ -97,13 +107,15 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
         named = named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
-    programs = searched_programs(options, samples)
+    programs = searched_programs(options, samples, run)
     metrics = metrics_of_tasks(options.pop("metrics", None), samples)
-    if (metrics or programs) and form is None:
+    if form is None and (form := form_of_problems(source, given)) is None:
         given = with_target(source, given)
     paid = "tests" if programs and not run else not metrics
     specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
+    if not scorers and not metrics:
+        raise OperantError("--reward false leaves nothing to compare models by: name a reward, or --metrics pass@1")
     names = [one.name for one in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
@@ -137,8 +149,11 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     )
 
 
-def searched_programs(options: dict[str, Any], samples: int) -> SearchAsked | None:
-    """The search of `--tests`, whose options are taken. Raises: OperantError for one that is not valid or idle."""
+def searched_programs(options: dict[str, Any], samples: int, run: Mapping[str, Any]) -> SearchAsked | None:
+    """The search of `--tests`, whose options are taken. Limits of programs are those of the reward of the run.
+
+    Raises: OperantError for an option that is not valid or idle.
+    """
     if not options.pop("tests", False):
         if odd := next((name for name in OF_SEARCH if name in options), None):
             raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
@@ -149,7 +164,10 @@ def searched_programs(options: dict[str, Any], samples: int) -> SearchAsked | No
             "program for a task; leave one of the two out"
         )
     options["samples"] = samples
-    return search_asked(options)
+    own = {name.removeprefix("reward."): value for name, value in run.items() if name.startswith("reward.")}
+    own |= own.get("of_options") or {}  # a critic names the tests as the reward that it is about
+    limits = {field.name: own[field.name] for field in fields(JailOptions) if field.name in own}
+    return search_asked(options, limits if "tests" in (run.get("reward"), own.get("of")) else {})
 
 
 def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
@@ -182,12 +200,17 @@ def answered(plan: Plan) -> Compared:
     found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
     tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0], form=plan.form)
     if plan.programs is not None:
-        tasks.tasks, _ = with_examples(tasks.tasks)
+        tasks.tasks, hidden = with_examples(tasks.tasks)
+        if alone := len(tasks.tasks) - len(hidden):
+            told = f"{alone} of {len(tasks.tasks)} tasks have no hidden tests: the examples that choose a program"
+            print(f"{told} judge it, too, so its score is too good", file=sys.stderr)
         (critic, verdicts), loaded = parts_of(plan.programs), None
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)
     prepared(plan.metrics, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
+    for name in plan.models[1:]:
+        check(name)
     for name in plan.models:
         found.append([])
         if plan.programs is not None:
@@ -232,6 +255,8 @@ def write(plan: Plan, compared: Compared, about: str) -> None:
     out, report, label = (plan.files[name] for name in FILES)
     if out is not None:
         asked = {"models": plan.models, "tasks_of": str(plan.source), "samples": plan.samples, "seed": plan.seed}
+        if plan.programs is not None:
+            asked["search"] = asdict(plan.programs)
         whole = asked | {"sampling": asdict(plan.sampling)} | compared.as_plain()
         atomic_io.write(out, atomic_io.strict_json(whole) + "\n")
         print(f"scores and replies: {out}")

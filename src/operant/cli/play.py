@@ -114,7 +114,7 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
         )
     if len(tasks) < asked.count or split != asked.split:
         print(f"{words[0]}: {len(tasks)} games of split {split} are played; it has no more", file=sys.stderr)
-    table, demonstrations = [], list[dict[str, str]]()
+    table, demonstrations, refused = [], list[dict[str, str]](), 0
     try:
         for name, world in worlds.items():
             played, finished = Recorded(world), 0
@@ -134,6 +134,7 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
                 world.close()
                 wanted = [slot for slot in played.turns if played.games[slot]["won"] or not asked.only_won]
                 demonstrations += [row for slot in wanted for row in played.turns[slot]]
+                refused += played.refused
             games = [played.games[slot] for slot in range(finished)]
             for game in games[: asked.transcripts]:
                 print_transcript(name, game)
@@ -142,7 +143,8 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
         if asked.record is not None:
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in demonstrations]
             atomic_io.write(asked.record, "".join(lines))
-            print(f"{len(demonstrations)} turns recorded: {asked.record}")
+            without = f"; {refused} that the game did not understand were left out" if refused else ""
+            print(f"{len(demonstrations)} turns recorded: {asked.record}{without}")
     for line in aligned(table):
         emit(line, sys.stdout)
     return 0

@@ -31,6 +31,7 @@ from operant.cli.reply_files import (
     with_target,
 )
 from operant.data import DataOptions
+from operant.data.forms import Form
 from operant.diagnosis.intervals import wilson
 from operant.import_by_name import Table, names_object
 from operant.options import compose, convert
@@ -38,7 +39,7 @@ from operant.options import read as read_option
 from operant.programs.passes import n_at_k, pass_at_k
 from operant.programs.problems import problem_of
 from operant.programs.repair import TEMPLATE, check_template
-from operant.programs.search import Candidate, Search, SearchOptions, Writer, chosen
+from operant.programs.search import CUTS, Candidate, Search, SearchOptions, Writer, chosen
 from operant.programs.verdicts import Verdicts
 from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
@@ -80,8 +81,9 @@ class SearchAsked:
         if own.repair:
             ways.append(f"repaired by {self.repairer or 'the model itself'}")
         rounds = f", then {own.rounds} x {own.samples} {' or '.join(ways)}" if ways else ""
+        most = "" if own.budget is None else f", {own.budget} at most"
         by = "" if self.critic is None else f" and the critic {self.critic}"
-        return f"of {own.samples} programs each{rounds}, the best by the examples{by}"
+        return f"of {own.samples} programs each{rounds}{most}, the best by the examples{by}"
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,7 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
     given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
     asked = what_is_asked(words, options)
-    row = first_row(source) if form is None and not given.get("target_field") else None
-    if isinstance(row, Mapping) and "tests" in row and "target" not in row:
-        form = named_parts.form("code", {})
+    form = form or form_of_problems(source, given)
     data = data_options(source, with_target(source, given)) if form is None else compose({"": DataOptions}, given)[""]
     policy = load(asked.model)[0] if cuts(data) or form is not None else None
     tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
@@ -159,10 +159,22 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
     )
 
 
-def search_asked(options: dict[str, Any]) -> SearchAsked:
-    """Take the options of a search, and the number of samples. Raises: OperantError for one that is not valid."""
+def form_of_problems(source: Any, given: Mapping[str, Any]) -> Form | None:
+    """The form of rows that hold tests and no target, if no field is named as the target."""
+    row = None if given.get("target_field") else first_row(source)
+    alone = isinstance(row, Mapping) and "tests" in row and "target" not in row
+    return named_parts.form("code", {}) if alone else None
+
+
+def search_asked(options: dict[str, Any], limits: Mapping[str, Any] | None = None) -> SearchAsked:
+    """Take the options of a search, and the number of samples. limits: of programs, where `jail` names no others.
+
+    Raises: OperantError for one that is not valid.
+    """
     refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
     repairer, critic = options.pop("repair", None), options.pop("critic", None)
+    if cut is not None and cut not in CUTS:
+        raise OperantError(f"--cut {shown(cut)[1:-1]}: programs are cut by {', '.join(CUTS)}")
     if cut is not None and not refine:
         raise OperantError(f"--cut {cut} says where programs are cut to be refined: give --refine too")
     if cut == "critic" and critic is None:
@@ -186,7 +198,7 @@ def search_asked(options: dict[str, Any]) -> SearchAsked:
         repairer=None if repairer in (None, "policy") else str(repairer),
         template=check_template(str(options.pop("repair_template", TEMPLATE))),
         critic=critic,
-        jail=compose({"jail": JailOptions}, {"jail": jail})["jail"],
+        jail=compose({"jail": JailOptions}, {"jail": {**(limits or {}), **jail}})["jail"],
     )
 
 
@@ -268,6 +280,13 @@ def handed_in(
         scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
         for i, (c, rollout) in enumerate(zip(best, rollouts, strict=True)):
             yield [JudgedReply(c.text, rollout.count, {name: found[i] for name, found in scores.items()})]
+    tell_unread(search)
+
+
+def tell_unread(search: Search) -> None:
+    """Say how many failures could not be repaired."""
+    if search.unread:
+        print(f"{search.unread} failures were too long for the repair model to read, and were passed over")
 
 
 def search_on(
@@ -299,8 +318,7 @@ def search_on(
             if kept is not None:
                 kept.add(0, task, rows)
         progress.add(len(some) * samples, asked.model)
-    if search.unread:
-        print(f"{search.unread} failures were too long for the repair model to read, and were passed over")
+    tell_unread(search)
 
 
 def rows_of(

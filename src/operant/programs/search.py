@@ -9,6 +9,7 @@ is sampled again; if none passes, the best failures are rewritten by a model tha
 numbers come from the seed, the task, the round and the number of the sample.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from operant.programs.repair import TEMPLATE, repair_prompt
 from operant.rollouts.chat import encode_prompt
 from operant.sampling import Sampling, counter, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
-from operant.types import OUTCOMES, Engine, OperantError, Task
+from operant.types import OUTCOMES, Engine, OperantError, Task, shown
 
 CUTS = ("critic", "line", "random")
 
@@ -203,6 +204,23 @@ class Search:
         ids = [token for token in task.prompt if isinstance(token, int)]
         return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 
+    def _scores(self, task: Task, reply: Sequence[int], tokenizer: Any) -> tuple[float, ...]:
+        """The critic's score after each token. Raises: OperantError for a critic of the user's own that is wrong."""
+        if self.critic is None:
+            return ()
+        about = f"critic {type(self.critic).__name__}, about a program for task {task.id!r}"
+        try:
+            scores = tuple(map(float, self.critic.prefixes(self._problem(task), reply, tokenizer)))
+        except OperantError:
+            raise
+        except Exception as error:
+            raise OperantError(f"{about}: raised {type(error).__name__}: {error}") from error
+        if len(scores) != len(reply) or not all(map(math.isfinite, scores)):
+            raise OperantError(
+                f"{about}: returned {shown(scores)}; {len(reply)} tokens have {len(reply)} scores, finite numbers"
+            )
+        return scores
+
     def length(self, candidate: Candidate) -> int:
         """The number of tokens after which the text of a candidate is complete."""
         writer, count = self.writers[candidate.writer], len(candidate.ids)
@@ -243,10 +261,8 @@ class Search:
         ]
         for i, (draft, verdict) in enumerate(zip(drafts, self.verdicts(programs), strict=True)):
             task, writer = tasks[draft.place], self.writers[draft.writer]
-            scores = (
-                () if self.critic is None else self.critic.prefixes(self._problem(task), written[i], writer.tokenizer)
-            )
-            made = (draft.how, number, draft.sample, tuple(scores), draft.parent, len(draft.begun))
+            scores = self._scores(task, written[i], writer.tokenizer)
+            made = (draft.how, number, draft.sample, scores, draft.parent, len(draft.begun))
             found[draft.place].append(
                 Candidate(texts[i], written[i], verdict, *made, tuple(draft.prompt), draft.writer)
             )

@@ -77,8 +77,11 @@ class Episode:
         self.info: dict[str, Any] = {}
         self.query = self.key = ""
 
-    def start(self, first: Step) -> Rollout | None:
-        """Begin with the environment's first step. Returns the rollout if the world failed, otherwise None."""
+    def start(self, first: Step, fits: Fits = lambda prompt, reply: True) -> Rollout | None:
+        """Begin with the environment's first step. Returns the rollout if the world failed, otherwise None.
+
+        Raises: OperantError for a text of the world that leaves no room for a reply.
+        """
         self.info |= first.info
         self.key = first.key
         if first.failed is not None:
@@ -87,6 +90,11 @@ class Episode:
         self.prompt = self._opened(encode_prompt(self.tokenizer, first.text or self.task.prompt))
         self.options = self._encoded(first)
         self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
+        if first.text and not fits(len(self.prompt), longest := self._longest(self.options)):
+            raise OperantError(
+                f"the first prompt of task {self.task.id!r} has {len(self.prompt)} tokens, and with {longest} of the "
+                "reply does not fit into the model's context: let the world show less, or lower sampling.max_tokens"
+            )
         return None
 
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
@@ -126,9 +134,8 @@ class Episode:
             following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
         if not (step.terminated or step.truncated):
             assert following is not None  # the episode goes on, so the line above has set it
-            options, ends = self._encoded(step), int(bool(self.sampling.stops))
-            longest = max(len(ids) + ends for _, ids in options) if options else self.sampling.max_tokens
-            if not fits(len(following), longest):
+            options = self._encoded(step)
+            if not fits(len(following), self._longest(options)):
                 while not fits(len(following), 1):  # the critic reads what fits, and predicts after it
                     following.pop()
                 return self._ended("outgrown", following)
@@ -150,6 +157,11 @@ class Episode:
 
     def _encoded(self, step: Step) -> list[tuple[str, list[int]]] | None:
         return None if step.options is None else [(text, encode_more(self.tokenizer, text)) for text in step.options]
+
+    def _longest(self, options: list[tuple[str, list[int]]] | None) -> int:
+        """The most tokens of the next reply."""
+        ends = int(bool(self.sampling.stops))
+        return max(len(ids) + ends for _, ids in options) if options else self.sampling.max_tokens
 
     def _ended(self, end: End, following: list[int] | None = None) -> Rollout:
         known = (self.info, self.query, following, self.place, self.sampling)
@@ -195,7 +207,7 @@ def play(
     with remember(), pool as world:
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task for slot in slots}
-            ended |= {slot: episodes[slot].start(first) for slot, first in answers.reset(env, tasks_of).items()}
+            ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
             live = [slot for slot in slots if ended[slot] is None]
             size, asked = -(-len(live) // waves) or 1, deque[Callable[[], dict[int, Step]]]()
             ready = deque(live[i : i + size] for i in range(0, len(live), size))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from operant.envs import ENVS
-from operant.envs.games import TextGames
+from operant.envs.games import Game, GameState, TextGames
 from operant.envs.isolated import FORMS, without_form
 from operant.envs.players import PLAYERS, Player
-from operant.import_by_name import nearest
+from operant.import_by_name import names_object, nearest
 from operant.options import arguments, compose
 from operant.rollouts.play import play
 from operant.runs import named_parts
@@ -39,7 +39,10 @@ class Recorded:
     world: TextGames
     prompts: dict[int, str] = field(default_factory=dict)
     turns: dict[int, list[dict[str, str]]] = field(default_factory=dict)
-    """Rows of prompt and completion. A prompt is all that the policy reads before its reply."""
+    """Rows of prompt and completion, of commands that the game has understood. A prompt is all that the policy reads
+    before its reply."""
+    refused: int = 0
+    """Commands that the game has not understood."""
     games: dict[int, dict[str, Any]] = field(default_factory=dict)
     """As `Rollout.info["game"]`."""
 
@@ -50,13 +53,35 @@ class Recorded:
         return steps
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
-        for slot, reply in replies.items():
-            self.turns[slot].append({"prompt": self.prompts[slot], "completion": reply})
         steps = self.world.step(replies)
         for slot, step in steps.items():
+            if step.info["game"]["turns"][-1]["valid"]:
+                self.turns[slot].append({"prompt": self.prompts[slot], "completion": replies[slot]})
+            else:
+                self.refused += 1
             self.prompts[slot] = step.text if step.fresh else self.prompts[slot] + replies[slot] + step.text
             self.games[slot] = step.info.get("game", self.games[slot])
         return steps
+
+
+@dataclass
+class OwnPlayer:
+    """A player of the user's own, whose mistakes are told in a sentence."""
+
+    name: str
+    player: Player
+
+    def act(self, state: GameState, game: Game, chance: random.Random) -> str:
+        """Its next command. Raises: OperantError if it raises, or returns no text."""
+        try:
+            command = self.player.act(state, game, chance)
+        except Exception as error:
+            why = f"raised {type(error).__name__}: {error}"
+        else:
+            if isinstance(command, str):
+                return command
+            why = f"returned {shown(command)}; a command is a text"
+        raise OperantError(f"player {shown(self.name)} {why}")
 
 
 def player_names() -> list[str]:
@@ -65,16 +90,25 @@ def player_names() -> list[str]:
 
 
 def simple_player(name: str) -> Callable[[], Player] | None:
-    """What makes a player of that name; None if it is the folder or name of a model.
+    """What makes a player of that name, or of `module:class`; None if it is the folder or name of a model.
 
     Raises: OperantError for a word that is neither.
     """
     if name in player_names():
         return PLAYERS.find(name)
+    if ":" in name and names_object(name, PLAYERS):
+        made = PLAYERS.find(name)
+        if not callable(getattr(made, "act", None)):
+            raise OperantError(
+                f"player {shown(name)} has no method act(state, game, chance), which returns the next command"
+            )
+        return lambda: OwnPlayer(name, made())
     if "/" not in name and ":" not in name and not Path(name).exists():
         hint = nearest(name[:100], ["human", *player_names()]) or "."
         names = ", ".join(["human", *player_names()])
-        raise OperantError(f"player {shown(name)} is unknown{hint} Players: {names}, or the folder of a run or model")
+        raise OperantError(
+            f"player {shown(name)} is unknown{hint} Players: {names}, module:class, or the folder of a run or model"
+        )
     return None
 
 

@@ -72,10 +72,11 @@ def as_spec(value: Any) -> Any:
 def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
     """The reward that `spec` names. True: that of a run, whose flat options are `run`, with its own options.
 
+    Of a reward that pays relative to the policy's greedy replies, it is what the run judges held-out replies by.
     Raises: OperantError for an unknown reward, or a run whose reward cannot be made again.
     """
     if spec is not True:
-        reward = rewards.under(rewards.resolve(spec), IsolationOptions())
+        reward = rewards.under(rewards.held_out(rewards.resolve(spec)), IsolationOptions())
         return Scorer(name_of(spec, reward), reward)
     name = run.get("reward")
     obstacle = "" if run else "the first model is no run"
@@ -88,7 +89,8 @@ def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
         raise OperantError(f"the reward of the run is asked for, and {obstacle}: name one, as in --reward letters:e")
     given = {group: part(run, group) for group in ("isolation", "score")}
     options = compose({"isolation": IsolationOptions, "score": ScoreOptions}, given)
-    made = rewards.under(rewards.resolve(name, named_parts.stored_options("reward", run)), options["isolation"])
+    resolved = rewards.resolve(name, named_parts.stored_options("reward", run))
+    made = rewards.under(rewards.held_out(resolved), options["isolation"])
     return Scorer(name_of(name, made), made, options["score"])
 
 

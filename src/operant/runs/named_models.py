@@ -26,6 +26,7 @@ from operant.runs.folder import read_config, runs_near
 from operant.runs.initial_models import MODELS, START
 from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import KINDS, path_of, step_of
+from operant.storage.hub import find_model
 from operant.training.learner import default_engine
 from operant.types import OperantError
 
@@ -49,25 +50,38 @@ def run_options(name: str) -> dict[str, Any]:
     return named_parts.flattened(read_config(folder)) if (folder / "config.yaml").is_file() else {}
 
 
-def load(name: str) -> tuple[Any, Any]:
-    """The policy of a name, and its engine. Raises: OperantError, with the runs or checkpoints there are."""
+def check(name: str) -> None:
+    """Refuse a name that stands for no model, without loading one.
+
+    Raises: OperantError, with the runs or checkpoints there are.
+    """
     folder, step = divided(name)
     if step is not None:
-        policy = at_step(folder, step)
-        return policy, default_engine(policy)
-    if (folder / "config.yaml").exists() and not (folder / "export").exists():
+        checkpoint_of(folder, step)
+    elif (folder / "config.yaml").exists() and not (folder / "export").exists():
         steps = checkpoint_steps(folder)
         checkpoint = f", or name a checkpoint: {folder}@{steps[-1]}" if steps else ""
         raise OperantError(
             f"{folder} has no exported model yet: wait for the run to end, or resume it: "
             f"operant train --resume {folder}{checkpoint}"
         )
-    if (folder / "export").exists():
+    elif not (folder / "export").exists():
+        try:
+            find_model(name)
+        except OperantError as error:
+            raise OperantError(f"{error}; {runs_near(folder)}") from error
+
+
+def load(name: str) -> tuple[Any, Any]:
+    """The policy of a name, and its engine. Raises: OperantError as `check`, or for a model that cannot be loaded."""
+    check(name)
+    folder, step = divided(name)
+    if step is None and (folder / "export").exists():
         return trained(folder)
     try:
-        policy = load_policy(name)
+        policy = load_policy(name) if step is None else at_step(folder, step)
     except OperantError as error:
-        raise OperantError(f"{error}; {runs_near(folder)}") from error
+        raise OperantError(f"{error}; {runs_near(folder)}") if step is None else error from error
     return policy, default_engine(policy)
 
 
@@ -77,16 +91,22 @@ def checkpoint_steps(folder: Path) -> list[int]:
     return sorted({step for step in found if step is not None})
 
 
-def at_step(folder: Path, step: int) -> Any:
-    """The policy of a run with the weights of its checkpoint of `step`, of either kind.
-
-    Raises: OperantError if there is none, it is damaged, or the model that the run began from cannot be loaded.
-    """
+def checkpoint_of(folder: Path, step: int) -> Path:
+    """The checkpoint of `step` of a run, of either kind. Raises: OperantError if there is none."""
     paths = [path_of(folder / "checkpoints", kind, step) for kind in KINDS]
     path = next((path for path in paths if path.is_dir()), None)
     if path is None:
         known = ", ".join(map(str, checkpoint_steps(folder)[-20:])) or "none"
         raise OperantError(f"{folder} has no checkpoint of step {step} (steps: {known}); --keep-every keeps more")
+    return path
+
+
+def at_step(folder: Path, step: int) -> Any:
+    """The policy of a run with the weights of its checkpoint of `step`.
+
+    Raises: OperantError if there is none, it is damaged, or the model that the run began from cannot be loaded.
+    """
+    path = checkpoint_of(folder, step)
     config = named_parts.flattened(read_config(folder))
     schema = {"value": ValueOptions, "model": ModelOptions, "lora": LoraOptions}
     options = compose(schema, {group: config.get(group) or {} for group in schema})
