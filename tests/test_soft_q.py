@@ -104,7 +104,7 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
         ({"target.every": -1}, "it must be a number of steps"),
         ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
         ({"advantage.shape": (0, 0, 0, 5)}, "give four numbers"),
-        ({"advantage.standardise": "all"}, "it must be none, step or group"),
+        ({"advantage.standardise": "all"}, "it must be none, step, rlprompt or group"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
@@ -214,6 +214,7 @@ def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
     assert totals(shape=(0.0, 1.0, -20.0, 80.0)).tolist() == [80.0, 280.0, 680.0, 680.0]
     step = torch.tensor([1.0, 3.0, 7.0, 7.0], dtype=torch.float64)
     assert torch.allclose(totals(standardise="step"), (step - 4.5) / step.std(), atol=1e-6)
+    assert torch.allclose(totals(standardise="rlprompt"), (step - 4.5) / (step.std() + 1e-4), atol=1e-12)
     of_group = 2**0.5 / (2**0.5 + 1e-4) / 2**0.5  # of 1 and 3, whose deviation is the root of 2
     assert totals(standardise="group").tolist() == pytest.approx([-of_group, of_group, 0.0, 0.0])
 

@@ -72,6 +72,8 @@ def test_importance_weights_by_hand(kind, cap, expected):
     found = with_importance(batch.with_(logprobs=now), sampled, kind, cap)
     flat = torch.tensor([w for row in expected for w in row])
     torch.testing.assert_close(found.importance[batch.actions], flat)
+    masked = with_importance(batch.with_(logprobs=now), sampled, kind, cap, mask=True).importance[batch.actions]
+    torch.testing.assert_close(masked, flat if cap is None else torch.where(flat == cap, 0.0, flat))
     weights = update.weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
     torch.testing.assert_close(weights[batch.actions], flat / 5)
     assert torch.equal(token_weights(found)[batch.actions], torch.full((5,), 0.2))
@@ -214,6 +216,8 @@ def test_without_replies_of_a_sampler_there_are_no_weights():
     [
         ({"importance": "tokens"}, "none, token, sequence"),
         ({"importance": "token", "importance_cap": 0}, "above 0"),
+        ({"importance_mask": True}, "with learner.importance=none: no weight is above a cap"),
+        ({"importance": "token", "importance_cap": None, "importance_mask": True}, "with learner.importance_cap=none"),
         ({"importance": "token", "rescore": False}, "leave rescore out"),
         ({"max_staleness": -1}, "at least 0"),
         ({"algorithm": "sft", "importance": "token"}, "no sampler"),

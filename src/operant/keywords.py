@@ -116,6 +116,9 @@ class LearnerKeywords(TypedDict, total=False):
     recomputed."""
     importance_cap: float | None
     """The largest importance weight; none: any."""
+    importance_mask: bool
+    """Masked importance sampling: tokens (or replies) whose weight is above the cap are not trained on. False:
+    their weight is the cap, truncated importance sampling."""
     select: str | None
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best
     N; top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a

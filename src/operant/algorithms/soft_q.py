@@ -96,7 +96,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "sampling.top_k": 256,
         "sampling.truncation": "stored",
         "loss.forward_share": 1.0,
-        "advantage.standardise": "step",
+        "advantage.standardise": "rlprompt",
         "advantage.shape": [0.0, 1.0, 0.0, 5.0],
     },
 }

@@ -141,7 +141,8 @@ rollout/carried | share | | | share of the replies that an earlier step has begu
     step on, less where new replies have ended before older ones
 rollout/importance_mean | | near 1 | | importance weight, capped, mean over tokens (learner.importance): far below 1 if
     the cap cuts much, or the replies are unlikely under the policy
-rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap
+rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap, or
+    masked as it is above
 rollout/ended_cut | share | | | share of episodes that a step limit cut; the value of the next state is
     added to their return
 rollout/outgrown | episodes | 0 | | number of episodes that ended because their next prompt left no room for a reply in

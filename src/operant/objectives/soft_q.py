@@ -6,7 +6,7 @@ log-prob. Q', V' and A' are those of the copy. With a reference, its own Q and V
 
 from torch import Tensor
 
-from operant.objectives.advantages import episode_index, gather, group_relative, scatter, whiten
+from operant.objectives.advantages import episode_index, gather, group_relative, moments, scatter, whiten
 from operant.types import Batch, OperantError, Outputs
 
 VERSIONS = ("v0", "v1", "v2", "v3", "v2_v3")
@@ -75,12 +75,13 @@ def with_shaped_rewards(
 ) -> Batch:
     """The batch with the total reward of each episode standardised and mapped linearly, paid to its last action.
 
-    standardise: step, (R - mean) / deviation over all episodes of the step; group, over those of a task (of one input);
-    none. Equal rewards become 0. shape: (a, b, c, d), the line that maps a to c and b to d.
+    standardise: step, (R - mean) / deviation over all episodes of the step; rlprompt, the same with 1e-4 added to the
+    deviation, as there; group, over those of a task (of one input); none. Equal rewards become 0. shape: (a, b, c, d),
+    the line that maps a to c and b to d.
     Raises: OperantError for an unknown word, or a range without width.
     """
-    if standardise not in ("none", "step", "group"):
-        raise OperantError(f"advantage.standardise={standardise!r}: it must be none, step or group")
+    if standardise not in ("none", "step", "rlprompt", "group"):
+        raise OperantError(f"advantage.standardise={standardise!r}: it must be none, step, rlprompt or group")
     if len(shape) != 4 or shape[0] == shape[1]:
         raise OperantError(
             f"advantage.shape={shape}: give four numbers, as in 0,1,0,5: the line that maps 0 to 0 and 1 to 5"
@@ -90,6 +91,10 @@ def with_shaped_rewards(
     has_actions = (index >= 0).any(1)
     if standardise == "step":
         totals = whiten(totals, has_actions, unbiased=True)
+    elif standardise == "rlprompt":
+        mean, deviation = moments(totals, has_actions, unbiased=True)
+        # `moments` returns sqrt(variance + 1e-8).
+        totals = ((totals - mean) / (max(deviation**2 - 1e-8, 0.0) ** 0.5 + 1e-4)).where(has_actions, 0.0)
     elif standardise == "group":
         first = index.clamp(min=0)[:, 0] // batch.tokens.shape[1]
         totals = group_relative(totals, batch.groups[first], deviation="sample")

@@ -481,7 +481,8 @@ class Learner(Saveable):
         micro, sampled = self.budget.tokens, batch.logprobs
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
         if weighted:
-            batch = with_importance(batch, sampled, self.own.importance, self.own.importance_cap)
+            own = self.own
+            batch = with_importance(batch, sampled, own.importance, own.importance_cap, mask=own.importance_mask)
         batch = with_bootstraps(batch, bootstraps, self.policy, micro)
         return batch.with_(hinted=taught)
 

@@ -51,6 +51,9 @@ class LearnerOptions:
     sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
     importance_cap: float | None = 2.0
     """The largest importance weight; none: any."""
+    importance_mask: bool = False
+    """Masked importance sampling: tokens (or replies) whose weight is above the cap are not trained on. False: their
+    weight is the cap, truncated importance sampling."""
     select: str | None = None
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
     top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
@@ -87,6 +90,9 @@ class LearnerOptions:
             best.parse(self.select)
         if self.select_unit not in best.UNITS:
             raise OperantError(f"learner.select_unit={shown(self.select_unit)}: it must be {' or '.join(best.UNITS)}")
+        if self.importance_mask and (self.importance == "none" or self.importance_cap is None):
+            idle = "importance=none" if self.importance == "none" else "importance_cap=none"
+            raise OperantError(f"learner.importance_mask with learner.{idle}: no weight is above a cap; leave it out")
         if self.importance != "none" and self.rescore is False:
             raise OperantError(
                 f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "

@@ -3,6 +3,7 @@
 A turn is stale if its version is not that of the policy in training. Its tokens were drawn from another distribution,
 which the importance weight of a token corrects: its probability under the policy before the update over that under its
 sampler, at most a cap c, as in truncated importance sampling (Ionides, 2008; V-trace, arXiv:1802.01561, equation 1).
+With masked importance sampling, what is above the cap has no weight at all.
 """
 
 from collections.abc import Sequence
@@ -31,11 +32,13 @@ def with_staleness(batch: Batch, rollouts: Sequence[Rollout], version: int) -> B
     return batch.with_(staleness=torch.where(batch.actions, found, 0))
 
 
-def with_importance(batch: Batch, sampled: torch.Tensor | None, kind: str, cap: float | None) -> Batch:
+def with_importance(
+    batch: Batch, sampled: torch.Tensor | None, kind: str, cap: float | None, *, mask: bool = False
+) -> Batch:
     """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
 
     sampled: [B, T] log-probs under the sampler. kind: `token`: one weight a token; `sequence`: the product over all
-    actions of an episode, at each of them. cap: the largest weight; None: any.
+    actions of an episode, at each of them. cap: the largest weight; None: any. mask: a weight above the cap is 0.
     Raises: OperantError if `sampled` is None.
     """
     if sampled is None:
@@ -47,7 +50,8 @@ def with_importance(batch: Batch, sampled: torch.Tensor | None, kind: str, cap: 
     if kind == "sequence":
         sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
         log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
-    return batch.with_(importance=log_ratio.exp().clamp(max=float("inf") if cap is None else cap))
+    most, weights = float("inf") if cap is None else cap, log_ratio.exp()
+    return batch.with_(importance=torch.where(weights > most, 0.0, weights) if mask else weights.clamp(max=most))
 
 
 def measure(
@@ -71,5 +75,6 @@ def measure(
     if batch.importance is not None:
         tally.mean("rollout/importance_mean", batch.importance, batch.actions)
         if cap is not None:
-            tally.mean("rollout/importance_clipped", batch.importance >= cap, batch.actions)
+            over = (batch.importance >= cap) | (batch.importance == 0)  # masked ones are 0
+            tally.mean("rollout/importance_clipped", over, batch.actions)
     return tally
