@@ -1,7 +1,8 @@
 """The configurations that RL4LMs shipped, as presets `rl4lms-TASK-METHOD`: docs/rl4lms.md says what stands behind each.
 
 A row has the numbers of its YAML file, in its units: a buffer of so many tokens, minibatches of 64 tokens, a KL target
-per token. They become replies and options here. Tasks, rewards and models are those of the recipes.
+per token. They become replies and options here. Tasks, rewards and models are those of the recipes. `rl4lms-TASK-sft`
+has the learning rate of the supervised configuration.
 """
 
 from typing import NamedTuple
@@ -85,6 +86,8 @@ IMDB = (1280, 48, 1e-6, 0.1, 0.1, 50, 48)
 ROWS: dict[str, Row] = {
     "imdb-ppo": Row(*IMDB),
     "imdb-nlpo": Row(*IMDB, mask=(0.9, 5)),
+    "imdb-supervised-ppo": Row(*IMDB),
+    "imdb-supervised-nlpo": Row(*IMDB, mask=(0.9, 5)),
     "imdb-a2c": Row(96, 48, 1e-6, 0.1, 0.5, 100, 48),
     "commongen-ppo": Row(2560, 20, 2e-6, 0.001, 2.0, 200, 5, more={"loss.entropy_coef": 0.01}),
     "commongen-nlpo": Row(1280, 20, 2e-6, 0.001, 2.0, 100, 10, 50, (0.9, 20)),
@@ -118,12 +121,17 @@ ROWS: dict[str, Row] = {
     "numbers-a2c": Row(200, 20, 1e-5, 0.02, 2.0, 500),
     "numbers-t5-ppo": Row(1280, 20, 1e-6, 1e-5, 3.0, 100, 20, 200),
     "numbers-t5-nlpo": Row(1280, 20, 1e-6, 0.001, 2.0, 100, 20, 200, (0.9, 20)),
+    "numbers-blenderbot-ppo": Row(1280, 20, 1e-6, 1e-5, 3.0, 100, 20, 200),
     "numbers-bart-ppo": Row(1280, 20, 1e-7, 1e-4, 3.0, 100, 20, 50),
     "dates-ppo": Row(1280, 30, 1e-5, 0.02, 2.0, 100, more={"loss.entropy_coef": 0.001}),
 }
 """The configurations by task and method. Where a reply's least length is missing there, it is 0 here."""
 
+SUPERVISED = {"imdb": 1e-5, "commongen": 1e-5, "dialog": 1e-5, "translate": 1e-5, "summarize": 1e-4, "totto": 1e-4}
+"""The learning rates of supervised training."""
+
 PRESETS: dict[str, dict[str, object]] = {
     f"rl4lms-{name}": row.options(name.rpartition("-")[2]) for name, row in ROWS.items()
 }
+PRESETS |= {f"rl4lms-{task}-sft": {"algorithm": "sft", "optimizer.lr": lr} for task, lr in SUPERVISED.items()}
 PRESETS["rl4lms-nlpo-as-released"] = PRESETS["rl4lms-imdb-nlpo"] | {"mask.every": 0}
