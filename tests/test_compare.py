@@ -256,10 +256,26 @@ def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
         for seed in (1, 2):
             run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward + seed, kl), replies=["a b c"])
     data = comparison(sorted(tmp_path.iterdir()))
-    (reward,) = data["rewards"]
-    assert [data["groups"][i]["name"] for i in reward["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
-    assert len(reward["points"]) == 8 and reward["start"] == 1.0
+    [plane] = data["rewards"][0]["planes"]
+    assert [data["groups"][i]["name"] for i in plane["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
+    assert plane["of"] == "kl" and len(plane["points"]) == 8 and plane["start"] == [0.0, 1.0]
     assert data["groups"][0]["values"] == {"kl.coef": "0"} and data["options"] == ["kl.coef"]
+
+
+def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):
+    """A setting of two seeds is its mean; the front joins those that no other beats in both."""
+    for coef, reward, perplexity in ((0.0, 9.0, 400.0), (0.1, 8.0, 50.0), (0.5, 3.0, 90.0)):
+        for seed in (1, 2):
+            made = run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward, 1.0), replies=["a b c"])
+            judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
+            judged["after"]["metrics"] = {"perplexity": perplexity + seed}
+            judged["before"]["metrics"] = {"perplexity": 30.0}
+            (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    data = comparison(sorted(tmp_path.iterdir()))
+    _, plane = data["rewards"][0]["planes"]
+    assert plane["of"] == "perplexity" and plane["start"] == [30.0, 1.0]
+    assert [point["x"] for point in plane["points"]] == [401, 402, 51, 52, 91, 92]
+    assert [data["groups"][i]["name"] for i in plane["front"]] == ["0.1-*", "0.0-*"]
 
 
 def test_scores_of_different_rewards_share_no_axis(tmp_path):
@@ -283,7 +299,7 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
         ("evaluate/distinct", "n: 2"): [0, 1],
         ("evaluate/distinct", "n: 1"): [2],
     }
-    assert [(r["name"], [p["run"] for p in r["points"]]) for r in data["rewards"]] == [
+    assert [(r["name"], [p["run"] for p in r["planes"][0]["points"]]) for r in data["rewards"]] == [
         ("letters:e", ["a", "c"]),
         ("letters:a", ["b"]),
     ]
@@ -316,7 +332,7 @@ def test_a_run_before_its_first_step_can_be_compared(tmp_path):
     assert comparison([tmp_path / "a"])["rewards"][0]["verdict"] == ["No run has finished a step yet."]
     run(tmp_path / "b", coef=0.3, rewards=(1.0, None), kls=(None, None))
     data = comparison([tmp_path / "a", tmp_path / "b"])
-    assert len(data["runs"]) == 2 and data["rewards"][0]["points"] == []
+    assert len(data["runs"]) == 2 and data["rewards"][0]["planes"] == []
     json.dumps(data, allow_nan=False)
 
 

@@ -64,6 +64,21 @@ def test_the_page_in_a_browser(browser, size, tmp_path):
         assert page.locator("#all tbody tr th" if size == "phone" else "#all thead th").count() == 6
 
 
+def test_reward_stands_against_perplexity_too(browser, tmp_path):
+    for coef in (0.1, 0.2):
+        made = run(tmp_path / f"c{coef}", coef=coef, after=(3.0 + coef, 1.0), replies=["a b c"])
+        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
+        for when, perplexity in (("before", 30.0), ("after", 100 * coef)):
+            judged[when]["metrics"] = {"perplexity": perplexity}
+        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    with visit(browser, write_comparison(sorted(tmp_path.iterdir()), tmp_path / "comparison.html").as_uri()) as page:
+        unfold(page)
+        figures = page.locator("#frontier figure")
+        assert figures.count() == 2 and page.locator(".frontier .mean").count() == 4
+        assert "perplexity of the replies" in figures.nth(1).locator("svg").text_content()
+        assert saved(page, figures.nth(1), "CSV").splitlines()[:2] == ["run,perplexity,reward", "c0.1,10,3.1"]
+
+
 def test_the_legend_makes_one_run_stand_out(browser, tmp_path):
     """A colour is one variable for all charts, so that of the others is faint everywhere."""
     alpha = (

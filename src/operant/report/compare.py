@@ -153,7 +153,7 @@ def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> di
 
 
 def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, Any]:
-    """Collect the verdict on the groups with one reward, and their points of reward against KL.
+    """Collect the verdict on the groups with one reward, and their points of reward against KL and perplexity.
 
     name: empty if there is no other reward. members: the places of the groups on the page.
     """
@@ -161,28 +161,42 @@ def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[
     judged = [run for run in runs if run.result("reward", held_out=True) is not None]
     same_tasks = len({as_text(_held_out(run)) for run in judged}) == 1
     held_out = same_tasks and all(run in judged for run in runs if run.finished and run.history.metrics)
-    points, means = [], []
-    for i, group in zip(members, groups):
-        own = results(group.runs, held_out)
-        if "kl" in own and "reward" in own and (kl := own["kl"].after) and (reward := own["reward"].after):
-            means.append((i, kl.mean, reward.mean))
-        for run in group.runs:
-            x, y = (run.result(name, held_out) for name in ("kl", "reward"))
-            if x is not None and y is not None:
-                points.append({"run": run.name, "group": i, "kl": short(x), "reward": short(y)})
-    before = interval([run.result("reward", held_out, "before") for run in runs])
+    planes = [_plane(of, groups, members, held_out) for of in ("kl", "perplexity")]
     return {
         "name": name,
         "held_out": held_out,
         "verdict": sentences(groups, held_out),
+        "planes": [plane for plane in planes if plane["points"]],
+    }
+
+
+def _plane(of: str, groups: Sequence[Group], members: Sequence[int], held_out: bool) -> dict[str, Any]:
+    """Collect the points of reward against `kl` or `perplexity`, which is less where texts are more natural.
+
+    perplexity is the metric of that name of `evaluation.metrics`. start: where the runs began, [x, reward], or None.
+    """
+    points, means, runs = [], [], [run for group in groups for run in group.runs]
+    for i, group in zip(members, groups):
+        own = results(group.runs, held_out)
+        if of in own and "reward" in own and (x := own[of].after) and (reward := own["reward"].after):
+            means.append((i, x.mean, reward.mean))
+        for run in group.runs:
+            x, y = (run.result(name, held_out) for name in (of, "reward"))
+            if x is not None and y is not None:
+                points.append({"run": run.name, "group": i, "x": short(x), "reward": short(y)})
+    before = [interval([run.result(name, held_out, "before") for run in runs]) for name in (of, "reward")]
+    x, reward = (None if found is None else short(found.mean) for found in before)
+    x = 0.0 if of == "kl" else x
+    return {
+        "of": of,
         "points": points,
-        "front": [means[place][0] for place in front([(kl, reward) for _, kl, reward in means])],
-        "start": short(before.mean) if before else None,
+        "front": [means[place][0] for place in front([(x, reward) for _, x, reward in means])],
+        "start": None if x is None or reward is None else [x, reward],
     }
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the (KL, reward) points that no other beats in both, in the order of KL."""
+    """Return the indices of the (x, reward) points that no other beats in both, in the order of x."""
     best, found = -math.inf, []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
         if points[place][1] > best:

@@ -1,4 +1,5 @@
-// Lays out the page of several runs from the data of compare.py: verdicts, one table, reward against KL, curves, replies.
+// Lays out the page of several runs from the data of compare.py: verdicts, one table, reward against KL and
+// perplexity, curves, replies.
 // A run keeps its colour, dash and marker in all charts. Texts from a run are set as text, never as HTML.
 (() => {
   const data = JSON.parse(document.querySelector("#data").textContent);
@@ -180,11 +181,20 @@
     return `Options that are equal in all runs are left out. Reward in training: first step → mean of the last 5; KL, empty replies and the share of the most common word: ${where}. A run has collapsed if its held-out score fell by two standard errors or its diagnosis has a problem; seconds are those of its steps, mean of the runs.${spread}`;
   }
 
-  // --- reward against KL --------------------------------------------------------------------------------------------
+  // --- reward against KL and perplexity -----------------------------------------------------------------------------
 
   const LEFT = 46, RIGHT = 12, TOP = 26, BOTTOM = 42;
   let WIDE = 640, HIGH = 400; // pixels, so that texts keep their size on a phone
-  const root = (x) => Math.sign(x) * Math.sqrt(Math.abs(x));
+  const AXES = {
+    kl: {
+      title: "KL", unit: "KL, nats per reply (square-root scale)", scale: (x) => Math.sign(x) * Math.sqrt(Math.abs(x)),
+      from: 0, to: 1, across: [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000],
+    },
+    perplexity: {
+      title: "perplexity", unit: "perplexity of the replies (logarithmic scale)", scale: (x) => Math.log(Math.max(x, 1)),
+      across: [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 2 * power, 5 * power]),
+    },
+  };
 
   function ticks(low, high, many) {
     const rough = (high - low) / many || 1, power = 10 ** Math.floor(Math.log10(rough));
@@ -194,69 +204,71 @@
     return found;
   }
 
-  function axes(points) {
-    const xs = [0, ...points.map((p) => p.kl)], ys = points.map((p) => p.reward);
-    const [left, right] = [root(Math.min(...xs)), root(Math.max(...xs, 1)) * 1.06];
+  function axes(points, { scale, from, to, across }) {
+    const xs = points.map((p) => p.x), ys = points.map((p) => p.reward);
+    const [least, most] = [Math.min(...xs, from ?? Infinity), Math.max(...xs, to ?? -Infinity)].map(scale);
+    const [left, right] = [least - (from === undefined ? 0.06 * (most - least) || 0.5 : 0), most + (0.06 * (most - least) || 0.5)];
     const margin = (Math.max(...ys) - Math.min(...ys)) * 0.1 || Math.abs(ys[0]) * 0.1 || 1;
     const [low, high] = [Math.min(...ys) - margin, Math.max(...ys) + margin];
     return {
-      x: (kl) => LEFT + ((root(kl) - left) / (right - left || 1)) * (WIDE - LEFT - RIGHT),
+      x: (x) => LEFT + ((scale(x) - left) / (right - left || 1)) * (WIDE - LEFT - RIGHT),
       y: (reward) => HIGH - BOTTOM - ((reward - low) / (high - low)) * (HIGH - TOP - BOTTOM),
-      across: [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000].filter((t) => root(t) <= right),
+      across: across.filter((t) => left <= scale(t) && scale(t) <= right),
       up: ticks(low, high, 6),
     };
   }
 
-  /** Reward against KL of the runs with one reward. */
-  function frontier(host, reward, place) {
+  /** Reward against KL or perplexity of the runs with one reward. */
+  function frontier(host, found, reward, place) {
     const show = () => {
       const width = Math.floor(host.clientWidth) || 640;
       if (width === host.drawn) return;
       host.drawn = WIDE = width;
       HIGH = Math.min(400, Math.max(300, Math.round(width * 0.65)));
-      host.replaceChildren(plane(reward, place));
+      host.replaceChildren(plane(found, reward, place));
     };
     new ResizeObserver(show).observe(host);
     show();
   }
 
-  function plane({ points, front, start, held_out: held }, place) {
+  function plane({ of, points, front, start }, { held_out: held }, place) {
+    const { title, unit } = AXES[of], inside = `inside-${of}-${place}`;
     const ends = groups.map((g, i) => ({ name: g.name, n: g.n, reward: g.reward, place: i, final: g[held ? "held_out" : "training"] }))
-      .filter((g) => g.reward === place && g.final.kl?.after && g.final.reward?.after)
-      .map((g) => ({ ...g, kl: g.final.kl.after, score: g.final.reward.after }));
-    const begin = start === null ? [] : [{ kl: 0, reward: start }];
-    const to = axes([...points, ...begin]);
-    const mean = (g) => [to.x(g.kl.mean), to.y(g.score.mean)];
+      .filter((g) => g.reward === place && g.final[of]?.after && g.final.reward?.after)
+      .map((g) => ({ ...g, x: g.final[of].after, score: g.final.reward.after }));
+    const begin = start === null ? [] : [{ x: start[0], reward: start[1] }];
+    const to = axes([...points, ...begin], AXES[of]);
+    const mean = (g) => [to.x(g.x.mean), to.y(g.score.mean)];
     const path = front.map((i) => mean(ends.find((g) => g.place === i)).map((v) => v.toFixed(1)).join(",")).join(" ");
     const taken = ends.map(mean).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
     const intervals = ends.flatMap((g) => bars(g, to));
     const crossed = intervals.map((bar) => ["x1", "y2", "x2", "y1"].map((name) => Number(bar.getAttribute(name))));
-    return draw("svg", { class: "frontier", width: WIDE, height: HIGH, viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": "Reward against KL" },
-      draw("clipPath", { id: `inside-${place}` }, draw("rect", { x: LEFT, y: 0, width: WIDE - LEFT, height: HIGH - BOTTOM })),
+    return draw("svg", { class: "frontier", width: WIDE, height: HIGH, viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `Reward against ${title}` },
+      draw("clipPath", { id: inside }, draw("rect", { x: LEFT, y: 0, width: WIDE - LEFT, height: HIGH - BOTTOM })),
       ...to.up.flatMap((t) => [draw("line", { class: "rule", x1: LEFT, x2: WIDE - RIGHT, y1: to.y(t), y2: to.y(t) }),
         draw("text", { x: LEFT - 8, y: to.y(t) + 4, "text-anchor": "end" }, number(t))]),
       ...to.across.filter((t, i, all) => !i || to.x(t) - to.x(all[i - 1]) > 32).map((t) => draw("text", { x: to.x(t), y: HIGH - BOTTOM + 18, "text-anchor": "middle" }, number(t))),
-      draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "KL, nats per reply (square-root scale)"),
+      draw("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, unit),
       draw("text", { x: 2, y: 10 }, "reward"),
       front.length > 1 ? draw("polyline", { class: "front", points: path }) : null,
       ...points.filter((p) => groups[p.group].n > 1).map((p) => {
-        const made = mark(p.group, to.x(p.kl), to.y(p.reward), 3.5, { class: "run" });
-        made.append(draw("title", {}, `${p.run}: reward ${number(p.reward)}, KL ${number(p.kl)}`));
+        const made = mark(p.group, to.x(p.x), to.y(p.reward), 3.5, { class: "run" });
+        made.append(draw("title", {}, `${p.run}: reward ${number(p.reward)}, ${title} ${number(p.x)}`));
         return made;
       }),
-      begin.length ? draw("circle", { class: "start", cx: to.x(0), cy: to.y(start), r: 5 }, draw("title", {}, "before training")) : null,
-      draw("g", { "clip-path": `url(#inside-${place})` }, ...intervals),
+      begin.length ? draw("circle", { class: "start", cx: to.x(start[0]), cy: to.y(start[1]), r: 5 }, draw("title", {}, "before training")) : null,
+      draw("g", { "clip-path": `url(#${inside})` }, ...intervals),
       ...ends.map((g) => mark(g.place, ...mean(g), 6.5, { class: "mean", onmouseenter: () => point(g.place), onmouseleave: () => point(pinned) }))
-        .map((made, i) => (made.append(draw("title", {}, `${ends[i].name}: reward ${plusMinus(ends[i].score)}, KL ${plusMinus(ends[i].kl)}`)), made)),
+        .map((made, i) => (made.append(draw("title", {}, `${ends[i].name}: reward ${plusMinus(ends[i].score)}, ${title} ${plusMinus(ends[i].x)}`)), made)),
       ...[...ends].sort((a, b) => mean(a)[1] - mean(b)[1]).map((g) => label(g.name, ...mean(g), taken, crossed)),
-      begin.length ? label("before training", to.x(0), to.y(start), taken, crossed) : null);
+      begin.length ? label("before training", to.x(start[0]), to.y(start[1]), taken, crossed) : null);
   }
 
   function bars(g, to) {
-    const { kl, score: reward } = g, line = (x1, y1, x2, y2) => draw("line", { class: "bar", ...colour(g.place), x1, y1, x2, y2 });
-    const [x, y] = [to.x(kl.mean), to.y(reward.mean)];
+    const { x: along, score: reward } = g, line = (x1, y1, x2, y2) => draw("line", { class: "bar", ...colour(g.place), x1, y1, x2, y2 });
+    const [x, y] = [to.x(along.mean), to.y(reward.mean)];
     return [
-      kl.half === null ? null : line(to.x(kl.mean - kl.half), y, to.x(kl.mean + kl.half), y),
+      along.half === null ? null : line(to.x(along.mean - along.half), y, to.x(along.mean + along.half), y),
       reward.half === null ? null : line(x, to.y(reward.mean - reward.half), x, to.y(reward.mean + reward.half)),
     ].filter(Boolean);
   }
@@ -308,7 +320,7 @@
   const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font", "paint-order"];
 
   /** The numbers of the figure: those of the single runs. */
-  const numbers = ({ points }) => [["run", "kl", "reward"], ...points.map((p) => [p.run, p.kl, p.reward])];
+  const numbers = ({ of, points }) => [["run", of, "reward"], ...points.map((p) => [p.run, p.x, p.reward])];
 
   // --- the replies --------------------------------------------------------------------------------------------------
 
@@ -400,12 +412,12 @@
   const section = (id, title, text, ...content) => make("section", { id },
     make("details", id === "runs" || !narrow.matches ? { open: "" } : {}, make("summary", {}, make("h2", {}, title)), make("p", { class: "soft" }, text), ...content));
   const unfold = (id) => main.querySelectorAll(`${id ? `#${id}` : "section"} > details`).forEach((details) => (details.open = true));
-  const planes = data.rewards.map((reward) => reward.points.length ? make("div", { class: "plane" }) : null);
-  function plot(reward, i) {
-    if (!planes[i]) return null;
+  const planes = data.rewards.flatMap((reward, place) => reward.planes.map((found) => ({ host: make("div", { class: "plane" }), found, reward, place })));
+  function plot({ host, found, reward, place }) {
     const title = `Reward${reward.held_out ? " on held-out tasks" : " in the last steps"}${reward.name && `: ${reward.name}`}`;
-    const saved = { spec: { title: `${title} against KL` }, drawing: () => drawing(planes[i].firstChild, title, i), table: () => numbers(reward) };
-    return make("figure", {}, make("h3", {}, title), planes[i], make("figcaption", {}, Charts.buttons(saved)));
+    const whole = `${title} against ${AXES[found.of].title}`;
+    const saved = { spec: { title: whole }, drawing: () => drawing(host.firstChild, title, place), table: () => numbers(found) };
+    return make("figure", {}, make("h3", {}, found.of === "kl" ? title : whole), host, make("figcaption", {}, Charts.buttons(saved)));
   }
   const answers = make("div"), charts = make("div", { class: "charts compared" }), table = make("div"), all = make("div");
   const links = [["runs", "Runs"], ["frontier", "Reward and KL"], ["curves", "Curves"], ["replies", "Replies"]];
@@ -419,16 +431,16 @@
     ...data.notes.map((note) => make("p", { class: "soft" }, note)),
     legend(),
     section("runs", seeded ? "Settings" : "Runs", explanation(), table),
-    section("frontier", "Reward against KL", data.rewards.some((reward) => reward.points.length)
+    section("frontier", "Reward against KL", planes.length
       ? `Up and to the left is better; dashed: the runs that no other beats in both.${seeded ? " Large: means over the seeds with 95 % intervals, cut off at the edge; small: single runs." : ""}`
       : "No run has recorded both a reward and a KL.",
-      make("div", { class: "planes" }, ...data.rewards.map(plot).filter(Boolean))),
+      make("div", { class: "planes" }, ...planes.map(plot))),
     section("curves", "Curves", "Point at a line for its name and value; drag to zoom.", charts),
     section("replies", "Replies", "The same queries, answered by every setting.", answers),
     ...(seeded ? [section("all", "All runs", "Each name links to the report of the run.", all)] : []));
   paint();
   drawTables();
-  data.rewards.forEach((reward, i) => planes[i] && frontier(planes[i], reward, i));
+  planes.forEach(({ host, found, reward, place }) => frontier(host, found, reward, place));
   replies(answers);
   curves(charts);
   dark.addEventListener("change", paint);
