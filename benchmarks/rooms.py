@@ -2,7 +2,7 @@
 
 Protocol, fixed before anything was measured: 64 games that were never trained on, 8 rooms, 50 turns at most. Each is
 played 4 times with sampled commands and once with the likeliest ones. Every player is trained with seeds 1 to 3, on one
-thread, for about the same time: PPO for the steps of the recipe, the others for as many as take as long, and none for
+thread: PPO for the steps of the recipe, SFT for 4,000 steps and for as many as take as long as PPO, and none for
 more than `--minutes` of processor time (other work on the machine does not count). Random play and the starting model
 are not trained. Two run at a time. A finished run is not repeated. Writes `benchmarks/results/rooms.json`; `make docs`
 writes the tables.
@@ -54,7 +54,8 @@ PLAYERS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": "grpo", "samples": 8, "lr": 5e-4},
     "rejection": {"algorithm": "rejection", "select": "top:25%", "lr": 5e-4, "steps": 120},
     "shuffled": {"env": Shuffled},
-    "sft": {"algorithm": "sft"},
+    "sft": {"algorithm": "sft", "steps": 4000},
+    "sft-long": {"algorithm": "sft", "steps": 10_000},
 }
 """The options of each, besides those of the recipe."""
 
@@ -111,10 +112,10 @@ def random_play(world: Rooms, tasks: list[Task], samples: int = 4) -> dict[str, 
 def train(player: str, seed: int, minutes: float) -> tuple[dict[str, Any], Any]:
     """Train for so many minutes; returns what was measured, and the policy."""
     options = {**RECIPE, **PLAYERS.get(player, {}), "seed": seed, "out": RUNS / f"{player}-{seed}"}
-    if player == "sft":  # the walkthroughs of the training games go on
+    if options.get("algorithm") == "sft":  # the walkthroughs of the training games go on
         options = {k: v for k, v in options.items() if k != "recipe"}
         options |= {"policy": "builtin:rooms", "tasks": str(ROOT / "runs/bench-rooms/walkthroughs.jsonl"), "batch": 32}
-        options |= {"lr": 3e-4, "probes": 0, "steps": 4000, "schedule": "linear"}
+        options |= {"lr": 3e-4, "probes": 0, "schedule": "linear"}
     begin, seconds, curve = time.process_time(), 0.0, []
     for run in runs(**options):
         seconds = time.process_time() - begin
@@ -216,7 +217,7 @@ def main() -> None:
     jobs = [(name, seed) for seed in seeds for name in names if name not in once or seed == seeds[0]]
     if given.keep:
         restore(RESULTS, lambda row: RUNS / f"{file_of(row.get('player', row.get('variant')), row.get('seed'))}.json")
-    if "sft" in names:
+    if {"sft", "sft-long"} & {*names}:
         write_walkthroughs(RUNS / "walkthroughs.jsonl")
 
     def run(job: tuple[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.cluster import lines
 from benchmarks.loss_and_reward import ends
+from benchmarks.rooms import VARIANTS
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
 NOTHING = "Not measured yet.\n"
@@ -173,14 +174,15 @@ def room_variants() -> str:
     rows = [row for row in results["rows"] if "variant" in row] if results else []
     if not rows:
         return NOTHING
-    table = "| variant | won: walkthroughs | then PPO | likeliest commands | valid | copied | empty | tokens a turn |"
-    table += " turns | minutes | peak MB |\n" + "|---" * 11 + "|\n"
-    for row in rows:
+    table = "| variant | won: walkthroughs | then PPO | likeliest commands | valid | copied | empty |"
+    table += " states in 1,000 turns | tokens a turn | turns | minutes | peak MB |\n" + "|---" * 12 + "|\n"
+    for row in sorted(rows, key=lambda row: [*VARIANTS].index(row["variant"])):
         after = row["after"]["sampled"]
         shares = [row["before"]["sampled"]["won"], after["won"], row["after"]["greedy"]["won"]]
         cells = " | ".join(f"{share:.0%}" for share in (*shares, after["valid"], after["copied"], after["empty"]))
-        rest = f"{after['tokens']:.0f} | {after['turns']:.1f} | {row['seconds'] / 60:.1f} | {row['peak_mb']:,.0f}"
-        table += f"| {row['variant']} | {cells} | {rest} |\n"
+        rest = f"{after['states']:.0f} | {after['tokens']:.0f} | {after['turns']:.1f} | {row['seconds'] / 60:.1f}"
+        recipe = " (the recipe: plain template, turn discount 0.9)" if row["variant"] == "memory 0" else ""
+        table += f"| {row['variant']}{recipe} | {cells} | {rest} | {row['peak_mb']:,.0f} |\n"
     return f"{table}\nMade by `{results['command']}`, one thread a run, 32 games, one seed.\n"
 
 
@@ -522,6 +524,7 @@ ROOMS = {
     "random": "random admissible commands",
     "start": "the starting model: SFT on 200 walkthroughs",
     "sft": "the same SFT, continued",
+    "sft-long": "the same SFT, continued for as long as PPO",
     "ppo": "PPO",
     "grpo": "GRPO, 8 attempts at a game",
     "rejection": "rejection sampling, the best quarter",

@@ -41,6 +41,7 @@ PAGES = [
     "docs/prompts.md",
     "docs/scale.md",
     "docs/resuming.md",
+    "docs/text-worlds.md",
     "docs/textworld.md",
 ]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
@@ -64,6 +65,10 @@ def test_every_command_is_understood(page, tmp_path, monkeypatch):
     if page == "docs/tasks.md":  # one of its commands names a function that it shows
         (shown,) = re.findall(r"```python\n(.*?def headline.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
         (tmp_path / "my_forms.py").write_text(shown, encoding="utf-8")
+        monkeypatch.chdir(tmp_path)
+    if page == "docs/text-worlds.md":  # and one a world
+        (shown,) = re.findall(r"```python\n(.*?class Ladders.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+        (tmp_path / "ladders.py").write_text(shown, encoding="utf-8")
         monkeypatch.chdir(tmp_path)
     for _, command, *words in found:
         assert command in COMMANDS, command
