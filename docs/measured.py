@@ -711,7 +711,7 @@ def prompt_calls() -> str:
         table += f"| {row['way']} | {row['calls a second']:,} | {row[OVER_THEIRS]:.1f} |\n"
     about = f"{results['prompts']} prompts of five tokens, {results['texts']} sentences of SST-2, processor time of "
     about += f"{results['threads']} thread{'s' * (results['threads'] > 1)}, median of {results['rounds']} rounds; the "
-    about += f"log-probs of all ways differ by at most {results['largest difference of a log-prob']:.0e}. "
+    about += f"log-probs of all ways differ by at most {results['largest difference of a log-prob']:.1e}. "
     return f"{table}\n{about}Made by `{results['command']} --data FOLDER --write`.\n"
 
 

@@ -50,7 +50,7 @@ class VLLMEngine(OpenAIEngine):
         self,
         policy: Policy,
         *,
-        python: Path,
+        python: Path | None = None,
         args: str = "",
         port: int = 0,
         folder: Path | None = None,
@@ -60,11 +60,14 @@ class VLLMEngine(OpenAIEngine):
         restarts: int = 3,
     ):
         check_exported(policy, "vllm")
+        remedy = "python -m venv VENV, VENV/bin/pip install vllm, and --engine.python VENV/bin/python"
+        if python is None:
+            raise OperantError(f"engine=vllm needs an environment of its own, with vLLM in it: {remedy}")
         self.command = Path(os.path.abspath(Path(python).expanduser())).with_name("vllm")
         if not self.command.is_file():
             raise OperantError(
                 f"engine.python={shown(str(python))}: there is no {self.command}. vLLM needs its own environment, "
-                "python -m venv VENV, VENV/bin/pip install vllm, and --engine.python VENV/bin/python"
+                f"{remedy}"
             )
         if distributed.world() > 1:
             raise OperantError(

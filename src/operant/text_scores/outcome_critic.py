@@ -17,7 +17,7 @@ from torch import Tensor
 from operant.models.outcome_critic import OutcomeCritic, ends_of, is_critic
 from operant.rollouts.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OUTCOMES, OperantError, Task
+from operant.types import OUTCOMES, OperantError, Task, shown
 
 PASSED = OUTCOMES.index("passed")
 """The column of passed programs."""
@@ -61,7 +61,10 @@ class CriticScore:
     def critic(self) -> OutcomeCritic:
         """The model. Raises: OperantError if it cannot be loaded, or is no outcome critic."""
         if self._critic is None:
-            folder = Path(find_model(self.path))
+            try:
+                folder = Path(find_model(self.path))
+            except OperantError as error:
+                raise OperantError(f"critic {shown(self.path)} cannot be loaded: {error}") from error
             if not is_critic(folder):
                 raise OperantError(
                     f"{self.path} is no outcome critic: train one, as in `operant train outcome-critic --trunk MODEL "
