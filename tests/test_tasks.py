@@ -5,6 +5,7 @@ encoder-decoder. They measure nothing.
 """
 
 import json
+from math import isfinite
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,19 @@ def test_the_rewards_and_metrics_of_a_recipe_are_there(name):
     lacking += [m for m in metrics.values() if m not in EVALUATION_METRICS]
     if lacking:
         pytest.skip(f"recipe {name} names {', '.join(dict.fromkeys(lacking))}, which this version does not have yet")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_recipe_trains_with_its_own_reward_and_metrics(name, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    run, rows = Path(f"runs/{name}-own"), ROWS.get(name, [])
+    held_out = f"--tasks {name}.jsonl --evaluate {name}.jsonl" if rows else ""
+    short = SHORT.partition(" --reward ")[0].replace("--steps 5", "--steps 1").replace("tokens 6", "tokens 20")
+    words = ["train", name, "--policy", "./t5", *held_out.split(), *short.split(), "--out", str(run)]
+    assert main(words) == 0, capsys.readouterr().err
+    [line] = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert isfinite(line["reward/mean"])
+    if rows:
+        after = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["after"]
+        wanted = metric_names((load_recipe(name).get("evaluation") or {}).get("metrics"))
+        assert {*wanted} <= {metric.partition("/")[0] for metric in after["metrics"]}
