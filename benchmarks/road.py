@@ -67,7 +67,7 @@ def main() -> None:
         walked(kind, seed, given.quick)
         rows = [json.loads(path.read_text()) for path in sorted(RUNS.glob("*/row.json"))]
         result = {"command": "python -m benchmarks.road", "rows": rows}
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(json.dumps(result, indent=1).replace(f"{ROOT}/", "") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from operant.sandbox import levels, linux, seccomp
 from operant.sandbox.jail import Code, Jail, JailOptions, Program, Stdin
 from operant.types import OperantError
 
-MBPP = Path("/work/shared/data/code_mbpp/mbpp.jsonl.gz")
+MBPP = Path(__file__).parents[2] / "shared/data/code_mbpp/mbpp.jsonl.gz"
 
 
 @pytest.fixture(scope="module")
@@ -482,11 +482,13 @@ def test_the_end_of_the_run_ends_every_program(jail: Jail, level: str, number: i
     assert psutil.wait_procs(family, timeout=5)[1] == []
 
 
-def test_many_programs_keep_their_order_and_leave_nothing(jail: Jail) -> None:
+@pytest.mark.parametrize(("count", "at_once"), [(24, None), pytest.param(400, 128, marks=pytest.mark.slow)])
+def test_many_programs_keep_their_order_and_leave_nothing(count: int, at_once: int | None) -> None:
+    jail = Jail(JailOptions(seconds=2.0, patience=5.0, at_once=at_once))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     open_before = psutil.Process().num_fds()
-    programs = [Program(f"def f(): return {i}", [Code(f"assert f() == {i if i % 3 else -1}")]) for i in range(24)]
-    assert [verdict.outcome == "passed" for verdict in jail.run(programs)] == [bool(i % 3) for i in range(24)]
+    programs = [Program(f"def f(): return {i}", [Code(f"assert f() == {i if i % 3 else -1}")]) for i in range(count)]
+    assert [verdict.outcome == "passed" for verdict in jail.run(programs)] == [bool(i % 3) for i in range(count)]
     assert {process.pid for process in psutil.Process().children(recursive=True)} == before
     assert psutil.Process().num_fds() == open_before
 

@@ -31,7 +31,7 @@ from operant.runs import named_parts
 from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout, Task
 
-DATA = Path("/work/shared/data/style_transfer/yelp_rlprompt/clean")
+DATA = Path(__file__).parents[2] / "shared/data/style_transfer/yelp_rlprompt/clean"
 REVIEWS = "builtin:reviews-lm"
 SIZE = 40
 """Width of the stand-ins: each token of `letters` has a coordinate of its own."""
