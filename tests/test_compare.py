@@ -276,6 +276,11 @@ def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):
     assert plane["of"] == "perplexity" and plane["start"] == [30.0, 1.0]
     assert [point["x"] for point in plane["points"]] == [401, 402, 51, 52, 91, 92]
     assert [data["groups"][i]["name"] for i in plane["front"]] == ["0.1-*", "0.0-*"]
+    path = tmp_path / "0.5-2" / "config.yaml"  # another model has rated the replies of one run
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config["evaluation"] = {"metrics": {"perplexity": {"model": "./other"}}}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert [plane["of"] for plane in comparison(sorted(tmp_path.iterdir()))["rewards"][0]["planes"]] == ["kl"]
 
 
 def test_scores_of_different_rewards_share_no_axis(tmp_path):

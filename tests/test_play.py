@@ -256,6 +256,16 @@ class Wordless:
 
 class Nothing:
     pass
+
+class Unready:
+    def __init__(self):
+        raise ValueError("no book")
+
+class Jumping:
+    def act(self, state, game, chance):
+        return "jump"
+
+standing = Jumping()
 """
 
 
@@ -270,9 +280,14 @@ def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
         "Wordless": "player 'mine.py:Wordless' returned None; a command is a text",
         "Nothing": "has no method act(state, game, chance)",
         "None": "'mine.py' has no 'None'",
+        "Unready": "cannot be made without arguments: ValueError: no book",
+        "standing": "cannot be made without arguments: TypeError: 'Jumping' object is not callable",
     }.items():
         play("rooms", "--player", f"mine.py:{name}", "--games", 1, code=2)
         assert why in capsys.readouterr().err
+    examples = ["--env.examples", 0.6, "--env.max_turns", 12, "--record", "jumps.jsonl"]
+    play("rooms", "--player", "mine.py:Jumping", "--games", 2, *examples)
+    assert rows(tmp_path / "jumps.jsonl") == [], "the world's own commands were understood, and not the player's"
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------

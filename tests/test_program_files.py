@@ -314,11 +314,24 @@ def test_a_search_has_the_limits_of_the_run_and_its_held_out_reward(place, tmp_p
     assert run("eval", tmp_path / "run", "--out", tmp_path / "again.json") == 0
     [score] = json.loads((tmp_path / "again.json").read_text())["scores"]
     assert score["mean"] == pytest.approx(after)
-    assert run("train", *words, "--reward", "tests", *SAMPLING, "--out", tmp_path / "plain") == 0
     for more, limit in (([], 3), (["--jail", "{seconds: 5}"], 5)):
         capsys.readouterr()
-        assert run("eval", tmp_path / "plain", "--tests", "--samples", 2, *more) == 0
+        assert run("eval", tmp_path / "run", "--tests", "--samples", 2, *more) == 0
         assert f"{limit} s of processor time" in capsys.readouterr().err
+
+
+def test_a_column_of_tests_is_no_program_to_other_rewards(tmp_path, capsys):
+    write(tmp_path / "rows.jsonl", [{"prompt": "The patient says", "tests": "blood"}])
+    words = ["--tasks", tmp_path / "rows.jsonl", "--reward", "letters:e", "--max-tokens", 4]
+    assert run("eval", "builtin:reviews-lm", *words) == 0
+
+
+def test_a_run_without_a_reward_is_judged_by_tests(place, tmp_path, capsys):
+    write(tmp_path / "pairs.jsonl", [{"prompt": "Same:", "completion": "x"}] * 4)
+    words = ["--policy", place / "model", "--tasks", tmp_path / "pairs.jsonl", "--steps", 1, "--batch", 4]
+    assert run("train", "sft", *words, "--probes", 0, "--out", tmp_path / "sft") == 0
+    assert run("eval", tmp_path / "sft", "--tasks", place / "problems.jsonl", "--tests", *SAMPLING) == 0
+    assert "of 1 program each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -159,18 +159,19 @@ def two_steps_later(**options) -> tuple[Learner, list[Rollout]]:
     return learner, old
 
 
-@pytest.mark.parametrize(("importance", "cap"), [("token", 1.25), ("sequence", None)])
-def test_a_step_on_replies_from_two_steps_ago(importance, cap):
-    learner, old = two_steps_later(importance=importance, importance_cap=cap)
+@pytest.mark.parametrize(
+    ("importance", "cap", "mask"), [("token", 1.25, False), ("token", 1.25, True), ("sequence", None, False)]
+)
+def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
+    learner, old = two_steps_later(importance=importance, importance_cap=cap, importance_mask=mask)
     now = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in old]
     ratios = [n - torch.tensor(r.turns[0].logprobs) for n, r in zip(now, old, strict=True)]
     ratios = [x.sum().expand(len(x)) for x in ratios] if importance == "sequence" else ratios
     weights = torch.cat(ratios).exp()
     metrics = learner.step(old, by_length(old))
     assert metrics["rollout/staleness"] == metrics["rollout/staleness_max"] == 2
-    assert metrics["rollout/importance_mean"] == pytest.approx(
-        float(weights.clamp(max=cap or torch.inf).mean()), rel=1e-4
-    )
+    kept = torch.where(weights > cap, 0.0, weights) if mask else weights.clamp(max=cap or torch.inf)
+    assert metrics["rollout/importance_mean"] == pytest.approx(float(kept.mean()), rel=1e-4)
     if cap is not None:
         share = float((weights > cap).double().mean())
         assert metrics["rollout/importance_clipped"] == pytest.approx(share) and share > 0

@@ -391,6 +391,16 @@ def test_an_episode_that_outgrows_the_context_ends_there_and_the_next_states_val
         assert float(batch.bootstrap[0]) == pytest.approx(float(policy.value_head(states)), abs=1e-4)
 
 
+def test_a_first_prompt_that_does_not_fit_names_its_task():
+    world = Long()
+    world.reset = lambda tasks: {slot: Step("ab" * 40) for slot in tasks}
+    learner = Learner(lm("llama", 40, spread=0.3), tokenizer=letters(), env=world, max_tokens=3)
+    with pytest.raises(
+        OperantError, match=f"the first prompt of task '{TASKS[0].id}' has 80 tokens, and with 3 of the"
+    ):
+        learner.play(TASKS[:1])
+
+
 def episode(*turns, end="world", following=None):
     """Turns of (tokens, reward, trained), each value 0.5, in one row; the world appends one token after each reply."""
     prompt, made = [4], []

@@ -290,7 +290,7 @@ class AdvantageKeywords(TypedDict, total=False):
     omega: float
     """Weight of the comparison of turns that begin in the same state."""
     standardise: str
-    """Subtract the mean of rewards and divide by their deviation: over a step, over a group, or none."""
+    """Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none."""
     shape: Sequence[float] | str
     """Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d."""
 
@@ -618,7 +618,7 @@ class LearnerArguments(
     omega: float
     """Weight of the comparison of turns that begin in the same state."""
     standardise: str
-    """Subtract the mean of rewards and divide by their deviation: over a step, over a group, or none."""
+    """Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none."""
     shape: Sequence[float] | str
     """Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d."""
     update: UpdateKeywords | Mapping[str, Any]

@@ -119,10 +119,10 @@ ROWS: dict[str, Row] = {
     ),
     "numbers-trpo": Row(40, 20, 1e-5, 0.01, 2.0, 1000),
     "numbers-a2c": Row(200, 20, 1e-5, 0.02, 2.0, 500),
-    "numbers-t5-ppo": Row(1280, 20, 1e-6, 1e-5, 3.0, 100, 20, 200),
-    "numbers-t5-nlpo": Row(1280, 20, 1e-6, 0.001, 2.0, 100, 20, 200, (0.9, 20)),
-    "numbers-blenderbot-ppo": Row(1280, 20, 1e-6, 1e-5, 3.0, 100, 20, 200),
-    "numbers-bart-ppo": Row(1280, 20, 1e-7, 1e-4, 3.0, 100, 20, 50),
+    "numbers-t5-ppo": Row(1280, 20, 1e-6, 1e-5, 3.0, 100, 20, 200, more={"loss.entropy_coef": 0.001}),
+    "numbers-t5-nlpo": Row(1280, 20, 2e-6, 0.001, 2.0, 100, 20, 200, (0.9, 20)),
+    "numbers-blenderbot-ppo": Row(1280, 20, 1e-6, 1e-5, 3.0, 100, 20, 200, more={"loss.entropy_coef": 0.001}),
+    "numbers-bart-ppo": Row(1280, 20, 1e-7, 1e-4, 3.0, 100, 20, 50, more={"update.minibatch": 6}),
     "dates-ppo": Row(1280, 30, 1e-5, 0.02, 2.0, 100, more={"loss.entropy_coef": 0.001}),
 }
 """The configurations by task and method. Where a reply's least length is missing there, it is 0 here."""

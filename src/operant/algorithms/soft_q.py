@@ -36,9 +36,9 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10 --replay.sha
   names these modes and has the first alone. The buffer is in every checkpoint; `rollout/staleness` is the age of what
   is learnt from, and `learner.max_staleness` its bound. `kl/per_reply` is then no estimate of KL, because the policy
   has not drawn these replies.
-- **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` or over the
-  replies to one task (`group`); then `advantage.shape` maps the range a..b to c..d. Rewards that are k times as large
-  make the optimum that much sharper.
+- **Rewards**: `advantage.standardise` subtracts the mean and divides by the deviation, over a `step` (with `rlprompt`
+  as there: 1e-4 is added to the deviation) or over the replies to one task (`group`); then `advantage.shape` maps the
+  range a..b to c..d. Rewards that are k times as large make the optimum that much sharper.
 - The copy moves by `target.rate` = 0.05 of the distance with each step, or becomes equal every `target.every` steps.
 """
 

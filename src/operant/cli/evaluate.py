@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from operant.cli.play import aligned
 from operant.cli.program_files import (
     OF_SEARCH,
     SearchAsked,
+    SearchParts,
     form_of_problems,
     handed_in,
     parts_of,
@@ -29,6 +30,7 @@ from operant.metrics.passes import check_samples
 from operant.options import compose, convert
 from operant.programs.passes import numbers_in
 from operant.report.models import Compared
+from operant.rewards.tests import UnitTests
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
@@ -36,7 +38,6 @@ from operant.runs.games import playable
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
 from operant.runs.named_models import check, load, run_options
 from operant.sampling import Sampling
-from operant.sandbox.jail import JailOptions
 from operant.storage import atomic_io
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
@@ -44,6 +45,8 @@ from operant.types import OperantError, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
+LIMITS = ("level", "seconds", "memory", "at_once", "compare")
+"""The limits of a jail that the reward `tests` has."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +106,24 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     seed = convert(options.pop("seed", part(run, "learner").get("seed", 0)), int, "seed")
     chat = convert(options.pop("chat", False), bool, "chat")
     source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
-    if source is None:
+    if not (typed := source is not None):
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
         named = named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
-    programs = searched_programs(options, samples, run)
+    searches = asks_for_search(options)
     metrics = metrics_of_tasks(options.pop("metrics", None), samples)
-    if form is None and (form := form_of_problems(source, given)) is None:
-        given = with_target(source, given)
-    paid = "tests" if programs and not run else not metrics
+    paid = "tests" if searches and run.get("reward") is None else not metrics
     specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
+    tests = [part for one in scorers for part in rewards.parts_of(one.reward, UnitTests)]
+    programs = None
+    if searches:  # a program has the limits that it will be judged under
+        limits = {name: getattr(tests[0].verdicts.options, name) for name in LIMITS} if tests else {}
+        programs = search_asked(options | {"samples": samples}, limits)
+        options = {name: value for name, value in options.items() if name not in OF_SEARCH}
+    if form is None and typed and (searches or metrics or tests):
+        form = form_of_problems(source, given)
+        given = with_target(source, given) if form is None else given
     if not scorers and not metrics:
         raise OperantError("--reward false leaves nothing to compare models by: name a reward, or --metrics pass@1")
     names = [one.name for one in scorers]
@@ -149,25 +159,18 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     )
 
 
-def searched_programs(options: dict[str, Any], samples: int, run: Mapping[str, Any]) -> SearchAsked | None:
-    """The search of `--tests`, whose options are taken. Limits of programs are those of the reward of the run.
-
-    Raises: OperantError for an option that is not valid or idle.
-    """
+def asks_for_search(options: dict[str, Any]) -> bool:
+    """Whether `--tests` is given, which is taken. Raises: OperantError for an option that does not go with it."""
     if not options.pop("tests", False):
         if odd := next((name for name in OF_SEARCH if name in options), None):
             raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
-        return None
+        return False
     if "metrics" in options:
         raise OperantError(
             "--metrics beside --tests: they count replies as they are drawn, and with --tests each model hands in one "
             "program for a task; leave one of the two out"
         )
-    options["samples"] = samples
-    own = {name.removeprefix("reward."): value for name, value in run.items() if name.startswith("reward.")}
-    own |= own.get("of_options") or {}  # a critic names the tests as the reward that it is about
-    limits = {field.name: own[field.name] for field in fields(JailOptions) if field.name in own}
-    return search_asked(options, limits if "tests" in (run.get("reward"), own.get("of")) else {})
+    return True
 
 
 def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
@@ -197,34 +200,25 @@ def answered(plan: Plan) -> Compared:
 
     Raises: OperantError for tasks or a model that cannot be loaded, or a prompt that is too long.
     """
-    found, loaded = list[list[list[JudgedReply]]](), load(plan.models[0])
-    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0], form=plan.form)
+    for name in plan.models[1:]:
+        check(name)
+    found, loaded = list[list[list[JudgedReply]]](), [load(plan.models[0])]
+    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0][0], form=plan.form)
+    shared = None
     if plan.programs is not None:
+        loaded.clear()
         tasks.tasks, hidden = with_examples(tasks.tasks)
         if alone := len(tasks.tasks) - len(hidden):
             told = f"{alone} of {len(tasks.tasks)} tasks have no hidden tests: the examples that choose a program"
             print(f"{told} judge it, too, so its score is too good", file=sys.stderr)
-        (critic, verdicts), loaded = parts_of(plan.programs), None
+        shared = parts_of(plan.programs, plan.device, plan.sampling)
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)
     prepared(plan.metrics, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
-    for name in plan.models[1:]:
-        check(name)
     for name in plan.models:
         found.append([])
-        if plan.programs is not None:
-            search, policy = searcher(plan.programs, name, critic, verdicts, plan.seed, plan.device, plan.sampling)
-            each = handed_in(search, tasks.of(policy, plan.sampling.max_tokens), plan.scorers, plan.sampling)
-        else:
-            policy, engine = load(name) if loaded is None else loaded
-            policy = policy.to(find_device(plan.device))
-            engine = beam_search(policy, plan.search) or engine
-            mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
-            drawn = judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers)
-            each = (replies for _, replies in drawn)
-        loaded = None  # one model at a time is in memory
-        for replies in each:
+        for replies in answers(plan, tasks, name, loaded, shared):
             found[-1].append(replies)
             progress.add(plan.samples, name)
     listed = [{"id": task.id, "prompt": tasks.text(task)} for task in tasks.tasks]
@@ -236,6 +230,22 @@ def answered(plan: Plan) -> Compared:
         for metric in plan.metrics
     }
     return Compared(plan.models, listed, found, [one.name for one in plan.scorers], plan.seed, measured)
+
+
+def answers(
+    plan: Plan, tasks: TaskSet, name: str, loaded: list[Any], shared: SearchParts | None
+) -> Iterator[list[JudgedReply]]:
+    """Yield the replies of a model to each task. It is in memory until the last one; of `loaded` it is taken."""
+    if shared is not None:
+        search, policy = searcher(shared, name, plan.seed, plan.device, plan.sampling)
+        yield from handed_in(search, tasks.of(policy, plan.sampling.max_tokens), plan.scorers, plan.sampling)
+        return
+    policy, engine = loaded.pop() if loaded else load(name)
+    policy = policy.to(find_device(plan.device))
+    engine = beam_search(policy, plan.search) or engine
+    mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
+    for _, replies in judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers):
+        yield replies
 
 
 def describe(plan: Plan, count: int) -> str:

@@ -20,7 +20,7 @@ ARGUMENTS = {
     "version": "Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
     "forward_share": "Weight of these losses, which train A, against those that train V: policy and copy exchanged.",
     "freeze_later": "In v3, no gradient goes through the A of later actions.",
-    "standardise": "Subtract the mean of rewards and divide by their deviation: over a step, over a group, or none.",
+    "standardise": "Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none.",
     "shape": "Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d.",
     "clip": "The ratio may move by this much before the gain ends.",
     "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",

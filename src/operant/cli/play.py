@@ -134,7 +134,7 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
                 world.close()
                 wanted = [slot for slot in played.turns if played.games[slot]["won"] or not asked.only_won]
                 demonstrations += [row for slot in wanted for row in played.turns[slot]]
-                refused += played.refused
+                refused += sum(played.refused[slot] for slot in wanted)
             games = [played.games[slot] for slot in range(finished)]
             for game in games[: asked.transcripts]:
                 print_transcript(name, game)

@@ -83,7 +83,7 @@ class SearchAsked:
         rounds = f", then {own.rounds} x {own.samples} {' or '.join(ways)}" if ways else ""
         most = "" if own.budget is None else f", {own.budget} at most"
         by = "" if self.critic is None else f" and the critic {self.critic}"
-        return f"of {own.samples} programs each{rounds}{most}, the best by the examples{by}"
+        return f"of {own.samples} program{'s' * (own.samples > 1)} each{rounds}{most}, the best by the examples{by}"
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     policy = load(asked.model)[0] if cuts(data) or form is not None else None
     tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
     tasks.tasks, hidden = with_examples(tasks.tasks)
-    critic, verdicts = parts_of(asked.search)
+    shared = parts_of(asked.search, asked.device, asked.sampling)
     kept = None if asked.out is None else Kept(asked.out, asked.made_by(tasks), dict)
     if kept is not None and kept.done:
         print(f"the programs of {len(kept.done)} tasks were made before, and are kept", file=sys.stderr)
     done = {} if kept is None else {task: rows for (_, task), rows in kept.done.items()}
     try:
-        search_on(asked, tasks, hidden, critic, verdicts, done, kept)
+        search_on(asked, tasks, hidden, shared, done, kept)
     except KeyboardInterrupt:
         if kept is not None:
             print(f"\noperant: interrupted; {kept.path} has {len(kept.done)} tasks, and the same command goes on from "
@@ -161,7 +161,8 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
 
 def form_of_problems(source: Any, given: Mapping[str, Any]) -> Form | None:
     """The form of rows that hold tests and no target, if no field is named as the target."""
-    row = None if given.get("target_field") else first_row(source)
+    named = given.get("target_field") or given.get("text_field")
+    row = None if named else first_row(source)
     alone = isinstance(row, Mapping) and "tests" in row and "target" not in row
     return named_parts.form("code", {}) if alone else None
 
@@ -202,11 +203,25 @@ def search_asked(options: dict[str, Any], limits: Mapping[str, Any] | None = Non
     )
 
 
-def parts_of(asked: SearchAsked) -> tuple[Any, Verdicts]:
-    """The critic, if one is named, and what runs the programs; says where they run. Raises: OperantError."""
+@dataclass(frozen=True)
+class SearchParts:
+    """What the searches of several models share."""
+
+    asked: SearchAsked
+    critic: Any
+    verdicts: Verdicts
+    repairer: Writer | None
+
+
+def parts_of(asked: SearchAsked, device: str, sampling: Sampling) -> SearchParts:
+    """The critic and the repair model, if they are named, and what runs the programs; says where they run.
+
+    Raises: OperantError for one that cannot be loaded, or a jail that does not work here.
+    """
     critic, verdicts = None if asked.critic is None else critic_of(asked.critic), Verdicts(asked.jail)
     print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
-    return critic, verdicts
+    repairer = None if asked.repairer is None else writer_of(asked.repairer, device, sampling)[0]
+    return SearchParts(asked, critic, verdicts, repairer)
 
 
 def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
@@ -251,14 +266,11 @@ def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Any]:
     return Writer(policy.tokenizer, engine, own, lambda size: policy.misfit(size, own.max_tokens) is None), policy
 
 
-def searcher(
-    asked: SearchAsked, model: str, critic: Any, verdicts: Verdicts, seed: int, device: str, sampling: Sampling
-) -> tuple[Search, Any]:
+def searcher(shared: SearchParts, model: str, seed: int, device: str, sampling: Sampling) -> tuple[Search, Any]:
     """The search by a model, and its policy. Raises: OperantError as `writer_of`."""
     writer, policy = writer_of(model, device, sampling)
-    repairer = None if asked.repairer is None else writer_of(asked.repairer, device, sampling)[0]
-    how = {"seed": seed, "critic": critic, "repairer": repairer, "template": asked.template}
-    return Search(asked.options, writer, verdicts, **how), policy
+    how = {"seed": seed, "critic": shared.critic, "repairer": shared.repairer, "template": shared.asked.template}
+    return Search(shared.asked.options, writer, shared.verdicts, **how), policy
 
 
 def handed_in(
@@ -272,9 +284,8 @@ def handed_in(
         rollouts = []
         for task, c in zip(some, best, strict=True):
             prompt = encode_prompt(tokenizer, task.prompt)
-            ids = (
-                tokenizer.encode(c.text, add_special_tokens=False) if c.writer else c.ids
-            )  # in the policy's own tokens
+            # A repair model may have another tokenizer.
+            ids = tokenizer.encode(c.text, add_special_tokens=False) if c.writer else c.ids
             query = tokenizer.decode(prompt, skip_special_tokens=True)
             rollouts.append(Rollout(task, 0, [Turn(prompt, list(ids))], [c.text], query=query))
         scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
@@ -293,15 +304,14 @@ def search_on(
     asked: ProgramsAsked,
     tasks: TaskSet,
     hidden: set[str],
-    critic: Any,
-    verdicts: Verdicts,
+    shared: SearchParts,
     done: dict[str, list[dict[str, Any]]],
     kept: Kept | None,
 ) -> None:
     """Add the candidates of each task that is not in `done` as rows."""
     if all(task.id in done for task in tasks.tasks):
         return
-    search, policy = searcher(asked.search, asked.model, critic, verdicts, asked.seed, asked.device, asked.sampling)
+    search, policy = searcher(shared, asked.model, asked.seed, asked.device, asked.sampling)
     rest = [task for task in tasks.of(policy, asked.sampling.max_tokens) if task.id not in done]
     texts = {task.id: tasks.text(task) for task in tasks.tasks}
     samples = asked.search.options.samples
@@ -310,7 +320,7 @@ def search_on(
         some = rest[begin : begin + size]
         found = search(some)
         pairs = [(task, c) for task, candidates in zip(some, found, strict=True) for c in candidates]
-        of_tests = iter(verdicts([problem_of(task).program(c.text) for task, c in pairs]))
+        of_tests = iter(shared.verdicts([problem_of(task).program(c.text) for task, c in pairs]))
         for task, candidates in zip(some, found, strict=True):
             judged = [next(of_tests) if task.id in hidden else None for _ in candidates] if hidden else []
             rows = rows_of(texts[task.id], task, candidates, judged or [None] * len(candidates))

@@ -75,9 +75,9 @@ def with_shaped_rewards(
 ) -> Batch:
     """The batch with the total reward of each episode standardised and mapped linearly, paid to its last action.
 
-    standardise: step, (R - mean) / deviation over all episodes of the step; rlprompt, the same with 1e-4 added to the
-    deviation, as there; group, over those of a task (of one input); none. Equal rewards become 0. shape: (a, b, c, d),
-    the line that maps a to c and b to d.
+    standardise: step, (R - mean) / deviation over all episodes of the step; rlprompt, the same with the population's
+    deviation plus 1e-4, as there; group, over those of a task (of one input); none. Equal rewards become 0. shape:
+    (a, b, c, d), the line that maps a to c and b to d.
     Raises: OperantError for an unknown word, or a range without width.
     """
     if standardise not in ("none", "step", "rlprompt", "group"):
@@ -92,7 +92,7 @@ def with_shaped_rewards(
     if standardise == "step":
         totals = whiten(totals, has_actions, unbiased=True)
     elif standardise == "rlprompt":
-        mean, deviation = moments(totals, has_actions, unbiased=True)
+        mean, deviation = moments(totals, has_actions)
         # `moments` returns sqrt(variance + 1e-8).
         totals = ((totals - mean) / (max(deviation**2 - 1e-8, 0.0) ** 0.5 + 1e-4)).where(has_actions, 0.0)
     elif standardise == "group":

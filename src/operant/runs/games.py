@@ -8,9 +8,11 @@ played.games[0]["won"], played.turns[0]         # the record of the first game, 
 
 import inspect
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,8 @@ class Recorded:
     turns: dict[int, list[dict[str, str]]] = field(default_factory=dict)
     """Rows of prompt and completion, of commands that the game has understood. A prompt is all that the policy reads
     before its reply."""
-    refused: int = 0
-    """Commands that the game has not understood."""
+    refused: Counter[int] = field(default_factory=Counter)
+    """Commands that the game has not understood, by slot."""
     games: dict[int, dict[str, Any]] = field(default_factory=dict)
     """As `Rollout.info["game"]`."""
 
@@ -55,21 +57,32 @@ class Recorded:
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
         steps = self.world.step(replies)
         for slot, step in steps.items():
-            if step.info["game"]["turns"][-1]["valid"]:
+            own = [turn for turn in step.info["game"]["turns"] if turn["by"] == "policy"]  # the world may play examples
+            if own[-1]["valid"]:
                 self.turns[slot].append({"prompt": self.prompts[slot], "completion": replies[slot]})
             else:
-                self.refused += 1
+                self.refused[slot] += 1
             self.prompts[slot] = step.text if step.fresh else self.prompts[slot] + replies[slot] + step.text
             self.games[slot] = step.info.get("game", self.games[slot])
         return steps
 
 
-@dataclass
 class OwnPlayer:
     """A player of the user's own, whose mistakes are told in a sentence."""
 
-    name: str
-    player: Player
+    def __init__(self, name: str, made: Any):
+        """made: a class, or a function that makes one. Raises: OperantError if that makes no player."""
+        self.name = name
+        try:
+            self.player: Player = made()
+        except Exception as error:
+            raise OperantError(
+                f"player {shown(name)} cannot be made without arguments: {type(error).__name__}: {error}"
+            ) from error
+        if not callable(getattr(self.player, "act", None)):
+            raise OperantError(
+                f"player {shown(name)} has no method act(state, game, chance), which returns the next command"
+            )
 
     def act(self, state: GameState, game: Game, chance: random.Random) -> str:
         """Its next command. Raises: OperantError if it raises, or returns no text."""
@@ -97,12 +110,7 @@ def simple_player(name: str) -> Callable[[], Player] | None:
     if name in player_names():
         return PLAYERS.find(name)
     if ":" in name and names_object(name, PLAYERS):
-        made = PLAYERS.find(name)
-        if not callable(getattr(made, "act", None)):
-            raise OperantError(
-                f"player {shown(name)} has no method act(state, game, chance), which returns the next command"
-            )
-        return lambda: OwnPlayer(name, made())
+        return partial(OwnPlayer, name, PLAYERS.find(name))
     if "/" not in name and ":" not in name and not Path(name).exists():
         hint = nearest(name[:100], ["human", *player_names()]) or "."
         names = ", ".join(["human", *player_names()])

@@ -81,7 +81,9 @@ def load(name: str) -> tuple[Any, Any]:
     try:
         policy = load_policy(name) if step is None else at_step(folder, step)
     except OperantError as error:
-        raise OperantError(f"{error}; {runs_near(folder)}") if step is None else error from error
+        if step is not None:
+            raise
+        raise OperantError(f"{error}; {runs_near(folder)}") from error
     return policy, default_engine(policy)
 
 

@@ -366,7 +366,8 @@ class Learner(Saveable):
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
         if self.buffer is None:
             sampled = played(collated)[1].logprobs if self.rescores and collated.unscored is None else None
-            tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], self.own.importance_cap, sampled))
+            cap, mask = self.own.importance_cap, self.own.importance_mask
+            tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], cap, sampled, mask=mask))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
         self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
         if self.refused is None:

@@ -51,15 +51,24 @@ def with_importance(
         sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
         log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
     most, weights = float("inf") if cap is None else cap, log_ratio.exp()
-    return batch.with_(importance=torch.where(weights > most, 0.0, weights) if mask else weights.clamp(max=most))
+    tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
+    masked = torch.where(weights > most, 0.0, weights.clamp(min=tiny))
+    return batch.with_(importance=masked if mask else weights.clamp(max=most))
 
 
 def measure(
-    rollouts: Sequence[Rollout], version: int, batch: Batch, cap: float | None, sampled: torch.Tensor | None = None
+    rollouts: Sequence[Rollout],
+    version: int,
+    batch: Batch,
+    cap: float | None,
+    sampled: torch.Tensor | None = None,
+    *,
+    mask: bool = False,
 ) -> Tally:
     """The metrics of staleness, of importance weights and of the engine's log-probs; `batch` is scored.
 
-    sampled: [B, T] log-probs under the sampler, if those of the batch were computed again.
+    cap, mask: as `with_importance` had them. sampled: [B, T] log-probs under the sampler, if those of the batch were
+    computed again.
     """
     tally = Tally()
     if sampled is not None and batch.logprobs is not None:
@@ -75,6 +84,6 @@ def measure(
     if batch.importance is not None:
         tally.mean("rollout/importance_mean", batch.importance, batch.actions)
         if cap is not None:
-            over = (batch.importance >= cap) | (batch.importance == 0)  # masked ones are 0
+            over = batch.importance == 0 if mask else batch.importance >= cap
             tally.mean("rollout/importance_clipped", over, batch.actions)
     return tally
