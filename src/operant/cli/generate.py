@@ -165,7 +165,10 @@ class Judge:
             try:
                 self.scorer = self.scorer or scorer(True, self.config)
                 if not self.name:
-                    self.name = rewards.name_of(_on_cpu(self.scorer.reward))
+                    for part in rewards.every_part(self.scorer.reward):
+                        if isinstance(part, (Classifier, BertScore)):
+                            part.device = "cpu"  # the GPU may be in use by a run
+                    self.name = rewards.name_of(self.scorer.reward)
                 return self.scorer(rollouts, sampling, tokenizer)
             except OperantError as error:
                 self.why = str(error)
@@ -175,14 +178,6 @@ class Judge:
         """End the processes of isolated rewards."""
         if self.scorer is not None:
             self.scorer.close()
-
-
-def _on_cpu(reward: Any) -> Any:
-    """The same reward, whose models will be loaded on the CPU: the GPU may be in use by a run."""
-    for part in rewards.every_part(reward):
-        if isinstance(part, (Classifier, BertScore)):
-            part.device = "cpu"
-    return reward
 
 
 # --- the session ------------------------------------------------------------------------------------------------------
