@@ -292,6 +292,8 @@ def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
             assert reply["reply"] == chosen[task["prompt"]]
             found.append((reply["scores"]["tests"] == 1, passes(reply["reply"], [2, 5], FACTORS[task["prompt"]])))
     assert {(True, True), (False, False)} == set(found)
+    replies = [reply for task in told["tasks"] for reply in task["replies"]]
+    assert all(reply["tokens"] >= len(reply["reply"].split()) for reply in replies)  # each word is a token here
 
 
 def test_rows_with_tests_need_no_form_and_examples_alone_are_named(place, tmp_path, capsys):

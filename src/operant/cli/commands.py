@@ -45,7 +45,7 @@ class Command:
     """Whether it takes the options of a run, too."""
 
 
-OF_SEARCH: dict[str, dict[str, Any]] = {
+SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "refine": {
         "action": "store_true",
         "help": "with --tests: cut programs that pass, and write their rest anew",
@@ -408,7 +408,7 @@ All other options are those of `operant train`. The same command resumes a sweep
                 "help": "the replies are programs: choose those that pass the tasks' example tests (docs/code.md)",
             },
             "submit": {"metavar": "N", "help": "with --tests: programs that are chosen for each task [1]"},
-            **OF_SEARCH,
+            **SEARCH_OPTIONS,
             "all": {"action": "store_true", "help": "with --tests: write every program with its outcome, one a line"},
             "best-of": {
                 "metavar": "N",
@@ -467,7 +467,7 @@ first model is the one that the others are compared with.""",
                 "action": "store_true",
                 "help": "the replies are programs: each model hands in one of N, chosen by the tasks' example tests",
             },
-            **OF_SEARCH,
+            **SEARCH_OPTIONS,
             "metrics": {
                 "metavar": "NAMES",
                 "help": "of programs with tests: pass@k and n@k, as in pass@1,pass@8,1@8; then rewards only if named",

@@ -209,8 +209,8 @@ def answered(plan: Plan) -> Compared:
         loaded.clear()
         tasks.tasks, hidden = with_examples(tasks.tasks)
         if alone := len(tasks.tasks) - len(hidden):
-            told = f"{alone} of {len(tasks.tasks)} tasks have no hidden tests: the examples that choose a program"
-            print(f"{told} judge it, too, so its score is too good", file=sys.stderr)
+            without = f"{alone} of {len(tasks.tasks)} tasks have no hidden tests"
+            print(f"{without}: the examples choose the program and score it, so the score is too high", file=sys.stderr)
         shared = parts_of(plan.programs, plan.device, plan.sampling)
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)

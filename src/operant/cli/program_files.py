@@ -239,7 +239,7 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     if bare := [task.id for task in found if not problem_of(task).examples]:
         raise OperantError(
             f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests, by which programs are "
-            "chosen: give their target {'examples': ['assert f(0) == 0']}, or --form.examples 2 where the form has it"
+            "chosen: give their target {'examples': ['assert f(0) == 0']}, or add --form.examples 2 to --form apps"
         )
     return found, hidden
 

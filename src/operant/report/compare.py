@@ -161,8 +161,8 @@ def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[
     judged = [run for run in runs if run.result("reward", held_out=True) is not None]
     same_tasks = len({as_text(_held_out(run)) for run in judged}) == 1
     held_out = same_tasks and all(run in judged for run in runs if run.finished and run.history.metrics)
-    natural = {(as_text(_scale(run, "evaluate/perplexity")), as_text(run.config.get("policy"))) for run in runs}
-    axes = ("kl", "perplexity") if len(natural) == 1 else ("kl",)  # perplexities under two models share no axis
+    raters = {(as_text(_scale(run, "evaluate/perplexity")), as_text(run.config.get("policy"))) for run in runs}
+    axes = ("kl", "perplexity") if len(raters) == 1 else ("kl",)  # perplexities under two models share no axis
     planes = [_plane(of, groups, members, held_out) for of in axes]
     return {
         "name": name,

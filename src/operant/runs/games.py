@@ -68,7 +68,7 @@ class Recorded:
 
 
 class OwnPlayer:
-    """A player of the user's own, whose mistakes are told in a sentence."""
+    """A player class of the user. What it raises, and what it returns that is no text, becomes an OperantError."""
 
     def __init__(self, name: str, made: Any):
         """made: a class, or a function that makes one. Raises: OperantError if that makes no player."""
