@@ -45,11 +45,11 @@ def test_a_folder_is_one_task_with_all_its_texts_and_its_test_file_is_held_out(p
     "rows, message",
     [
         ([{"text": "a", "label": 1}, {"text": "b", "label": 1}], "all 2 rows have the label 1"),
-        ([{"text": "a", "label": "good"}], "row 0: the label is 'good'; it must be the number of a class"),
+        ([{"text": "a", "label": "good"}], "row 1: the label is 'good'; it must be the number of a class"),
         ([{"text": "a", "label": True}], "the label is True"),
-        ([{"text": " ", "label": 1}], "row 0: the text is empty"),
-        ([{"words": "a", "label": 1}], "row 0: it reads text or sentence or review or content"),
-        (["a"], "row 0: it is a str"),
+        ([{"text": " ", "label": 1}], "row 1: the text is empty"),
+        ([{"words": "a", "label": 1}], "row 1: it reads text or sentence or review or content"),
+        (["a"], "row 1: it is a str"),
     ],
 )
 def test_rows_that_are_no_labelled_texts_are_refused(rows, message):

@@ -779,10 +779,10 @@ class TrainArguments(LearnerArguments, total=False):
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is
     generated. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all
     replies."""
-    ahead: int
+    rollouts_ahead: int
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old,
     and `learner.importance` is then token unless it is given. 0: each step generates its own."""
-    carry: int
+    partial_rollout_tokens: int
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any
