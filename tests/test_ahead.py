@@ -259,7 +259,9 @@ def test_a_world_with_a_state_is_refused_and_one_without_is_played(tmp_path):
 def test_ahead_cannot_change_on_resume(tmp_path):
     train(model(), TASKS, count_a, out=tmp_path / "run", **options(rollouts_ahead=1, steps=1))
     with pytest.raises(OperantError, match="rollouts_ahead=0 with --resume"):
-        train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters(), rollouts_ahead=0, steps=2)
+        train(
+            model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters(), rollouts_ahead=0, steps=2
+        )
 
 
 def test_the_figures_of_the_page_are_those_of_the_file():

@@ -1,5 +1,5 @@
-"""Replies that are carried over (`--partial-rollout-tokens`): pieces make whole replies, nothing is lost, and the log-probs are those of
-the weights that drew each token."""
+"""Replies that are carried over (`--partial-rollout-tokens`): pieces make whole replies, nothing is
+lost, and the log-probs are those of the weights that drew each token."""
 
 import copy
 import json
@@ -206,9 +206,17 @@ def test_a_killed_run_resumes_bit_identically(more, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ({}, {"partial_rollout_tokens": 0}, "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither"),
+        (
+            {},
+            {"partial_rollout_tokens": 0},
+            "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither",
+        ),
         ({"rollouts_ahead": 1}, {"partial_rollout_tokens": 0}, "partial_rollout_tokens=0 with --resume: the run has 3"),
-        ({"rollouts_ahead": 1, "partial_rollout_tokens": 0}, {"partial_rollout_tokens": 3}, "partial_rollout_tokens=3 with --resume: the run has 0"),
+        (
+            {"rollouts_ahead": 1, "partial_rollout_tokens": 0},
+            {"partial_rollout_tokens": 3},
+            "partial_rollout_tokens=3 with --resume: the run has 0",
+        ),
         ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
         ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
     ],
@@ -243,7 +251,16 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
         return continued(learner, groups, *args)
 
     monkeypatch.setattr(Learner, "continue_replies", recorded)
-    again = train(model(), TASKS, judge, out=tmp_path / "run", resume=True, tokenizer=letters(), batch=batch, partial_rollout_tokens=4)
+    again = train(
+        model(),
+        TASKS,
+        judge,
+        out=tmp_path / "run",
+        resume=True,
+        tokenizer=letters(),
+        batch=batch,
+        partial_rollout_tokens=4,
+    )
     assert counts[ahead:] == [batch] * (4 - ahead) and sizes[-1] == 2 * batch
     assert told(again)[-1]["rollout/carried"] > 0
 
@@ -251,7 +268,9 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_step_that_earlier_weights_have_played_tells_what_an_earlier_step_has_begun(ahead, tmp_path):
     """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
-    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, rollouts_ahead=ahead, fixed_length=True))
+    run = train(
+        model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, rollouts_ahead=ahead, fixed_length=True)
+    )
     assert [m["rollout/carried"] for m in told(run)] == [0, 1, 1, 1, 1, 1]
 
 
@@ -344,7 +363,9 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
 
     monkeypatch.setattr("operant.distributed.launched", launched)
     monkeypatch.setattr("operant.runs.build.Learner", None)
-    with pytest.raises(OperantError, match="partial_rollout_tokens=3 with 2 ranks: their steps would end unequally; use engine=ray"):
+    with pytest.raises(
+        OperantError, match="partial_rollout_tokens=3 with 2 ranks: their steps would end unequally; use engine=ray"
+    ):
         train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN))
     assert not (tmp_path / "run").exists()
 

@@ -769,7 +769,8 @@ class TrainArguments(LearnerArguments, total=False):
     reference: Any
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     preset: str | None
-    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
+    """Option values of another system, by name; of several, separated by commas, later ones replace earlier
+    ones."""
     steps: int
     batch: int
     """Replies per step, over all ranks."""

@@ -86,8 +86,8 @@ def formed(
             if skip_empty:
                 continue
             raise OperantError(
-                f"{source}, {place_of(number)}: the text that form {called(form)!r} reads is empty; repair the row, or leave "
-                "such rows out: --data.min-chars 1"
+                f"{source}, {place_of(number)}: the text that form {called(form)!r} reads is empty; repair the row, or "
+                "leave such rows out: --data.min-chars 1"
             )
         if last is not None and isinstance(made, FormedRow) and isinstance(last[1], FormedRow):
             several = replace(last[1], references=tuple(dict.fromkeys((*last[1].references, *made.references))))
@@ -143,7 +143,7 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
 
 
 def place_of(number: int | str) -> str:
-    """The place of a row in errors, counted from 1; of the tasks of a form that makes several from one, `row 4, task 2`.
+    """The place of a row in errors, counted from 1; of several tasks of one row, `row 4, task 2`.
 
     place_of(3) == "row 4", place_of("3.1") == "row 4, task 2"
     """

@@ -231,8 +231,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     except csv.Error as error:
         end = "the end of the file" if "end of data" in str(error) else f"line {reader.line_num} ({error})"
         raise OperantError(
-            f"tasks: {path}, line {read + 1}: a quote in the row that begins here is not closed correctly before {end}; "
-            "repair its quotes"
+            f"tasks: {path}, line {read + 1}: a quote in the row that begins here is not closed correctly before "
+            f"{end}; repair its quotes"
         ) from error
 
 

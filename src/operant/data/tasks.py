@@ -174,7 +174,9 @@ def _filtered(
         passed["read"] += 1
         was_task = isinstance(row, Task)
         where = f"{said}, {place_of(number)}"
-        task: Task = row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
+        task: Task = (
+            row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
+        )
         if options.reference_field and not was_task:
             fields = row if isinstance(row, Mapping) else {options.text_field: row}
             task = replace(task, references=_references(fields, options.reference_field, where))

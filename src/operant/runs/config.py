@@ -54,7 +54,7 @@ class TrainOptions:
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     algorithm: str = "ppo"
     preset: str | None = None
-    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
+    """Option values of another system, by name; of several, separated by commas, later ones replace earlier ones."""
     steps: int = 100
     batch: int = 64
     """Replies per step, over all ranks."""
@@ -347,13 +347,21 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
         (own.parallel == "fsdp" and not apart, "parallel=fsdp: its update frees weights in use; use engine=ray"),
-        (stale is not None and stale < train.rollouts_ahead, f"learner.max_staleness={stale}: rollouts would be too old"),
+        (
+            stale is not None and stale < train.rollouts_ahead,
+            f"learner.max_staleness={stale}: rollouts would be too old",
+        ),
     ]
     age = train.rollouts_ahead + (-(-tokens // train.partial_rollout_tokens) - 1 if train.partial_rollout_tokens else 0)
     long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"
-    whole = f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
+    whole = (
+        f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
+    )
     carry = [(stale is not None and stale < age, long), (train.partial_rollout_tokens >= tokens, whole)]
-    for name, number, reasons in (("rollouts_ahead", train.rollouts_ahead, either + ahead), ("partial_rollout_tokens", train.partial_rollout_tokens, either + carry)):
+    for name, number, reasons in (
+        ("rollouts_ahead", train.rollouts_ahead, either + ahead),
+        ("partial_rollout_tokens", train.partial_rollout_tokens, either + carry),
+    ):
         if why := next((why for holds, why in reasons if number and holds), None):
             raise OperantError(f"{name}={number} with {why}")
 

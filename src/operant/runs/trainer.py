@@ -103,7 +103,7 @@ def runs(
 
 
 def _check_ranks(config: Config, out: Path, resume: bool) -> None:
-    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step or `partial_rollout_tokens`."""
+    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
     versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
     start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
     distributed.check_equal("options or versions", start | flat(as_mapping(config)))
@@ -119,7 +119,10 @@ def _check_ranks(config: Config, out: Path, resume: bool) -> None:
     if prompts < ranks:
         error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
     if train.partial_rollout_tokens and ranks > 1:
-        error = OperantError(f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end unequally; use engine=ray")
+        error = OperantError(
+            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
+            "unequally; use engine=ray"
+        )
     distributed.agree(error)
 
 
