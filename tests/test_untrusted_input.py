@@ -73,7 +73,7 @@ TASKS = [
     ("a.csv", b"text,label\na,1\nb,c,2\n", "line 3: 3 cells and 2 columns; put a cell that holds ',' in quotes"),
     ("a.csv", b"label,text\n1,a\n2\n", "row 2: there is no field 'text'"),
     ("a.csv", b'text,label\nx,0\n"a,1\nb,2\n', "a.csv, line 3: a quote in the row that begins here is not closed"),
-    ("a.csv", b'text,label\n"a,1\n"b",2\n', "line 2: a quote .* not closed correctly before line 3"),
+    ("a.csv", b'text,label\n"a,1\n"b",2\n', "not closed correctly before line 3 (',' expected"),
     ("a.csv", b"text,text\na,b\n", "has two columns of one name"),
     ("a.csv", b"a\0b", "line 1 has a NUL"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-9], "cannot be read"),
