@@ -360,7 +360,7 @@ class Prisoner:
 def _results(written: bytes, nonce: bytes, wanted: int) -> list[list]:
     """The results that the checker has written, as far as it came: outcome, message, seconds, trusting.
 
-    Each test has a frame: the nonce, a length, and JSON, in less than a pipe takes at once. With anything else all tests have failed.
+    Each test has a frame: the nonce, a length, and JSON. With anything else all tests have failed.
     """
     found: list[list] = []
     while written:
