@@ -152,6 +152,18 @@ def test_every_command_has_a_help_with_its_options(command, capsys):
     assert text.index(f"  operant {command}") < text.index("-h, --help"), "examples come first"
 
 
+@pytest.mark.parametrize(("command", "own"), [("generate", {"--submit", "--all"}), ("eval", set())])
+def test_options_of_programs_stand_in_a_group_of_their_own(command, own, capsys):
+    assert main([command, "--help"]) == 0
+    before, title, behind = capsys.readouterr().out.partition(f"\n{commands.OF_PROGRAMS}:")
+    group = behind.partition("\n\n")[0]
+    search = set(
+        "--tests --refine --cut --repair --repairs --repair-template --rounds --budget --critic --jail".split()
+    )
+    assert title and set(re.findall(r"(?m)^  (--[a-z-]+)", group)) == search | own
+    assert not (search | own) & set(re.findall(r"(?m)^  (--[a-z-]+)", before)), "they stand nowhere else"
+
+
 def options_of_help(capsys, *words):
     """By name as typed, the values that `--help-all` shows."""
     assert main(["train", *words, "--help-all"]) == 0

@@ -313,6 +313,23 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
     assert [row[head.index("distinct")] for row in rows] == ["0.5", "0.6", "0.7"]
 
 
+def test_every_number_of_a_metric_has_its_column_and_its_chart(tmp_path):
+    measured = {"rouge/rouge1": 0.25, "rouge/rougeL": 0.2, "bertscore/f1": 0.9}
+    for i, name in enumerate("ab"):
+        made = run(tmp_path / name, coef=i / 10, after=(4.0, 1.0), replies=["a"])
+        config = yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8"))
+        config["evaluation"] = {"metrics": "rouge,bertscore"}
+        (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
+        judged["after"]["metrics"] = measured if name == "a" else {key: x / 2 for key, x in measured.items()}
+        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    data = comparison([tmp_path / name for name in "ab"])
+    head, *rows = (re.split(" {2,}", line) for line in table(data).splitlines()[:3])
+    for name, cells in {"rouge/rouge1": ["0.25", "0.125"], "bertscore/f1": ["0.9", "0.45"]}.items():
+        assert [row[head.index(name)] for row in rows] == cells
+    assert {f"evaluate/{name}" for name in measured} <= {chart["name"] for chart in data["curves"]}
+
+
 def test_a_damaged_file_of_replies_is_left_out(tmp_path):
     run(tmp_path / "a")
     probes(tmp_path / "a", "step-00001.parquet", {"x": "reply"})

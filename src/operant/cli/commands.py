@@ -45,10 +45,12 @@ class Command:
     """Whether it takes the options of a run, too."""
 
 
+OF_PROGRAMS = "options of programs, with --tests"
+"""The title of the group of options that only apply to programs."""
 SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "refine": {
         "action": "store_true",
-        "help": "with --tests: cut programs that pass, and write their rest anew",
+        "help": "cut programs that pass, and write their rest anew",
     },
     "cut": {
         "metavar": "WHERE",
@@ -56,7 +58,7 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "repair": {
         "metavar": "MODEL",
-        "help": "with --tests: if none passes, rewrite the best failures by this model, or by `policy`",
+        "help": "if none passes, rewrite the best failures by this model, or by `policy`",
     },
     "repairs": {"metavar": "M", "help": "failures of a round that are repaired [1]"},
     "repair-template": {
@@ -67,11 +69,13 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"metavar": "N", "help": "most programs of a task in all rounds [no limit]"},
     "critic": {
         "metavar": "MODEL",
-        "help": "with --tests: an outcome critic, which ranks programs and says where they are cut",
+        "help": "an outcome critic, which ranks programs and says where they are cut",
     },
-    "jail": {"metavar": "OPTIONS", "help": "with --tests: limits of the programs, as in {seconds: 2}"},
+    "jail": {"metavar": "OPTIONS", "help": "limits of the programs, as in {seconds: 2}"},
 }
 """Options of a search for programs, of `generate` and `eval`."""
+PROGRAMS = ("tests", "submit", "all", *SEARCH_OPTIONS)
+"""Those that stand in a group of their own."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -133,8 +137,9 @@ def parsers(top: Parser) -> dict[str, Parser]:
         }
         parser = below.add_parser(name, help=command.about, about=command.about, examples=command.examples, **settings)
         parser.add_argument("operands", nargs="*", help=SUPPRESS)
+        programs = parser.add_argument_group(OF_PROGRAMS) if "tests" in command.options else parser
         for option, of_option in command.options.items():
-            parser.add_argument(f"--{option}", **of_option)
+            (programs if option in PROGRAMS else parser).add_argument(f"--{option}", **of_option)
     return below.choices
 
 
@@ -407,9 +412,9 @@ All other options are those of `operant train`. The same command resumes a sweep
                 "action": "store_true",
                 "help": "the replies are programs: choose those that pass the tasks' example tests (docs/code.md)",
             },
-            "submit": {"metavar": "N", "help": "with --tests: programs that are chosen for each task [1]"},
+            "submit": {"metavar": "N", "help": "programs that are chosen for each task [1]"},
             **SEARCH_OPTIONS,
-            "all": {"action": "store_true", "help": "with --tests: write every program with its outcome, one a line"},
+            "all": {"action": "store_true", "help": "write every program with its outcome, one a line"},
             "best-of": {
                 "metavar": "N",
                 "help": "draw N replies and keep the one with the highest reward [1]",

@@ -135,10 +135,14 @@ def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
 
 
 def _chosen(run: RunRecord) -> dict[str, Any]:
-    """Return the run's own metrics of the held-out tasks, each with its options."""
+    """Return the run's own metrics of the held-out tasks, each number of them by its name, with its options."""
     given = run.config.get("evaluation.metrics")
-    options = evaluation.chosen(given)
-    return {name: options[full] for name, full in evaluation.metric_names(given).items()}
+    options, measured = evaluation.chosen(given), dict.fromkeys(n for judged in run.held_out.values() for n in judged)
+    return {
+        number: options[full]
+        for name, full in evaluation.metric_names(given).items()
+        for number in [n for n in measured if n == name or n.startswith(f"{name}/")] or [name]  # rouge/rouge1, ...
+    }
 
 
 def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> dict[str, list[int]]:
