@@ -26,6 +26,10 @@ from _collections import deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
 from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # it takes longer to import than all else
+    from typing import Any
+
 take = globals().get("take", bytes)
 """The next bytes that the run has given: `jail.py` defines it, where it starts this file."""
 PASSED, FAILED, CRASHED, UNCOMPILED = "passed", "failed test", "runtime error", "compile error"
@@ -127,7 +131,7 @@ class Peer:
         """By number, so that an object is itself however often it comes."""
         self.told: set = set()
         """Numbers of objects that the program has made of an operand of the test's: they give no plain data."""
-        self.last = ""
+        self.last: Any = ""
         self.trusting = False
         """Whether the program has been asked how two of its own objects compare, or what they are together."""
         self.stops = True
@@ -192,7 +196,7 @@ class Peer:
         special = [name for name in vars(kind) if name in SPECIAL and vars(kind)[name] is not None]
         return ["class", self.keep(kind), kind.__name__, kind.__qualname__, kind.__module__, bases, special]
 
-    def unpack(self, data):
+    def unpack(self, data) -> "Any":
         if not isinstance(data, list):
             return data
         tag, *rest = data
@@ -231,24 +235,26 @@ class Peer:
         """An object that stands in for one of the other end's."""
         if tag == "fixed":
             plain = self.unpack(about)
-            if type(plain) not in FIXED or not isinstance(kind, Kind) or not issubclass(kind, type(plain)):
+            if type(plain) not in FIXED or not isinstance(kind, RemoteClass) or not issubclass(kind, type(plain)):
                 return plain
-            made = type(plain).__new__(kind, plain)
-            vars(made).update(__number__=number, __peer__=self)
-            return made
+            return self.numbered(type(plain).__new__(kind, plain), number)
         kind = Callee if tag == "function" else kind
-        if not isinstance(kind, Kind) or not issubclass(kind, Remote):
+        if not isinstance(kind, RemoteClass) or not issubclass(kind, Remote):
             raise TypeError("no class of stand-ins")
-        made = object.__new__(kind)
-        for slot, value in (("__peer__", self), ("__number__", number), ("__called__", about)):
-            object.__setattr__(made, slot, value)
+        made = self.numbered(object.__new__(kind), number)
+        object.__setattr__(made, "__called__", about)
+        return made
+
+    def numbered(self, made, number: int):
+        object.__setattr__(made, "__peer__", self)
+        object.__setattr__(made, "__number__", number)
         return made
 
     def class_of(self, number: int, name: str, full: str, module: str, bases: list, special: list) -> type:
         """The stand-in of a class. Its bases stand in for those of the class, or are the builtin ones."""
         if number not in self.stand_ins:
             found = [Remote if base is object else base for base in map(self.unpack, bases)]
-            if any(base not in TYPES.values() and not isinstance(base, Kind) for base in found):
+            if any(base not in TYPES.values() and not isinstance(base, RemoteClass) for base in found):
                 raise TypeError(f"{name} has a base that is none")
             if any(issubclass(base, BaseException) for base in found):
                 found = [base for base in found if issubclass(base, Exception)] or [ProgramError]
@@ -266,17 +272,16 @@ class Peer:
         if number in self.stand_ins:
             return self.stand_ins[number]
         kind, args = self.unpack(kind), [self.unpack(part) for part in packed]
-        if (not isinstance(kind, Kind) and kind not in ERRORS) or not issubclass(kind, BaseException):
+        if (not isinstance(kind, RemoteClass) and kind not in ERRORS) or not issubclass(kind, BaseException):
             raise TypeError("no class of exceptions")
-        if not isinstance(kind, Kind):
+        if not isinstance(kind, RemoteClass):
             try:
                 return kind(*args)
             except Exception:
                 return ProgramError(text)
         error = self.stand_ins[number] = kind.__new__(kind, *args)  # pyright: ignore[reportCallIssue]
         error.args = tuple(args)
-        vars(error).update(__number__=number, __peer__=self)
-        return error
+        return self.numbered(error, number)
 
     def ask(self, *request):
         """The other end's answer. Raises: its exception, as one of the same name."""
@@ -437,13 +442,13 @@ def built(name: str, bases: list, methods: dict) -> type:
     """A class of these bases, or of the first of them that one can be built on."""
     for some in (bases, *([base] for base in bases), [Remote]):
         try:
-            return Kind(name, tuple(some), methods)
+            return RemoteClass(name, tuple(some), methods)
         except TypeError:  # their layouts differ, or their order is none
             continue
     raise TypeError(f"no class stands in for {name}")
 
 
-class Kind(type):
+class RemoteClass(type):
     """The class of classes that stand in for classes of the other end."""
 
     def __new__(cls, name, bases, methods, **named):
@@ -469,7 +474,7 @@ class Kind(type):
             return type.__instancecheck__(cls, value)
         return operate(cls, "__instancecheck__", value) is True
 
-    __doc__ = property(lambda cls: look(cls, "__doc__"))
+    __doc__ = property(lambda cls: look(cls, "__doc__"))  # pyright: ignore[reportAssignmentType]
 
     def __iter__(cls):
         return operate(cls, "__iter__")
@@ -487,15 +492,15 @@ class Kind(type):
 def number_of(value) -> int | None:
     """The number of a stand-in, or None for anything else."""
     kind = type(value)
-    if issubclass(kind, Kind):
+    if issubclass(kind, RemoteClass):
         return vars(value).get("__peer_of__", (None, None))[1]
-    if not isinstance(kind, Kind):
+    if not isinstance(kind, RemoteClass):
         return None
     return value.__number__ if issubclass(kind, Remote) else vars(value).get("__number__")
 
 
-def peer_of(value) -> Peer:
-    return value.__peer_of__[0] if isinstance(value, Kind) else value.__peer__
+def peer_of(value) -> "Any":
+    return value.__peer_of__[0] if isinstance(value, RemoteClass) else value.__peer__
 
 
 def called(one, name: str, args: tuple, named: dict):
@@ -541,7 +546,7 @@ def signed(parts: list, result: list):
     return inspect.Signature(one, return_annotation=(result or [empty])[0])
 
 
-class Remote(metaclass=Kind):
+class Remote(metaclass=RemoteClass):
     """An object of the other end: it is called, and its attributes are read and set, from here."""
 
     __peer_of__ = (None, None)
@@ -569,8 +574,8 @@ class Remote(metaclass=Kind):
     def __contains__(self, value) -> bool:
         if number_of(value) is not None:
             return related(self, "__contains__", value) is True
-        try:
-            parts = iter(self)  # here: the value is not sent to the program
+        try:  # here: the value is not sent to the program
+            parts: Any = iter(self)  # pyright: ignore[reportCallIssue, reportArgumentType]
         except TypeError:
             raise TypeError(UNSHOWN) from None
         return any(value is one or value == one for one in parts)
@@ -601,7 +606,7 @@ class Callee(Remote):
     __peer_of__ = (None, None)
     __slots__ = ()
     __class__ = property(lambda self: FUNCTION)
-    __doc__ = property(lambda self: look(self, "__doc__"))
+    __doc__ = property(lambda self: look(self, "__doc__"))  # pyright: ignore[reportAssignmentType]
 
     def __call__(self, *args, **named):
         return called(self, self.__called__, args, named)
