@@ -262,6 +262,70 @@ def test_a_test_that_takes_the_programs_word_is_named(jail: Jail) -> None:
     assert (verdict.outcome, verdict.trusting) == ("passed", (1,))
 
 
+LINES = """
+import time
+def f(x):
+    time.sleep(0 if x == 3 else 9)
+    return "\\n".join(["ready", *['["passed", "", 0.0, false]'] * 3])
+"""
+SEEK = """
+import os
+for number in range(3, 64):
+    try: os.write(number, b'[0, "passed", "", 0.0, false]\\n')
+    except OSError: pass
+"""
+SAY = "print(f(3)); import os, sys; os.write(1, b'x'); os.write(2, b'x'); print('x', file=sys.__stdout__, flush=True)"
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock", "process"])
+@pytest.mark.parametrize(
+    ("source", "tests", "results"),
+    [
+        (DOUBLE, [f"assert f(2) == 4\n{SAY}", f"{SAY}\nassert f(2) == 5"], ["passed", "failed test"]),
+        (LINES, [f"{SAY}\nassert f(3) == 4"] * 2, ["failed test"] * 2),
+        (LINES, ["print(f(3)); assert f(2) == 4"] * 2, ["runtime error"] * 2),
+        (DOUBLE, [SEEK, "assert f(2) == 4"], ["failed test"] * 2),
+        (DOUBLE, ["import os\nif os.fork(): os.wait()", "assert f(2) == 4"], ["passed"] * 2),
+        (DOUBLE, ["try: x = input()\nexcept EOFError: x = 4\nassert f(2) == x"], ["passed"]),
+    ],
+)
+def test_what_a_test_prints_is_no_result(level: str, source: str, tests: list[str], results: list[str]) -> None:
+    try:
+        jail = Jail(JailOptions(level=level, seconds=1.0, patience=0.5))
+    except OperantError as error:
+        pytest.skip(str(error))
+    [verdict] = jail.run([Program(source, [Code(test) for test in tests])])
+    assert list(verdict.results) == results, verdict.message
+
+
+GOOD = [0, "passed", "", 0.1, False]
+
+
+@pytest.mark.parametrize(
+    ("frames", "outcomes"),
+    [
+        ([GOOD, [1, *GOOD[1:]]], ["passed", "passed"]),
+        ([GOOD], ["passed"]),
+        ([], []),
+        ([GOOD, GOOD], ["failed test"] * 2),  # a second result
+        ([GOOD, [1, *GOOD[1:]], [2, *GOOD[1:]]], ["failed test"] * 2),
+        ([[1, *GOOD[1:]]], ["failed test"] * 2),
+        ([[0, "great", "", 0.1, False]], ["failed test"] * 2),
+        ([[0, "passed", None, 0.1, False]], ["failed test"] * 2),
+        ([[0, "passed"]], ["failed test"] * 2),
+        ([{"0": "passed"}], ["failed test"] * 2),
+        ([7], ["failed test"] * 2),
+    ],
+)
+def test_results_that_are_none_are_failed_tests(frames: list, outcomes: list[str]) -> None:
+    written = b"".join(
+        b"n" * 16 + len(text).to_bytes(4, "big") + text for text in (json.dumps(frame).encode() for frame in frames)
+    )
+    assert [result[0] for result in jails._results(written, b"n" * 16, 2)] == outcomes
+    for torn in (written[:-1], written + b"n", written.replace(b"nn", b"nm", 1), b"\n" + written):
+        assert not torn or [result[0] for result in jails._results(torn, b"n" * 16, 2)] == ["failed test"] * 2
+
+
 def test_tests_share_names_and_setup_runs_before_them(jail: Jail) -> None:
     tests = [Code("assert f(start) == 2"), Code("start += 1"), Code("assert f(start) == 4")]
     [verdict] = jail.run([Program(DOUBLE, tests, setup="start = 1")])

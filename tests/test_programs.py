@@ -114,7 +114,7 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (MBPP | {"test_list": []}, r"tasks, row 1, form 'code': test_list is \[\]: the row has no tests"),
+        (MBPP | {"test_list": []}, r"tasks, row 2, form 'code': test_list is \[\]: the row has no tests"),
         (MBPP | {"language": "C++"}, "language is 'C\\+\\+': tests run in Python only"),
         (STDIN | {"input_output": {"inputs": []}}, "it has no tests"),
         (STDIN | {"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),

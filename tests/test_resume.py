@@ -116,7 +116,7 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
 def test_a_change_that_an_earlier_version_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     out = tmp_path / "run"
     cut(out, 2, **{"kl.control": "adaptive"})
-    monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}})
+    monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}, 2: {}})
     config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
     del config["schema"], config["kl"]["coef"]
     config["kl"]["price"] = 0.7

@@ -769,7 +769,8 @@ class TrainArguments(LearnerArguments, total=False):
     reference: Any
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     preset: str | None
-    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
+    """Option values of another system, by name; of several, separated by commas, later ones replace earlier
+    ones."""
     steps: int
     batch: int
     """Replies per step, over all ranks."""
@@ -779,10 +780,10 @@ class TrainArguments(LearnerArguments, total=False):
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is
     generated. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all
     replies."""
-    ahead: int
+    rollouts_ahead: int
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old,
     and `learner.importance` is then token unless it is given. 0: each step generates its own."""
-    carry: int
+    partial_rollout_tokens: int
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any

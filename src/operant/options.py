@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.other_names import answer
+from operant.other_names import ALIASES, answer
 from operant.types import OperantError, shown
 
 
@@ -74,9 +74,21 @@ def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
             hint = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
-            inside = ", ".join(defaults(schema[key]))
-            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {inside}{hint}")
+            raise OperantError(
+                f"{key}={shown(value)}: {key} is a group of options ({', '.join(defaults(schema[key]))}): "
+                f"write {_inside(schema[key], key, value)}{hint}"
+            )
     return flat
+
+
+def _inside(made: type | Callable | Factory, group: str, value: Any) -> str:
+    """How to set the first option of a group that takes this value; without one, its first."""
+    types, options = _types(made), defaults(made)
+    for name in options if _to_scalar(value, float) is not None else ():
+        with suppress(OperantError):
+            convert(value, types.get(name, str), name)
+            return f"{group}.{name}={value}"
+    return f"{group}.{next(iter(options), 'NAME')}=VALUE"
 
 
 def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, str]], key: str) -> str:
@@ -176,20 +188,28 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def with_short_names(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recipe without its `names`, and the given options with the short names that it declares written in full.
 
-    `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`.
+    `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`. In both, `ALIASES` become the
+    names that they stand for; `model` with a mapping is the group of that name.
     Raises: OperantError for an option that is given under both of its names, or `names` that is no mapping.
     """
     base = dict(recipe)
     short = base.pop("names", None) or {}
     if not isinstance(short, Mapping) or not all(isinstance(name, str) for part in short.items() for name in part):
         raise OperantError(f"names={shown(short)}: give a mapping from short names to options, as in game: env.game")
+    return _written({}, base), _written(short, given)
+
+
+def _written(short: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with their short names and aliases written in full."""
     full: dict[str, Any] = {}
     for name, value in given.items():
-        written = short.get(str(name).replace("-", "_"), name)
+        plain = str(name).replace("-", "_")
+        alias = name if isinstance(value, Mapping) else ALIASES.get(plain, name)
+        written = short.get(plain, alias)
         if written in full or (written != name and written in given):
             raise OperantError(f"option {written} is given twice, as {name} too: remove one of the two")
         full[written] = value
-    return base, full
+    return full
 
 
 def parse(text: str, what: str) -> Any:

@@ -530,7 +530,11 @@ Texts are a folder with train.tsv and test.tsv, or a file; docs/prompts.md expla
             },
             "calibrate": {"metavar": "NAME", "help": "none, mean or contextual [none]"},
             "words": {"metavar": "LIST", "help": "the words of the classes, with commas [of a published set: its own]"},
-            "template": {"metavar": "TEXT", "help": "with {sentence}, {prompt} and, for a masked model, {mask}"},
+            "template": {
+                "metavar": "TEXT",
+                "help": "with {sentence}, {prompt} and, for a masked model, {mask} [of transfer: the run's for "
+                "its own task model, the published one for others]",
+            },
             "best": {"metavar": "N", "help": "of transfer: so many prompts of the run [3]"},
             "out": {"metavar": "FILE", "help": "of search: write the rows as .json"},
             "device": {"metavar": "NAME", "help": "where the model answers [cpu]"},

@@ -137,8 +137,8 @@ given/loss | | falls | | mean over demonstrated tokens of what the method adds t
 rollout/staleness | steps | 0, or a few if replies are generated ahead or carried over | | steps between the weights
     that generated a turn and those before the update, mean over turns: 0 if every reply is of the current policy
 rollout/staleness_max | steps | | | largest of those
-rollout/carried | share | | | share of the replies that an earlier step has begun, with --carry: near 1 from the second
-    step on, less where new replies have ended before older ones
+rollout/carried | share | | | share of the replies that an earlier step has begun, with
+    --partial-rollout-tokens: near 1 from the second step on, less where new replies have ended before older ones
 rollout/importance_mean | | near 1 | | importance weight, capped, mean over tokens (learner.importance): far below 1 if
     the cap cuts much, or the replies are unlikely under the policy
 rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap, or

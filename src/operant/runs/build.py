@@ -63,10 +63,10 @@ class RunParts:
 
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
-        if not (train.ahead or train.carry):
+        if not (train.rollouts_ahead or train.partial_rollout_tokens):
             return self
         attempts = partial(self.attempts, samples=train.samples)
-        sizes = (train.ahead, train.carry, train.batch // train.samples)
+        sizes = (train.rollouts_ahead, train.partial_rollout_tokens, train.batch // train.samples)
         return replace(self, ahead=Ahead(self.learner, self.order, self.reward, *sizes, attempts))
 
 

@@ -103,7 +103,7 @@ def runs(
 
 
 def _check_ranks(config: Config, out: Path, resume: bool) -> None:
-    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step or `carry`."""
+    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
     versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
     start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
     distributed.check_equal("options or versions", start | flat(as_mapping(config)))
@@ -118,8 +118,11 @@ def _check_ranks(config: Config, out: Path, resume: bool) -> None:
     prompts = train.batch // train.samples
     if prompts < ranks:
         error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
-    if train.carry and ranks > 1:
-        error = OperantError(f"carry={train.carry} with {ranks} ranks: their steps would end unequally; use engine=ray")
+    if train.partial_rollout_tokens and ranks > 1:
+        error = OperantError(
+            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
+            "unequally; use engine=ray"
+        )
     distributed.agree(error)
 
 
@@ -151,7 +154,7 @@ def _threads(config: Config, path: Path | None, log_message: Callable[[str], Non
     and a thread that generates ahead of it in this process have half of them each.
     """
     option, here = config.learner["learner"].threads, torch.get_num_threads()
-    if config.train.ahead and not named_parts.has_own_weights(config.train.engine):
+    if config.train.rollouts_ahead and not named_parts.has_own_weights(config.train.engine):
         here = max(1, here // 2)
     began = about(path)["made_by"].get("threads") if path is not None else None
     if isinstance(option, int):

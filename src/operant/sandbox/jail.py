@@ -27,7 +27,7 @@ from importlib import resources
 from typing import Any
 
 from operant.sandbox import levels, linux
-from operant.types import OperantError, shown
+from operant.types import OUTCOMES, OperantError, shown
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 
@@ -254,7 +254,7 @@ class Prisoner:
 
     def __init__(self, options: JailOptions, program: Program):
         """Start it. Raises: OperantError if the machine has no room for it."""
-        each, options = options.seconds, options.of(program)
+        options = options.of(program)
         self.options, self.tests = options, program.tests
         self.cell = cell = levels.LEVELS[options.level].cell(options)
         self.scratch: str | None = None
@@ -268,7 +268,8 @@ class Prisoner:
                     os.chown(self.scratch, cell.settings["uid"], -1)
             start = BOOT + ("exec(marshal.loads(take()))" if cell.same else "exec(take())")
             argv = [*cell.argv, "-I", "-S", "-c", start]
-            with _file(_asked(options, cell, program, each)) as given:
+            self.nonce = os.urandom(16)
+            with _file(_asked(options, cell, program, self.nonce)) as given:
                 self.errors = _file(b"")
                 self.process = subprocess.Popen(
                     linux.inside(self.cgroup, argv) if self.cgroup else argv,
@@ -340,20 +341,21 @@ class Prisoner:
         self.errors.seek(0)
         errors = self.errors.read(100_000).decode(errors="replace").strip().splitlines()
         self.end()
-        ready, *lines = self.text.decode().split("\n")[:-1] or [""]
-        if ready != "ready" and not self.killed:
+        ready, _, written = self.text.partition(b"\n")
+        if ready != b"ready" and not self.killed:
             why = (
                 (errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300])
                 if errors
                 else "no reason is given"
             )
             raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")
-        found = [json.loads(line) for line in lines]
+        wanted = max(1, len(self.tests))
+        found = _results(written, self.nonce, wanted)
         lost = self.killed or f"its checker has ended (exit status {self.process.returncode})"
         if self.process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
             lost = f"its answers kept the tests busy for more than {_busy(self.options)} s of processor time"
         spent = found[-1][2] if found else 0.0
-        found += [["runtime error", lost, spent, False]] * (max(1, len(self.tests)) - len(found))
+        found += [["runtime error", lost, spent, False]] * (wanted - len(found))
         failed = next((i for i, test in enumerate(found) if test[0] != "passed"), None)
         outcome, message = ("passed", "") if failed is None else found[failed][:2]
         return Verdict(
@@ -366,6 +368,28 @@ class Prisoner:
         )
 
 
+def _results(written: bytes, nonce: bytes, wanted: int) -> list[list]:
+    """The results that the checker has written, as far as it came: outcome, message, seconds, trusting.
+
+    Each test has a frame: the nonce, a length, and JSON. With anything else all tests have failed.
+    """
+    found: list[list] = []
+    while written:
+        try:
+            end = 20 + int.from_bytes(written[16:20], "big")
+            index, *result = json.loads(written[20:end])
+            outcome, message, seconds, trusting = result
+            sound = written[:16] == nonce and index == len(found) < wanted and outcome in OUTCOMES
+            if not (sound and isinstance(message, str) and isinstance(seconds, float) and isinstance(trusting, bool)):
+                raise ValueError
+        except (ValueError, TypeError, RecursionError):
+            message = "what came as the result of a test is none, or a second one: a test must not write to its checker"
+            return [["failed test", message, found[-1][2] if found else 0.0, False]] * wanted
+        found.append(result)
+        written = written[end:]
+    return found
+
+
 def _file(data: bytes) -> Any:
     """A file without a name."""
     linux = hasattr(os, "memfd_create")
@@ -375,15 +399,16 @@ def _file(data: bytes) -> Any:
     return file
 
 
-def _asked(options: JailOptions, cell: levels.Cell, program: Program, each: float) -> bytes:
+def _asked(options: JailOptions, cell: levels.Cell, program: Program, nonce: bytes) -> bytes:
     """What the harness reads: itself, the program, and then, when the program has no part in it any more, the tests."""
     limits = [["RLIMIT_AS", options.memory], ["RLIMIT_CPU", int(options.seconds) + 2], ["RLIMIT_NOFILE", 64]]
     limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0], ["RLIMIT_NPROC", THREADS_OF_USER]]
     given = {"uid": None, "drop": False, "landlock": None, **cell.settings, "limits": limits}
     given |= {"run": os.getpid() if cell.parent else 0, "source": program.source}
+    each = options.seconds / max(1, len(program.tests)) if program.judge else options.seconds
     given |= {"seconds": each, "judge": program.judge, "compare": options.compare, "busy": _busy(options)}
     tests = [[test.code] if isinstance(test, Code) else [test.given, test.expected] for test in program.tests]
-    asked = {"tests": tests or [[""]], "setup": program.setup}
+    asked = {"tests": tests or [[""]], "setup": program.setup, "nonce": nonce.hex()}
     parts = [_harness(cell.same), *(json.dumps(part).encode() for part in (given, asked))]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
