@@ -478,7 +478,7 @@ def test_time_is_counted_over_the_processes_of_tests_that_are_a_standard_input(j
         ({"memory": 1 << 20}, "memory is 1,048,576 bytes, and an interpreter alone needs 67,108,864"),
         ({"at_once": 0}, "at_once is 0: use 1 or more"),
         ({"level": "chroot"}, "level 'chroot' is unknown: use auto, container, namespaces, landlock, process"),
-        ({"compare": "loose"}, "comparison 'loose' is unknown: use strict or apps"),
+        ({"compare": "loose"}, "comparison 'loose' is unknown: use auto, strict, apps"),
     ],
 )
 def test_impossible_limits_are_refused(options: dict, sentence: str) -> None:

@@ -31,7 +31,7 @@ def code(row: Row) -> Any:
     if isinstance(row.get("target"), Mapping):  # as `generate --tests` reads rows
         row = {**row, **row["target"]}
     if "tests" in row:
-        target = {name: row[name] for name in ("examples", "setup", "before", "verified") if row.get(name)}
+        target = {name: row[name] for name in ("examples", "setup", "before", "judge", "verified") if row.get(name)}
         asked = {"prompt": found_in(row, ("prompt", "text")), "references": texts_in(row, ("completion", "solutions"))}
         return asked | _named(row) | {"target": {"tests": _some(row["tests"], "tests")} | target}
     for field, form in (("test_list", mbpp), ("entry_point", humaneval), ("input_output", apps)):
@@ -115,7 +115,9 @@ def apps(
     A row with `fn_name` in its input_output calls that function (of `Solution`, where the starter code has that class);
     others read a standard input. prefix, between, cue: CodeRL's prompt by default; {format} in `between` becomes
     "Standard Input" or "Call-Based". examples: this many of the first pairs are examples, and the others decide.
-    imports: with a line of imports in front of each program, as the published judge has it.
+    imports: with a line of imports in front of each program, as the published judge has it. Programs are judged as
+    that judge does: tuples are lists, numbers that JSON made texts are keys again, printed output is compared with
+    tolerance, each test has its own seconds, and a program that reads a standard input may return at its top level.
     """
     if "tests" in row:
         return code(row)
@@ -151,16 +153,28 @@ def apps(
             "tests": tests[examples:],
             "examples": tests[:examples],
             "before": APPS_IMPORTS if imports else "",
+            "judge": "apps",
         },
     }
 
 
 def test_of_call(called: str, arguments: Any, output: Any) -> str:
-    """A test of a call. Sets from Codewars wrap results in a list of one, and APPS takes both."""
+    """A test of a call. The harness's `same` takes tuples for lists, and a result that the set has put into a list."""
     values = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
-    call = f"{called}({', '.join(map(repr, values))})"
-    wrapped = isinstance(output, list) and len(output) == 1
-    return f"assert {call} in ({output[0]!r}, {output!r})" if wrapped else f"assert {call} == {output!r}"
+    call = f"{called}({', '.join(repr(numbered(value)) for value in values)})"
+    output = [numbered(one) for one in output] if isinstance(output, list) else numbered(output)
+    if called == "same":  # then the name is the program's
+        others = f", {output[0]!r}" if isinstance(output, list) and output else ""
+        return f"assert {call} in ({output!r}{others},)"
+    return f"assert same({call}, {output!r})"
+
+
+def numbered(value: Any) -> Any:
+    """A value with the whole numbers that JSON made texts as the keys of a mapping, as APPS' judge undoes it."""
+    try:
+        return {int(key): one for key, one in value.items()} if isinstance(value, dict) else value
+    except ValueError:
+        return value
 
 
 def whole_text(text: Any) -> str:

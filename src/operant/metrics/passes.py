@@ -30,7 +30,7 @@ class PassAt:
         seconds: float = LIMITS.seconds,
         memory: int = LIMITS.memory,
         at_once: int | None = LIMITS.at_once,
-        compare: Literal["strict", "apps"] = "strict",
+        compare: Literal["auto", "strict", "apps"] = "auto",
     ):
         self.options = JailOptions(level, seconds, memory, at_once, compare)
 

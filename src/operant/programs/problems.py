@@ -37,10 +37,13 @@ class Problem:
     """Code that runs before the tests, beside them."""
     before: str = ""
     """What stands in front of the reply in the program, such as the head of a function that the prompt ends with."""
+    judge: str = ""
+    """apps: judged as by the published judge of APPS."""
 
     def program(self, reply: str, *, examples: bool = False) -> Program:
         """The program of a reply, with all tests or the examples alone."""
-        return Program(self.before + program_in(reply), self.examples if examples else self.tests, self.setup)
+        tests = self.examples if examples else self.tests
+        return Program(self.before + program_in(reply), tests, self.setup, self.judge)
 
 
 def program_in(reply: str) -> str:
@@ -57,10 +60,12 @@ def problem_of(task: Task) -> Problem:
             tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
         except OperantError as error:
             raise OperantError(f"task {task.id!r}: {error}") from error
-        setup = target.get("setup") or ""
+        setup, judge = target.get("setup") or "", target.get("judge") or ""
+        if judge not in ("", "apps"):
+            raise OperantError(f"task {task.id!r}: its judge is {shown(judge)}; give apps, or leave it out")
         if fault := unkept(setup, *(one.code for one in tests + examples if isinstance(one, Code))):
             raise OperantError(f"task {task.id!r}: {fault}")
-        return Problem(tests, examples, setup, target.get("before") or "")
+        return Problem(tests, examples, setup, target.get("before") or "", judge)
     raise OperantError(
         f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or "
         "name the form that reads the rows, as in --form code"

@@ -31,7 +31,7 @@ from operant.types import OUTCOMES, OperantError, shown
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 
-COMPARISONS = ("strict", "apps")
+COMPARISONS = ("auto", "strict", "apps")
 LEAST_MEMORY = 64 << 20
 """Bytes of address space that an interpreter with a few modules needs."""
 THREADS = 64
@@ -90,6 +90,9 @@ class Program:
     """In their order."""
     setup: str = ""
     """Code that runs before the tests, beside them."""
+    judge: str = ""
+    """apps: judged as by the published judge of APPS. Each test has `seconds` of its own, and a program that reads a
+    standard input may return at its top level."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +125,14 @@ class JailOptions:
     level: str = "auto"
     """auto: the strongest of namespaces, landlock and process that works; container has to be asked for."""
     seconds: float = 4.0
-    """Processor time of a program over all its tests."""
+    """Processor time of a program over all its tests; of an APPS program, for each test."""
     memory: int = 512 << 20
     """Bytes of address space."""
     at_once: int | None = None
     """Programs at the same time; None: as many as there are cores."""
-    compare: str = "strict"
-    """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps."""
+    compare: str = "auto"
+    """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps
+    (as APPS' judge does: also equal numbers, or lines of the same words); auto: apps of APPS, else strict."""
     patience: float = 4.0
     """Seconds that a program may sleep. To wait for a processor is not to sleep; where the system does not tell the two
     apart, ten times as much wall clock may pass."""
@@ -143,7 +147,7 @@ class JailOptions:
         if self.level not in ("auto", *levels.LEVELS):
             raise OperantError(f"level {shown(self.level)} is unknown: use auto, {', '.join(levels.LEVELS)}")
         if self.compare not in COMPARISONS:
-            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {' or '.join(COMPARISONS)}")
+            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
         for name in ("seconds", "patience"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OperantError(f"{name} is {getattr(self, name)}: no program ends in that; use 4.0, for instance")
@@ -153,6 +157,12 @@ class JailOptions:
             )
         if self.at_once is not None and self.at_once < 1:
             raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
+
+    def of(self, program: Program) -> "JailOptions":
+        """The limits of a program: its seconds over all its tests, and how what it prints is compared."""
+        compare = (program.judge or "strict") if self.compare == "auto" else self.compare
+        tests = len(program.tests) if program.judge else 1
+        return replace(self, compare=compare, seconds=self.seconds * max(1, tests))
 
 
 class Jail:
@@ -244,6 +254,7 @@ class Prisoner:
 
     def __init__(self, options: JailOptions, program: Program):
         """Start it. Raises: OperantError if the machine has no room for it."""
+        options = options.of(program)
         self.options, self.tests = options, program.tests
         self.cell = cell = levels.LEVELS[options.level].cell(options)
         self.scratch: str | None = None
@@ -394,7 +405,8 @@ def _asked(options: JailOptions, cell: levels.Cell, program: Program, nonce: byt
     limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0], ["RLIMIT_NPROC", THREADS_OF_USER]]
     given = {"uid": None, "drop": False, "landlock": None, **cell.settings, "limits": limits}
     given |= {"run": os.getpid() if cell.parent else 0, "source": program.source}
-    given |= {"seconds": options.seconds, "compare": options.compare, "busy": _busy(options)}
+    each = options.seconds / max(1, len(program.tests)) if program.judge else options.seconds
+    given |= {"seconds": each, "judge": program.judge, "compare": options.compare, "busy": _busy(options)}
     tests = [[test.code] if isinstance(test, Code) else [test.given, test.expected] for test in program.tests]
     asked = {"tests": tests or [[""]], "setup": program.setup, "nonce": nonce.hex()}
     parts = [_harness(cell.same), *(json.dumps(part).encode() for part in (given, asked))]
