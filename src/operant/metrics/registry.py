@@ -132,8 +132,10 @@ select/share | share | above 0 | | episodes (turns) that the update learns from,
 select/threshold | scaled score | rises | | the lowest score among them
 select/score | scaled score | rises | | their mean score, after scaling and the KL charge
 given/count | replies | | | demonstrations of the step, with a method that learns from its own replies and from them
-given/logprob | nats per token | rises | | mean log-prob of a demonstrated token before the update
-given/loss | | falls | | mean over demonstrated tokens of what the method adds to its loss for them
+given/logprob | nats per token | rises | | mean log-prob of a demonstrated token before the update, at
+    sampling.temperature
+given/loss | | falls | | mean over demonstrated tokens of the method's loss for them before its weight, such as minus
+    their log-prob at sampling.temperature
 rollout/staleness | steps | 0, or a few if replies are generated ahead or carried over | | steps between the weights
     that generated a turn and those before the update, mean over turns: 0 if every reply is of the current policy
 rollout/staleness_max | steps | | | largest of those

@@ -279,14 +279,19 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
     `token`: the mean over tokens. `episode`: the mean over episodes of the mean over their tokens. `sequence`: the mean
     over episodes of the sum over their tokens. `horizon`: the same divided by the fixed length `horizon` (Dr. GRPO).
     `group`: the mean over groups of the mean over their episodes of the mean over their tokens.
+    `source`: the mean over tokens of the policy's own replies, plus the mean over tokens of demonstrations.
     """
+    if per == "source":
+        given = batch.actions & batch.demonstrated[:, None] if batch.demonstrated is not None else batch.actions & False
+        own, other = (token_weights(batch.with_(actions=some)) for some in (batch.actions & ~given, given))
+        return own + other
     actions = batch.actions.double()
     index = torch.unique(batch.episodes, return_inverse=True)[1]
     counts = actions.new_zeros(int(index.max()) + 1 if len(index) else 0).index_add(0, index, actions.sum(1))
     episodes = distributed.total_float(float((counts > 0).sum()))
     match per:
         case "token":
-            weights = actions / distributed.total_float(float(counts.sum()))
+            weights = actions / max(distributed.total_float(float(counts.sum())), 1.0)
         case "episode":
             weights = actions / counts[index].clamp(min=1)[:, None] / episodes
         case "group":
@@ -301,5 +306,5 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
         case "horizon":
             weights = actions / (episodes * (horizon or 1))
         case _:
-            raise OperantError(f"per={per!r} is unknown: token, episode, group, sequence or horizon")
+            raise OperantError(f"per={per!r} is unknown: token, source, episode, group, sequence or horizon")
     return weights.to(batch.rewards.dtype)

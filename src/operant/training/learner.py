@@ -479,11 +479,11 @@ class Learner(Saveable):
         taught, batch = batch.hinted, batch.with_(hinted=None)
         weighted, rescore = self.own.importance != "none", self.rescores
         reference = self.reference.policy if self.reference is not None else None
-        micro, sampled = self.budget.tokens, batch.logprobs
+        micro, sampled, unscored = self.budget.tokens, batch.logprobs, batch.unscored
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
         if weighted:
-            own = self.own
-            batch = with_importance(batch, sampled, own.importance, own.importance_cap, mask=own.importance_mask)
+            kind, known = self.own.importance, {"mask": self.own.importance_mask, "unscored": unscored}
+            batch = with_importance(batch, sampled, kind, self.own.importance_cap, **known)
         batch = with_bootstraps(batch, bootstraps, self.policy, micro)
         return batch.with_(hinted=taught)
 

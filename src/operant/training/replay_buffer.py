@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from operant import distributed
+from operant.objectives.kl import EXACT
 from operant.rollouts.totals import Total
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
@@ -47,6 +48,12 @@ def check(options: Mapping[str, Any]) -> None:
         raise OperantError(
             f"learner.importance={importance} with replay.share={share:g}: a reply of the buffer has no log-probs of "
             "its sampler, and the loss needs none; leave importance out"
+        )
+    kl = options["kl"]
+    if share and kl.loss_coef and kl.loss_kind not in EXACT:
+        raise OperantError(
+            f"kl.loss_kind={kl.loss_kind} with replay.share={share:g}: it is estimated from tokens that the policy has "
+            "drawn, and it has not drawn those of the buffer; use kl.loss_kind=reverse, or kl.loss_coef=0"
         )
     if share and options["advantage"].get("standardise") == "group":
         raise OperantError(
