@@ -143,6 +143,10 @@ def test_online_dpo_is_dpo_on_its_own_replies_and_equal_scores_are_counted():
     assert metrics["preference/unpaired"] == 0.5
     learner.step([[5], [5]], [[6], [7]], [1.0, 1.0])  # a step without any pair
     assert not learner.optimizer.gradients[-1].any()
+    # Nor is a total that was summed in another order: 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in float arithmetic.
+    pays = [0.1, 0.2, 0.3, 0.3, 0.2, 0.1]
+    learner.step([[5], [5, 6, 4], [5, 6, 4, 7, 4]] * 2, [[6], [7], [8]] * 2, pays, episodes=[0] * 3 + [1] * 3)
+    assert not learner.optimizer.gradients[-1].any()
 
 
 # --- what is learnt ---------------------------------------------------------------------------------------------------
@@ -264,7 +268,7 @@ def test_wrong_steps_and_one_sample_are_refused(tmp_path):
     with pytest.raises(OperantError, match="this step has one prompt"):
         kto.step([[5], [5]], [[6], [7]], [1.0, 0.0])
     assert kto.progress.step == dpo.progress.step == 0
-    assert paired([[1, 1], [0, 1]], {}, whole=False) == [False, True]
+    assert paired([[1, 1], [0, 1], [0.1 + 0.2, 0.3]], {}, whole=False) == [False, True, False]
     assert good_or_bad([[1], [1, 1]], {}, whole=False) == [True, True]  # a step may have good replies alone
 
 

@@ -463,7 +463,7 @@ def test_a_constant_reward_is_not_blown_up():
 def score(reward, rollouts, options, moments, tokenizer=None):
     """The reward's scores of the rollouts as it sees them, and the scores for training."""
     judged = judge(reward, as_seen(rollouts, options, tokenizer, Sampling()))
-    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)
+    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)[0]
 
 
 def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():

@@ -286,7 +286,8 @@ class Learner(Saveable):
         episodes: the episode of each response. Those of one episode are its turns, in order, each with its own reward.
         groups: the group of each response, within which a method compares; None: responses to equal queries. All of a
         group must be on one rank.
-        next_values: the value of the state after each response; 0: the episode has ended.
+        next_values: for methods with a critic, the value of the state after the last response of an episode that was
+        cut; 0 at all others.
         generation: how the responses were sampled. Temperature, limits and stop tokens are used to score them. The
         others (top_k, min_length, dropout=True, padding_side="right") cannot be used for scoring, so `diagnose` names
         them if something looks wrong.
@@ -309,6 +310,9 @@ class Learner(Saveable):
         elif scores is None:
             parsed = step_arguments.from_generated(first, second, others, self.sampling)
         else:
+            ahead = distributed.largest(int(next_values is not None and any(next_values)))
+            if ahead and not self.algorithm.needs.critic:
+                raise OperantError(f"next_values: algorithm {name} has no critic to use them; leave them out")
             sampling, unscored = declared(self.sampling, generation or {})
             if unscored:
                 warn_of_unscored(unscored)

@@ -258,6 +258,11 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
         raise OperantError(f"learner.select=none with algorithm={name}: it imitates the best replies; say which")
     if own.select is not None and algorithm.source == "data":
         raise OperantError(f"learner.select={own.select} with algorithm={name}: demonstrations have no score")
+    if own.select is not None and algorithm.unit in ("pair", "group"):
+        raise OperantError(
+            f"learner.select={own.select} with algorithm={name}: it learns from better replies beside worse ones, and "
+            "only the best would stay; leave it out"
+        )
     if own.select is not None and kl.loss_coef and kl.loss_kind not in EXACT:
         raise OperantError(
             f"kl.loss_kind={kl.loss_kind} with learner.select={own.select}: it is estimated from the drawn tokens, and "
