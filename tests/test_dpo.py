@@ -9,6 +9,7 @@ from rigs import Caught, gap, on_ranks
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, train
+from operant.algorithms.kto import exchanged
 from operant.cli import main
 from operant.objectives.preference import good_or_bad, paired, preference
 from operant.rollouts.collate import token_weights
@@ -130,6 +131,14 @@ def test_two_ranks_have_the_gradient_of_one():
             assert gap(found, whole) < 1e-10
             for metric in ("loss/total", "preference/loss", "preference/better"):
                 assert told[metric] == pytest.approx(metrics[metric], abs=1e-10), metric
+
+
+def test_a_reply_to_another_prompt_is_none_to_an_equal_prompt_of_another_task():
+    prompts, replies = [[1], [1], [2], [1]], [[5], [6, 7], [8], [9]]
+    batch = Batch.given(prompts, replies).with_(groups=torch.tensor([0, 1, 2, 3]))
+    made = exchanged(batch)
+    found = [made.tokens[row][made.mask[row]].tolist() for row in range(4)]
+    assert found == [[1, 8], [1, 8], [2, 5], [1, 8]]
 
 
 def test_online_dpo_is_dpo_on_its_own_replies_and_equal_scores_are_counted():

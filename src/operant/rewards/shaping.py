@@ -81,6 +81,10 @@ class RunningMoments:
         spread = math.sqrt(self.var * self.count / (self.count - 1)) if self.count > 1 else 1.0
         return spread if spread > ROUNDING * abs(self.mean) else 1.0
 
+    def mean_for(self, total: float) -> float:
+        """What centring subtracts from a total: the mean, or the total itself if the two differ only by rounding."""
+        return self.mean if abs(total - self.mean) > ROUNDING * abs(self.mean) else total
+
     def update(self, values: Sequence[float]) -> None:
         """Merge in a batch, exactly (Chan et al., 1979). Every rank must call this, even without values."""
         count = distributed.total_float(float(len(values)))
@@ -116,13 +120,13 @@ def processed(
     gone = [not has or (replaces and _misses_stop(r, options)) for r, has in zip(rollouts, found, strict=True)]
     shaped = [_with_pay(r, 0.0) if replaced else r for r, replaced in zip(rollouts, gone, strict=True)]
     if options.scale or options.normalise or options.centre:
-        pairs = zip(used, shaped, strict=True)
-        moments.update([(math.fsum(s) if isinstance(s, list) else s) + _pay_of(r) for s, r in pairs if s is not None])
+        pays = [_pay_of(r) for r in shaped]
+        moments.update([_summed(s, pay) for s, pay in zip(used, pays, strict=True) if s is not None])
+        if options.normalise or options.centre:
+            used = [centred(s, moments, pay) for s, pay in zip(used, pays, strict=True)]
     if options.scale or options.normalise:
-        used = [scaled(s, moments, normalise=options.normalise or options.centre) for s in used]
+        used = [scaled(s, moments) for s in used]
         shaped = [_with_pay(r, 1 / (moments.std + EPS)) for r in shaped]
-    elif options.centre:
-        used = [None if s is None else _pay(s, -moments.mean, replaces=False) for s in used]
     if options.clip is not None:
         used = [clipped(s, options.clip, r) for s, r in zip(used, shaped, strict=True)]
     return used, shaped
@@ -163,12 +167,16 @@ def penalised(
     return out
 
 
-def scaled(total: Total, moments: RunningMoments, *, normalise: bool) -> Total:
-    """(total - mean) / std, or total / std. The mean is subtracted from the last token of a per-token score."""
+def centred(total: Total, moments: RunningMoments, pay: float = 0.0) -> Total:
+    """The score less the mean of the sum of score and `pay`; of a per-token score, the last token is lowered."""
+    return None if total is None else _pay(total, -moments.mean_for(_summed(total, pay)), replaces=False)
+
+
+def scaled(total: Total, moments: RunningMoments) -> Total:
+    """The score over the running standard deviation."""
     if total is None:
         return None
-    shifted = _pay(total, -moments.mean, replaces=False) if normalise else total
-    return [x / (moments.std + EPS) for x in shifted] if isinstance(shifted, list) else shifted / (moments.std + EPS)
+    return [x / (moments.std + EPS) for x in total] if isinstance(total, list) else total / (moments.std + EPS)
 
 
 def clipped(total: Total, limit: float, rollout: Rollout | None = None) -> Total:
@@ -184,6 +192,11 @@ def clipped(total: Total, limit: float, rollout: Rollout | None = None) -> Total
     fits = rollout is not None and rollout.count == len(total)
     paid = action_rewards(rollout, 0.0) if fits else [0.0] * len(total)
     return [min(max(x + pay, -limit), limit) - pay for x, pay in zip(total, paid, strict=True)]
+
+
+def _summed(total: float | list[float], pay: float) -> float:
+    """A score as one number, with the pay of the world."""
+    return (math.fsum(total) if isinstance(total, list) else total) + pay
 
 
 def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float | list[float]:

@@ -45,7 +45,7 @@ from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import refused_step, sharding, step_arguments
 from operant.training.anchors import with_anchors
-from operant.training.best import best, only
+from operant.training.best import best, only, unscored_selection
 from operant.training.nonfinite import find_in_batch
 from operant.training.objective import Objective, make_objective, measure_terms
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
@@ -421,7 +421,10 @@ class Learner(Saveable):
         limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
         limits |= {"drop_lengths": self.own.on_length == "drop", "tokenizer": self.policy.tokenizer}
         known = {"options": self.options["score"], "moments": self.moments, **limits}
-        if not self.algorithm.needs.reward and not any(score is not None for score in scores or ()):
+        scored = self.algorithm.needs.reward or any(score is not None for score in scores or ())
+        if self.own.select is not None and not self.pays and not distributed.largest(int(scored)):
+            raise OperantError(unscored_selection(self.own.select, self.named["algorithm"]))
+        if not scored:
             unjudged = select(rollouts, [0.0] * len(rollouts), judged=False, **known)
             return replace(unjudged, raw_scores=[None] * len(rollouts))
         scores = [0.0] * len(rollouts) if scores is None else scores

@@ -229,7 +229,7 @@ def _check_groups_are_used(name: str, known: Mapping[str, Any], composed: Mappin
 
 def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
     """Call the method's functions on four replies of two tokens with every field, so that they refuse options early."""
-    batch = Batch.given([[0], [0], [0], [0]], [[0, 0]] * 4)
+    batch = Batch.given([[0], [0], [1], [1]], [[0, 0]] * 4)
     zeros = torch.zeros(batch.tokens.shape)
     known = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
     batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
